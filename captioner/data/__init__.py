@@ -1,0 +1,1 @@
+"""From files on disk to batches: records, readers, generated scenes, annotation cache."""

@@ -1,0 +1,1 @@
+"""How a captioner learns: objectives and the Lightning task that applies them."""
