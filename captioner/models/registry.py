@@ -1,0 +1,85 @@
+"""Configuration trees ⇄ modules, through this package's own table of names.
+
+A tree is what LightningCLI writes and a model folder stores: ``{"class_path": "LSTMDecoder",
+"init_args": {"hidden": 512, "attention": {"class_path": "Attention"}}}``. One builder makes modules
+from it, for training and for loading alike, so what is saved is what was built. Only classes that
+are already in the table can be named: a stranger's tree imports nothing.
+"""
+
+import inspect
+from collections.abc import Mapping
+from functools import partial
+from typing import Any, ClassVar
+
+from torch import nn
+
+from captioner.errors import ModelError, unknown
+
+_TABLE: dict[str, dict[str, type["Component"]]] = {}
+
+
+class Component(nn.Module):
+    """A named, configurable part of a captioner; defining a subclass enters it into the table.
+
+    The base class of each kind says ``kind="…"``. A part inside a part is received as a *factory*
+    under a parameter named after its kind (``attention=``, ``score=``), called with the sizes that
+    only the outer part knows.
+    """
+
+    kind: ClassVar[str]
+
+    def __init_subclass__(cls, kind: str | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if kind is not None:
+            cls.kind = kind
+            _TABLE[kind] = {}
+        else:
+            _TABLE[cls.kind][cls.__name__] = cls
+
+
+def names(kind: str) -> list[str]:
+    """The names that ``class_path`` may have for this kind of part, sorted."""
+    return sorted(_TABLE[kind])
+
+
+def build(kind: str, tree: Mapping[str, Any], /, **sizes: Any) -> Any:
+    """The part described by ``tree``; ``sizes`` are the arguments its surroundings determine.
+
+    Args:
+        kind: ``encoder``, ``refiner``, ``decoder``, ``attention``, ``score``, ``distribution``.
+        tree: ``{"class_path": name, "init_args": {…}}``; only the last part of a dotted name counts.
+
+    Raises:
+        ModelError: not such a tree, an unknown name (the nearest known ones are listed), an option
+            that the class does not have, or a value that it refuses.
+    """
+    if not isinstance(tree, Mapping) or not isinstance(tree.get("class_path"), str):
+        raise ModelError(
+            f"a {kind} is described by {{'class_path': name, 'init_args': {{…}}}}, got {tree!r:.80}"
+        )
+    name = tree["class_path"].rpartition(".")[2]
+    if name not in _TABLE[kind]:
+        raise ModelError(unknown(kind, name, _TABLE[kind]))
+    cls = _TABLE[kind][name]
+    options = dict(tree.get("init_args") or {})
+    accepted = set(inspect.signature(cls).parameters)
+    for option, value in options.items():
+        if option not in accepted:
+            raise ModelError(unknown(f"option of {name}", option, accepted - set(sizes)))
+        if option in _TABLE and isinstance(value, Mapping):
+            options[option] = partial(build, option, value)
+    try:
+        return cls(**{**options, **sizes})
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ModelError(f"{name} cannot be built from {options}: {error}".replace("\n", " ")) from error
+
+
+def portable(tree: Any) -> Any:
+    """The tree with plain class names, as a model folder stores it: dotted paths are dropped."""
+    if not isinstance(tree, Mapping):
+        return tree
+    plain = {key: portable(value) for key, value in tree.items()}
+    if "class_path" in plain:
+        plain["class_path"] = plain["class_path"].rpartition(".")[2]
+        plain.setdefault("init_args", {})
+    return plain

@@ -1,0 +1,124 @@
+"""Text ⇄ token ids: the tokenizer, and a vocabulary built from the training split only."""
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+
+from captioner.errors import DataError
+
+SPECIALS = ("<pad>", "<start>", "<end>", "<unk>")
+PAD, START, END, UNK = range(4)
+
+# coco-caption's PTBTokenizer drops these; the brackets are its -LRB- … -RCB- before renaming, and the
+# typographic quotes and dashes are what its Java tokenizer normalises to members of the list.
+PUNCTUATION = frozenset(
+    "'' ' `` ` . ? ! , : - -- ... ; ( ) [ ] { } < > \" “ ” ‘ ’ … – —".split()  # noqa: RUF001
+)
+
+
+class Tokenizer:
+    """Splits a caption into lower-case words the way coco-caption scores it.
+
+    NLTK's Penn Treebank rules (they need no downloaded data), lower case, punctuation dropped: the
+    closest to Stanford's PTBTokenizer that runs without Java.
+
+    >>> Tokenizer()("A man, who isn't tall, rides his dog's sled.")
+    ['a', 'man', 'who', 'is', "n't", 'tall', 'rides', 'his', 'dog', "'s", 'sled']
+    """
+
+    name = "nltk-treebank"
+
+    @cached_property
+    def _split(self) -> "object":
+        # NLTK takes most of a second to import, and captioning a photo never tokenizes anything.
+        from nltk.tokenize import TreebankWordTokenizer
+
+        return TreebankWordTokenizer()
+
+    def __call__(self, text: str) -> list[str]:
+        """The words of ``text``; an empty list if it holds none."""
+        words = self._split.tokenize(text.lower())  # type: ignore[attr-defined]
+        # Treebank rules split a full stop from the last word only; captions hold several sentences.
+        words = [word.rstrip(".") if word.count(".") == 1 else word for word in words]
+        return [word for word in words if word and word not in PUNCTUATION]
+
+
+def join(words: Iterable[str]) -> str:
+    """Words as a sentence again: clitics go back to the word they were cut from.
+
+    >>> join(["the", "dog", "'s", "bone", "is", "n't", "here"])
+    "the dog's bone isn't here"
+    """
+    return re.sub(r" (n't|'(?:s|m|d|re|ve|ll))(?= |$)", r"\1", " ".join(words))
+
+
+class Vocabulary:
+    """Words ⇄ ids. The first four ids are ``<pad> <start> <end> <unk>``.
+
+    Args:
+        words: the words proper, most frequent first, without the four specials.
+
+    Raises:
+        DataError: a word is there twice, is empty, or is one of the specials.
+    """
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self.words: tuple[str, ...] = (*SPECIALS, *words)
+        self._ids = {word: index for index, word in enumerate(self.words)}
+        if len(self._ids) != len(self.words) or "" in self._ids:
+            twice = [word or "the empty word" for word, n in Counter(self.words).items() if n > 1]
+            raise DataError(
+                f"a vocabulary needs {len(self.words)} different, non-empty words; given twice or "
+                f"empty: {', '.join(twice[:5]) or 'the empty word'}"
+            )
+
+    @classmethod
+    def build(cls, captions: Iterable[Sequence[str]], min_count: int = 5) -> "Vocabulary":
+        """The vocabulary of the given *training* captions: words seen ``min_count`` times or more.
+
+        Ordered by frequency, then alphabetically, so that the same captions in any order give the
+        same ids.
+        """
+        counts = Counter(word for caption in captions for word in caption)
+        kept = [word for word, n in counts.items() if n >= min_count and word not in SPECIALS]
+        if not kept:
+            raise DataError(
+                f"no word appears {min_count} times in the training captions: "
+                "lower data.min_count or check that the captions were read"
+            )
+        return cls(sorted(kept, key=lambda word: (-counts[word], word)))
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Vocabulary) and self.words == other.words
+
+    def __hash__(self) -> int:
+        return hash(self.words)
+
+    @property
+    def plain_words(self) -> list[str]:
+        """The words without the four specials: what the constructor takes."""
+        return list(self.words[len(SPECIALS) :])
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Twelve hex digits that change with any word or its place."""
+        return hashlib.sha256("\n".join(self.words).encode()).hexdigest()[:12]
+
+    def encode(self, words: Iterable[str]) -> list[int]:
+        """Ids of ``words``; an unknown word becomes ``<unk>``. No start or end is added."""
+        return [self._ids.get(word, UNK) for word in words]
+
+    def decode(self, ids: Iterable[int]) -> list[str]:
+        """Words of ``ids`` up to the first ``<end>``; ``<pad>`` and ``<start>`` are left out."""
+        words = []
+        for index in ids:
+            if index == END:
+                break
+            if index not in (PAD, START):
+                words.append(self.words[index])
+        return words
