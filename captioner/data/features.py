@@ -3,11 +3,11 @@
 import hashlib
 import json
 import logging
+import math
 import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from captioner import images
-from captioner.errors import DataError, ImageError
+from captioner.data.pixels import InputSize, PixelBatch, read_batches
+from captioner.errors import DataError
 
 FORMAT_VERSION = 1
 _LOG = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ _LOG = logging.getLogger(__name__)
 class CachingEncoder(Protocol):
     """What the cache needs of an encoder."""
 
-    preprocessing: Any  # height, width, interpolation
+    preprocessing: InputSize
 
     def fingerprint(self) -> str:
         """Changes with the weights, the architecture or the preprocessing."""
@@ -142,28 +142,23 @@ def _write(
     progress: Callable[[Iterable[Any], int], Iterable[Any]] | None,
 ) -> dict[str, Any]:
     """Encodes all pictures into ``file``; rows of unreadable ones stay zero."""
-    batches = [range(i, min(i + batch_size, len(paths))) for i in range(0, len(paths), batch_size)]
     failed: dict[str, str] = {}
     vectors: np.ndarray | None = None
     grid: tuple[int, int] = (0, 0)
-    preprocessing = encoder.preprocessing
-    # One batch is decoded by a thread while the encoder works on the one before it.
-    with ThreadPoolExecutor(max_workers=1) as reader, torch.inference_mode():
-        ahead = reader.submit(_read_batch, paths, batches[0], preprocessing)
-        for number, _ in enumerate(progress(batches, len(batches)) if progress else batches):
-            pixels, rows, errors = ahead.result()
-            if number + 1 < len(batches):
-                ahead = reader.submit(_read_batch, paths, batches[number + 1], preprocessing)
-            failed |= errors
-            if not rows:
+    total = math.ceil(len(paths) / batch_size)
+    batches: Iterable[PixelBatch] = read_batches(paths, batch_size, encoder.preprocessing)
+    with torch.inference_mode():
+        for batch in progress(batches, total) if progress else batches:
+            failed |= {paths[row]: str(error) for row, error in batch.failed.items()}
+            if not batch.indices:
                 continue
-            annotations = encoder(pixels.to(device, non_blocking=True))
+            annotations = encoder(batch.pixels.to(device, non_blocking=True))
             if vectors is None:
                 grid = annotations.grid
                 shape = (len(paths), *annotations.vectors.shape[1:])
                 _check_space(file, shape)
                 vectors = np.lib.format.open_memmap(file, "w+", np.float16, shape)
-            vectors[rows] = annotations.vectors.to("cpu", torch.float16).numpy()
+            vectors[batch.indices] = annotations.vectors.to("cpu", torch.float16).numpy()
     if vectors is None:
         first = next(iter(failed.values()))
         raise DataError(f"none of {len(paths):,} pictures could be read; the first: {first}")
@@ -171,23 +166,6 @@ def _write(
     with file.open("rb") as written:
         os.fsync(written.fileno())
     return {"format_version": FORMAT_VERSION, "grid": list(grid), "failed": failed}
-
-
-def _read_batch(
-    paths: Sequence[str], rows: Iterable[int], preprocessing: Any
-) -> tuple[Tensor, list[int], dict[str, str]]:
-    """Pixels of the pictures that could be read, their rows, and the errors of the others."""
-    pixels, good, errors = [], [], {}
-    size = (preprocessing.height, preprocessing.width)
-    for row in rows:
-        try:
-            picture = images.load(paths[row])
-        except ImageError as error:
-            errors[paths[row]] = str(error)
-        else:
-            pixels.append(images.to_tensor(picture, size, preprocessing.interpolation))
-            good.append(row)
-    return (torch.stack(pixels) if pixels else torch.empty(0)), good, errors
 
 
 def _check_space(file: Path, shape: tuple[int, ...]) -> None:

@@ -155,12 +155,11 @@ def _layout(rng: np.random.Generator, count: int, side: int) -> tuple[Thing, ...
     while True:
         things: list[Thing] = []
         for _ in range(20 * count):
-            # Some things look like an earlier one, or there would hardly be anything to count.
-            looks = [(t.shape, t.colour) for t in things]
-            if not looks or rng.random() < 0.75:
-                looks = [(_pick(rng, SHAPES), _pick(rng, COLOURS))]
-            shape, colour = _pick(rng, looks)
-            size = _pick(rng, SIZES)
+            # Some are twins of an earlier one, or there would hardly be anything to count.
+            looks = [(t.shape, t.colour, t.size) for t in things]
+            if not looks or rng.random() < 0.8:
+                looks = [(_pick(rng, SHAPES), _pick(rng, COLOURS), _pick(rng, SIZES))]
+            shape, colour, size = _pick(rng, looks)
             radius = round(float(rng.uniform(*SIZES[size])) * side, 1)
             room = radius + GAP * side
             x, y = (round(float(v), 1) for v in rng.uniform(room, side - room, size=2))

@@ -1,1 +1,28 @@
-""""""
+"""The parts of a captioner and the whole; none of them knows Lightning."""
+
+from captioner.models.annotations import Annotations
+from captioner.models.attention import Additive, Attention, Distribution, Score, Soft
+from captioner.models.captioner import Captioner
+from captioner.models.decoder import Decoded, Decoder
+from captioner.models.encoder import CNNEncoder, Encoder
+from captioner.models.lstm import LSTMDecoder
+from captioner.models.refiners import Blind, Identity, Projection, Refiner
+
+__all__ = [
+    "Additive",
+    "Annotations",
+    "Attention",
+    "Blind",
+    "CNNEncoder",
+    "Captioner",
+    "Decoded",
+    "Decoder",
+    "Distribution",
+    "Encoder",
+    "Identity",
+    "LSTMDecoder",
+    "Projection",
+    "Refiner",
+    "Score",
+    "Soft",
+]

@@ -68,6 +68,8 @@ class LSTMDecoder(Decoder):
         dropout: probability of dropping a component of the embeddings, of h before the output, and
             of the deep output.
         gate: whether β_t scales the context vector.
+        tied: whether the output layer L_o is the embedding matrix E (Press, Wolf 2017,
+            arXiv 1608.05859): fewer parameters, less overfitting on a small data set.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class LSTMDecoder(Decoder):
         embedding: int = 384,
         dropout: float = 0.5,
         gate: bool = True,
+        tied: bool = True,
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocab_size, embedding)
@@ -91,6 +94,10 @@ class LSTMDecoder(Decoder):
         self.output_context = nn.Linear(annotation_dim, embedding, bias=False)
         self.output = nn.Linear(embedding, vocab_size)
         self.dropout = nn.Dropout(dropout)
+        if tied:
+            # Unit variance, torch's choice for embeddings, would make the first logits enormous.
+            nn.init.normal_(self.embedding.weight, std=0.05)
+            self.output.weight = self.embedding.weight
 
     def start(self, annotations: Annotations) -> LSTMState:
         """h_0 and c_0 from the mean annotation; the keys, once per picture."""

@@ -1,5 +1,6 @@
 """Between encoder and decoder: annotations → better annotations."""
 
+import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -52,3 +53,24 @@ class Projection(Refiner):
         """Every vector projected on its own."""
         projected: Float[Tensor, "B L dim"] = self.layers(annotations.vectors)
         return annotations.with_vectors(projected)
+
+
+class Blind(Projection):
+    """Every annotation replaced by the mean over the training set: a captioner that sees nothing.
+
+    What it scores is what the language alone is worth; a captioner must beat it clearly. The mean
+    over pictures and cells is a running one, over the training batches so far.
+    """
+
+    def __init__(self, in_dim: int, dim: int = 512, dropout: float = 0.0) -> None:
+        super().__init__(in_dim, dim, dropout)
+        self.register_buffer("mean", torch.zeros(in_dim))
+        self.register_buffer("batches", torch.zeros(()))
+
+    def forward(self, annotations: Annotations) -> Annotations:
+        """The same vectors whatever the picture."""
+        if self.training:
+            self.batches += 1
+            self.mean += (annotations.mean().mean(0) - self.mean) / self.batches
+        blank = self.mean.expand_as(annotations.vectors)
+        return super().forward(annotations.with_vectors(blank))

@@ -21,19 +21,21 @@ _TABLE: dict[str, dict[str, type["Component"]]] = {}
 class Component(nn.Module):
     """A named, configurable part of a captioner; defining a subclass enters it into the table.
 
-    The base class of each kind says ``kind="…"``. A part inside a part is received as a *factory*
+    The base class of each kind says ``kind="…"``, and ``abstract=False`` if it can be used itself. A part inside a part is received as a *factory*
     under a parameter named after its kind (``attention=``, ``score=``), called with the sizes that
     only the outer part knows.
     """
 
     kind: ClassVar[str]
 
-    def __init_subclass__(cls, kind: str | None = None, **kwargs: Any) -> None:
+    def __init_subclass__(
+        cls, kind: str | None = None, abstract: bool | None = None, **kwargs: Any
+    ) -> None:
         super().__init_subclass__(**kwargs)
         if kind is not None:
             cls.kind = kind
             _TABLE[kind] = {}
-        else:
+        if not (kind is not None if abstract is None else abstract):
             _TABLE[cls.kind][cls.__name__] = cls
 
 

@@ -60,7 +60,7 @@ class DistributionFactory(Protocol):
         ...
 
 
-class Attention(Component, kind="attention"):
+class Attention(Component, kind="attention", abstract=False):
     """A score composed with a distribution (Hu 2018; Chaudhari et al. 2019).
 
     It keeps no state: ``keys = attention.prepare(annotations)`` once per picture, then

@@ -1,0 +1,302 @@
+"""The command line. Nothing heavy is imported before it is known what to do."""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+
+from captioner import __version__
+from captioner.errors import CaptionerError, UsageError
+
+if TYPE_CHECKING:
+    from captioner.predictor import Caption
+
+LIGHTNING = {
+    "fit": "train a captioner, score the best checkpoint on the development split, export it",
+    "validate": "run the development loop of a checkpoint",
+    "test": "generate and score captions for data.test_split",
+    "predict": "generate captions for data.test_split, as COCO results JSON",
+    "prepare": "fill the annotation cache ahead of training",
+}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command line; the exit status: 0 done, 1 some inputs failed, 2 the call is wrong."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    try:
+        if arguments and arguments[0] in LIGHTNING:
+            return _lightning(arguments)
+        options = _parser().parse_args(arguments)
+        command: Callable[[argparse.Namespace], int] = options.command
+        return command(options)
+    except CaptionerError as error:
+        if debug:
+            raise
+        print(f"captioner: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader of our output has had enough, as `head` does
+        sys.stderr.close()
+        return 1
+    except KeyboardInterrupt:
+        print("captioner: interrupted", file=sys.stderr)
+        return 130
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are one line, like all others."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+def _parser() -> argparse.ArgumentParser:
+    formatter = argparse.ArgumentDefaultsHelpFormatter
+    parser = _Parser(
+        prog="captioner",
+        description="Writes a sentence about a photo and shows where it looked for each word.",
+        epilog="--debug with any command shows the traceback of an error.",
+    )
+    parser.add_argument("--version", action="version", version=f"captioner {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, text in LIGHTNING.items():
+        # Only listed here; LightningCLI parses them.
+        commands.add_parser(name, help=text, add_help=False)
+
+    def add(name: str, command: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+        added = commands.add_parser(name, help=text, description=text, formatter_class=formatter)
+        added.set_defaults(command=command)
+        return added
+
+    caption = add("caption", _caption, "write captions for files, folders or globs")
+    caption.add_argument("inputs", nargs="+", metavar="INPUT", help="picture, folder or glob")
+    _add_model(caption)
+    caption.add_argument("--beam-size", type=_positive, default=5, help="1 is greedy search")
+    caption.add_argument("--batch-size", type=_positive, default=32, help="pictures computed together")
+    caption.add_argument("--format", choices=sorted(_WRITERS), default="text", help="of the output")
+    caption.add_argument("--output", metavar="FILE", help="where to write; standard output if not given")
+
+    evaluate = add("evaluate", _evaluate, "score captions against references")
+    evaluate.add_argument("results", help="COCO results JSON, or the JSONL of captioner caption")
+    evaluate.add_argument("--references", required=True, help="COCO captions JSON")
+    evaluate.add_argument(
+        "--java",
+        choices=("auto", "yes", "no"),
+        default="auto",
+        help="use Java for the PTB tokenizer and METEOR",
+    )
+    evaluate.add_argument("--output", metavar="FILE", help="where to write; standard output if not given")
+
+    export = add("export", _export, "write a model folder from a checkpoint or a run")
+    export.add_argument("folder", help="the folder to write")
+    export.add_argument("--model", required=True, help="a .ckpt, a run folder or a model folder")
+
+    models = add("models", _models, "list the models that can be named with --model")
+    models.add_argument("--runs", default="runs", help="folder of training runs to look through")
+
+    configs = add("configs", _configs, "list the shipped configuration files, or copy them out")
+    configs.add_argument("folder", nargs="?", help="copy them into this folder")
+    return parser
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model", help="a bundled name, a model folder, a .ckpt or a run folder; the bundled default if not given"
+    )
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text!r}")
+    return int(text)
+
+
+def _lightning(arguments: list[str]) -> int:
+    from captioner.training import run
+
+    run.main(arguments)
+    return 0
+
+
+def _caption(options: argparse.Namespace) -> int:
+    from captioner import predictor
+    from captioner.decoding import Decoding
+    from captioner.errors import ImageError
+    from captioner.images import find
+
+    paths = find(options.inputs)
+    model = predictor.load(options.model, options.device)
+    failed = 0
+
+    def results() -> Iterator["tuple[Path, Caption | ImageError]"]:
+        nonlocal failed
+        found = model.captions(paths, Decoding(options.beam_size), options.batch_size)
+        for path, result in zip(paths, found, strict=True):
+            if isinstance(result, ImageError):
+                failed += 1
+                print(f"captioner: {result}", file=sys.stderr)
+            yield path, result
+
+    with _output(options.output) as stream:
+        _WRITERS[options.format](results(), stream)
+    if failed:
+        print(f"captioner: {failed} of {len(paths)} pictures could not be read", file=sys.stderr)
+    return 1 if failed else 0
+
+
+Results = Iterable["tuple[Path, Caption | CaptionerError]"]
+
+
+def _record(path: Path, result: "Caption | CaptionerError") -> dict[str, Any]:
+    if isinstance(result, CaptionerError):
+        return {
+            "image": str(path),
+            "error": {"type": type(result).__name__, "message": str(result)},
+        }
+    return result.record()
+
+
+def _write_text(results: Results, stream: TextIO) -> None:
+    for path, result in results:
+        if not isinstance(result, CaptionerError):
+            print(f"{path}\t{result.text}", file=stream, flush=True)
+
+
+def _write_jsonl(results: Results, stream: TextIO) -> None:
+    for path, result in results:
+        print(json.dumps(_record(path, result), ensure_ascii=False), file=stream, flush=True)
+
+
+def _write_csv(results: Results, stream: TextIO) -> None:
+    import csv
+
+    writer = csv.writer(stream)
+    writer.writerow(["image", "caption", "log_prob", "error"])
+    for path, result in results:
+        if isinstance(result, CaptionerError):
+            writer.writerow([path, "", "", result])
+        else:
+            writer.writerow([path, result.text, round(result.log_prob, 4), ""])
+
+
+def _write_coco(results: Results, stream: TextIO) -> None:
+    """COCO's results format; the id is the number that ends a COCO file name, else the name."""
+    rows = [
+        {"image_id": _coco_id(path), "caption": result.text}
+        for path, result in results
+        if not isinstance(result, CaptionerError)
+    ]
+    json.dump(rows, stream, ensure_ascii=False, indent=1)
+    stream.write("\n")
+
+
+def _coco_id(path: Path) -> int | str:
+    digits = path.stem.rpartition("_")[2]
+    return int(digits) if digits.isdigit() and len(digits) == 12 else path.name
+
+
+_WRITERS: dict[str, Callable[[Results, TextIO], None]] = {
+    "text": _write_text,
+    "jsonl": _write_jsonl,
+    "csv": _write_csv,
+    "coco": _write_coco,
+}
+
+
+def _evaluate(options: argparse.Namespace) -> int:
+    from captioner.evaluation.captions import evaluate_files
+
+    java = {"auto": None, "yes": True, "no": False}[options.java]
+    scores = evaluate_files(options.results, options.references, java=java)
+    with _output(options.output) as stream:
+        json.dump(scores.as_dict(), stream, indent=2)
+        stream.write("\n")
+    return 0
+
+
+def _export(options: argparse.Namespace) -> int:
+    from captioner import checkpoint
+
+    captioner = checkpoint.load(options.model)
+    source = Path(options.model)
+    cards = [source / checkpoint.CARD, source / checkpoint.MODEL / checkpoint.CARD]
+    card = next((file.read_text("utf-8") for file in cards if file.is_file()), None)
+    checkpoint.save(captioner, options.folder, card or f"# A captioner\n\nExported from {source.name}.\n")
+    print(f"model written to {options.folder}")
+    return 0
+
+
+def _models(options: argparse.Namespace) -> int:
+    from captioner.checkpoint import BEST, CONFIG, MODEL
+
+    bundled = Path(__file__).parent / "pretrained"
+    found = [(file.parent.name, "bundled") for file in sorted(bundled.glob(f"*/{CONFIG}"))]
+    for run in sorted(Path(options.runs).glob("*/")):
+        if (run / MODEL / CONFIG).is_file() or (run / BEST).is_file():
+            found.append((str(run), "run"))
+    for name, kind in found:
+        print(f"{name}\t{kind}")
+    if not found:
+        print(
+            f"no bundled models in this version and no runs in '{options.runs}'; "
+            "train one: captioner fit --config configs/shapes.yaml",
+            file=sys.stderr,
+        )
+    return 0
+
+
+def configs_folder() -> Path:
+    """Where the shipped YAML files are: in the package, or beside it in a checkout."""
+    inside = Path(__file__).parent / "configs"
+    return inside if inside.is_dir() else Path(__file__).parents[1] / "configs"
+
+
+def _configs(options: argparse.Namespace) -> int:
+    import shutil
+
+    source = configs_folder()
+    files = sorted(file.relative_to(source) for file in source.rglob("*.yaml"))
+    if options.folder is None:
+        for file in files:
+            print(Path("configs") / file)
+        return 0
+    target = Path(options.folder)
+    there = [str(target / file) for file in files if (target / file).exists()]
+    if there:
+        raise UsageError(f"'{there[0]}' exists already; give an empty or a new folder")
+    for file in files:
+        (target / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / file, target / file)
+    print(f"{len(files)} files copied to {target}")
+    return 0
+
+
+def _output(file: str | None) -> Any:
+    """Standard output, or a file that appears whole or not at all."""
+    from contextlib import contextmanager, nullcontext
+
+    if file is None:
+        return nullcontext(sys.stdout)
+    target = Path(file)
+    if not target.parent.is_dir():
+        raise UsageError(f"cannot write '{file}': the folder '{target.parent}' does not exist")
+
+    @contextmanager
+    def whole() -> Iterator[TextIO]:
+        part = target.with_name(f".{target.name}.part")
+        try:
+            with part.open("w", encoding="utf-8", newline="") as stream:
+                yield stream
+            part.replace(target)
+        finally:
+            part.unlink(missing_ok=True)
+
+    return whole()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

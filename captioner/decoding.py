@@ -1,0 +1,186 @@
+"""Beam search over any decoder's ``step``, batched over pictures; greedy search is a beam of one."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from captioner.errors import UsageError
+from captioner.models.annotations import Annotations
+from captioner.models.decoder import Decoder
+from captioner.text import END, PAD, START, UNK
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How captions are searched for.
+
+    Attributes:
+        beam_size: hypotheses kept per picture; 1 is greedy search.
+        max_length: most words in a caption.
+        length_penalty: hypotheses are ranked by log-probability / length ** length_penalty, the end
+            token counted; 1 is the mean per token, 0 prefers short captions.
+    """
+
+    beam_size: int = 5
+    max_length: int = 24
+    length_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.beam_size < 1 or self.max_length < 1:
+            raise UsageError(
+                f"beam size and greatest length must be 1 or more, "
+                f"got {self.beam_size} and {self.max_length}"
+            )
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """One caption found, as ids.
+
+    Attributes:
+        tokens: ids of the T words, without start and end.
+        log_probs: log-probability of each word given those before it; (T,), nats.
+        log_prob: of the whole caption, its end included.
+        weights: where the model looked for each word; (T, L).
+        score: what hypotheses are ranked by.
+    """
+
+    tokens: list[int]
+    log_probs: list[float]
+    log_prob: float
+    weights: Float[Tensor, "T L"]
+    score: float
+
+
+@torch.inference_mode()
+def search(
+    decoder: Decoder, annotations: Annotations, decoding: Decoding = Decoding()  # noqa: B008 - frozen
+) -> list[list[Hypothesis]]:
+    """The best captions of every picture, best first, at least one and at most ``beam_size``.
+
+    Each step extends every hypothesis by every word and keeps the ``beam_size`` best of all that do
+    not end. One that ends while among the ``beam_size`` best is finished; a picture is done when it
+    has ``beam_size`` finished ones, or at ``max_length``, where all that are alive end. Words, state
+    and weights move together, and the pictures of a batch do not see each other.
+
+    ``<pad>``, ``<start>`` and ``<unk>`` are never written, and no caption is empty.
+
+    Args:
+        decoder: in eval mode.
+        annotations: refined, as the decoder attends to them.
+        decoding: how to search.
+    """
+    pictures, beam = len(annotations), decoding.beam_size
+    device = annotations.vectors.device
+    state = decoder.start(annotations)
+    rows = torch.zeros(pictures, beam, dtype=torch.long, device=device)
+    tokens = torch.full((pictures, beam), START, device=device)
+    # All rows of a picture begin alike; only the first may be extended.
+    totals = torch.full((pictures, beam), -torch.inf, device=device)
+    totals[:, 0] = 0.0
+    trace = _Trace()
+    finished: list[list[tuple[float, int, int, float]]] = [[] for _ in range(pictures)]
+
+    for length in range(1, decoding.max_length + 2):
+        state = state.select(rows)
+        logits, weights, state = decoder.step(tokens, state)
+        log_probs = logits.float().log_softmax(-1)  # (B, K, V)
+        log_probs[..., [PAD, START, UNK]] = -torch.inf
+        if length == 1:
+            log_probs[..., END] = -torch.inf
+        elif length > decoding.max_length:
+            log_probs[..., :END] = log_probs[..., END + 1 :] = -torch.inf
+        vocabulary = log_probs.shape[-1]
+        extended = (totals.unsqueeze(-1) + log_probs).flatten(1)  # (B, K·V)
+        # At most one extension of each hypothesis ends it, so 2K hold K that go on.
+        best, where = extended.topk(min(2 * beam, extended.shape[1]), dim=1)
+        parents = where.div(vocabulary, rounding_mode="floor")
+        words = where % vocabulary
+
+        ends = (words == END) & best.isfinite()
+        ranks = torch.arange(ends.shape[1], device=device)
+        for b, rank in (ends & (ranks < beam)).nonzero().tolist():
+            if len(finished[b]) < beam:
+                total = best[b, rank].item()
+                score = total / length**decoding.length_penalty
+                finished[b].append((score, length - 1, int(parents[b, rank]), total))
+        if length > decoding.max_length or all(len(done) == beam for done in finished):
+            break
+
+        alive = best.masked_fill(words == END, -torch.inf)
+        totals, kept = alive.topk(min(beam, alive.shape[1]), dim=1)
+        if totals.shape[1] < beam:  # a vocabulary smaller than the beam
+            missing = beam - totals.shape[1]
+            totals = torch.nn.functional.pad(totals, (0, missing), value=-torch.inf)
+            kept = torch.nn.functional.pad(kept, (0, missing))
+        rows, tokens = parents.gather(1, kept), words.gather(1, kept)
+        trace.append(rows, tokens, log_probs.flatten(1).gather(1, where.gather(1, kept)), weights)
+
+    return [
+        [
+            trace.follow(b, length, row, total, score)
+            for score, length, row, total in sorted(done, key=lambda f: -f[0])
+        ]
+        for b, done in enumerate(finished)
+    ]
+
+
+class _Trace:
+    """What every step kept, and which row it continued: hypotheses are read off backwards."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+
+    def append(self, rows: Tensor, tokens: Tensor, log_probs: Tensor, weights: Tensor) -> None:
+        """Adds a step: for every row its parent, its word and that word's log-probability, (B, K).
+
+        ``weights`` (B, K, L) are those of the rows before the step: row k looked where its parent did.
+        """
+        weights = weights.gather(1, rows.unsqueeze(-1).expand(-1, -1, weights.shape[-1]))
+        self.steps.append((rows, tokens, log_probs, weights))
+
+    def follow(self, b: int, length: int, row: int, total: float, score: float) -> Hypothesis:
+        """The hypothesis of ``length`` words that stood in ``row`` of picture ``b``."""
+        path = []
+        for rows, tokens, log_probs, weights in reversed(self.steps[:length]):
+            path.append((int(tokens[b, row]), float(log_probs[b, row]), weights[b, row]))
+            row = int(rows[b, row])
+        path.reverse()
+        return Hypothesis(
+            [token for token, _, _ in path],
+            [log_prob for _, log_prob, _ in path],
+            total,
+            torch.stack([weights for _, _, weights in path]).float().cpu(),
+            score,
+        )
+
+
+@torch.inference_mode()
+def force(decoder: Decoder, annotations: Annotations, tokens: Sequence[int]) -> Hypothesis:
+    """The given words as a hypothesis about one picture: how probable, and where the model looks.
+
+    Args:
+        decoder: in eval mode.
+        annotations: of one picture, refined.
+        tokens: ids of the words, without start and end; at least one.
+
+    Raises:
+        UsageError: no words.
+    """
+    if not tokens:
+        raise UsageError("a caption to explain needs at least one word")
+    inputs = torch.tensor([[START, *tokens]], device=annotations.vectors.device)
+    decoded = decoder(annotations, inputs)
+    targets = torch.tensor([*tokens, END], device=inputs.device)
+    log_probs = decoded.logits[0].float().log_softmax(-1).gather(1, targets.unsqueeze(1)).squeeze(1)
+    total = float(log_probs.sum())
+    return Hypothesis(
+        list(tokens),
+        log_probs[:-1].tolist(),
+        total,
+        decoded.weights[0, :-1].float().cpu(),
+        total / len(targets),
+    )

@@ -1,0 +1,221 @@
+"""Load once, ask many times: pictures → captions with the places looked at."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import torch
+from jaxtyping import Float32
+
+from captioner import checkpoint
+from captioner.data.pixels import read_batch, read_batches
+from captioner.decoding import Decoding, Hypothesis, force, search
+from captioner.errors import CaptionerError, ImageError, UsageError
+from captioner.images import Geometry, Source
+from captioner.models.annotations import Annotations
+from captioner.models.captioner import Captioner
+from captioner.text import UNK, Tokenizer, Vocabulary, join
+
+
+@dataclass(frozen=True, eq=False)
+class Caption:
+    """A sentence about a picture.
+
+    Attributes:
+        image: the picture's path, or None if it was not given as one.
+        text: the sentence.
+        words: its T words as the model wrote them.
+        log_prob: log-probability of the sentence in nats, its end included.
+        word_log_probs: of each word given those before it.
+        weights: where the model looked for each word.
+        geometry: how the grid lies on the original picture.
+        model: name of the model that wrote it.
+        alternatives: what else was found, best first.
+    """
+
+    image: str | None
+    text: str
+    words: tuple[str, ...]
+    log_prob: float
+    word_log_probs: tuple[float, ...]
+    weights: Float32[np.ndarray, "T rows columns"]
+    geometry: Geometry
+    model: str
+    alternatives: tuple["Caption", ...] = ()
+
+    def record(self) -> dict[str, Any]:
+        """As ``captioner caption`` writes it to JSON."""
+        return {
+            "image": self.image,
+            "caption": self.text,
+            "words": list(self.words),
+            "log_prob": round(self.log_prob, 4),
+            "word_log_probs": [round(value, 4) for value in self.word_log_probs],
+            "model": self.model,
+        }
+
+
+class Predictor:
+    """A captioner ready for pictures of any size and format.
+
+    Args:
+        captioner: the model.
+        name: what captions are signed with.
+        device: ``auto`` takes a GPU where there is one.
+
+    Raises:
+        UsageError: no such device.
+    """
+
+    def __init__(self, captioner: Captioner, name: str, device: str = "auto") -> None:
+        self.name = name
+        self.device = _device(device)
+        self.captioner = captioner.to(self.device).eval()
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """The words the model knows."""
+        return self.captioner.vocabulary
+
+    @overload
+    def caption(self, images: list[Source], beam_size: int = ..., **options: Any) -> list[Caption]: ...
+    @overload
+    def caption(self, images: Source, beam_size: int = ..., **options: Any) -> Caption: ...
+
+    def caption(
+        self, images: Source | list[Source], beam_size: int = 5, batch_size: int = 32, **options: Any
+    ) -> Caption | list[Caption]:
+        """The best caption of a picture, or of each picture of a list.
+
+        Args:
+            images: a path, bytes, an open file or a Pillow picture; or a list of these.
+            beam_size: hypotheses kept while searching; 1 is greedy.
+            batch_size: pictures computed together.
+            options: other options of ``captioner.decoding.Decoding``.
+
+        Raises:
+            ImageError: a picture cannot be read. ``captions`` goes on without it instead.
+        """
+        several = isinstance(images, list)
+        sources: list[Source] = images if isinstance(images, list) else [images]
+        found = []
+        for result in self.captions(sources, Decoding(beam_size, **options), batch_size):
+            if isinstance(result, ImageError):
+                raise result
+            found.append(result)
+        return found if several else found[0]
+
+    def captions(
+        self, images: Sequence[Source], decoding: Decoding, batch_size: int = 32
+    ) -> Iterator[Caption | ImageError]:
+        """For each picture in order its caption, or what is wrong with it; a stream."""
+        preprocessing = self.captioner.encoder.preprocessing
+        for batch in read_batches(images, batch_size, preprocessing):
+            results: dict[int, Caption | ImageError] = dict(batch.failed)
+            if batch.indices:
+                annotations = self._annotate(batch.pixels)
+                found = search(self.captioner.decoder, annotations, decoding)
+                for index, size, hypotheses in zip(batch.indices, batch.sizes, found, strict=True):
+                    geometry = Geometry(*size, annotations.grid)
+                    best, *others = [self._caption(images[index], h, geometry) for h in hypotheses]
+                    results[index] = _with_alternatives(best, others)
+            yield from (results[index] for index in sorted(results))
+
+    def explain(self, image: Source, text: str) -> Caption:
+        """The given sentence as if the model had written it: how likely, and where it looks.
+
+        A word that the model does not know is shown as it is and read as ``<unk>``.
+
+        Raises:
+            ImageError: the picture cannot be read.
+            UsageError: the sentence has no words.
+        """
+        batch = read_batch([image], range(1), self.captioner.encoder.preprocessing)
+        for error in batch.failed.values():
+            raise error
+        words = Tokenizer()(text)
+        annotations = self._annotate(batch.pixels)
+        hypothesis = force(self.captioner.decoder, annotations, self.vocabulary.encode(words))
+        geometry = Geometry(*batch.sizes[0], annotations.grid)
+        return self._caption(image, hypothesis, geometry, words)
+
+    @torch.inference_mode()
+    def _annotate(self, pixels: torch.Tensor) -> Annotations:
+        return self.captioner.refiner(self.captioner.encode(pixels.to(self.device)))
+
+    def _caption(
+        self,
+        image: Source,
+        hypothesis: Hypothesis,
+        geometry: Geometry,
+        words: Sequence[str] | None = None,
+    ) -> Caption:
+        if words is None:
+            words = self.vocabulary.decode(hypothesis.tokens)
+        return Caption(
+            image=str(image) if isinstance(image, str | Path) else None,
+            text=join(words),
+            words=tuple(words),
+            log_prob=hypothesis.log_prob,
+            word_log_probs=tuple(hypothesis.log_probs),
+            weights=hypothesis.weights.reshape(-1, *geometry.grid).numpy().astype(np.float32),
+            geometry=geometry,
+            model=self.name,
+        )
+
+
+def load(model: str | Path | None = None, device: str = "auto") -> Predictor:
+    """The front door: ``load().caption("dog.jpg")``.
+
+    Args:
+        model: a bundled name, a model folder, a Lightning ``.ckpt``, or a run folder; None for the
+            bundled default.
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
+
+    Raises:
+        CheckpointError: no such model, or it cannot be loaded.
+    """
+    place = find_model(model)
+    return Predictor(checkpoint.load(place), str(model or place.name), device)
+
+
+def bundled() -> dict[str, Path]:
+    """The models that ship with the package, by name."""
+    folder = Path(__file__).parent / "pretrained"
+    return {path.parent.name: path.parent for path in sorted(folder.glob(f"*/{checkpoint.CONFIG}"))}
+
+
+def find_model(model: str | Path | None) -> Path:
+    """The place that a bundled name or a path stands for."""
+    shipped = bundled()
+    if model is None:
+        if not shipped:
+            raise UsageError(
+                "no model given and none ships with this version: train one with "
+                "'captioner fit --config configs/shapes.yaml' and give it with --model runs/shapes"
+            )
+        return next(iter(shipped.values()))
+    return shipped.get(str(model), Path(model))
+
+
+def _with_alternatives(best: Caption, others: Sequence[Caption]) -> Caption:
+    from dataclasses import replace
+
+    return replace(best, alternatives=tuple(others))
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise UsageError(f"device {name!r} cannot be used: {reason}; try --device cpu") from error
+    return device
+
+
+__all__ = ["UNK", "Caption", "CaptionerError", "Predictor", "bundled", "find_model", "load"]

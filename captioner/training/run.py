@@ -1,0 +1,248 @@
+"""``captioner fit | validate | test | predict | prepare``: LightningCLI over our task and data.
+
+A run lives in one folder, ``trainer.default_root_dir`` (by default ``runs/`` and the name of the
+configuration file): ``config.yaml``, ``checkpoints/{best,last}.ckpt``, ``logs/version_N`` (CSV and
+TensorBoard, one version per start), ``results/*.json`` and ``model/``, the best model as a folder.
+"""
+
+import json
+import platform
+import subprocess
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import ModelCheckpoint
+from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
+from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
+
+from captioner import __version__, checkpoint
+from captioner.data.module import CaptionDataModule
+from captioner.data.records import VAL
+from captioner.errors import UsageError
+from captioner.evaluation.captions import CaptionScorer, Scores
+from captioner.training.task import CaptioningTask
+
+LAST = Path("checkpoints") / "last.ckpt"
+
+
+class Trainer(pl.Trainer):
+    """Lightning's trainer, which can also fill the annotation cache and stop."""
+
+    def prepare(self, model: CaptioningTask, datamodule: CaptionDataModule) -> None:
+        """Fill the annotation cache ahead of training."""
+        encoder = model.captioner.encoder
+        encoder.load_pretrained()
+        device = self.strategy.root_device
+        cache = datamodule.fill_cache(encoder.to(device), device)
+        rows, columns = cache.grid
+        print(  # noqa: T201
+            f"{len(cache.rows):,} pictures × {rows} × {columns} annotation vectors of width "
+            f"{cache.vectors.shape[-1]}, {cache.vectors.nbytes / 1e9:.2f} GB, "
+            f"{len(cache.failed)} left out, in {datamodule.cache_dir}"
+        )
+
+
+class SaveConfig(SaveConfigCallback):
+    """Writes the whole configuration into the run folder, when a run begins."""
+
+    def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
+        """Not for validate, test and predict: they belong to a run that has one."""
+        if stage == "fit":
+            text = self.parser.dump(self.config, skip_none=False)
+            checkpoint.write_text(Path(trainer.default_root_dir) / "config.yaml", text)
+
+
+class CLI(LightningCLI):
+    """Configuration files and flags → data, task and trainer."""
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """Lightning's, and ``prepare``."""
+        return {**LightningCLI.subcommands(), "prepare": {"model", "datamodule"}}
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        """The model speaks the words of the data."""
+        parser.link_arguments("data.words", "model.words", apply_on="instantiate")
+
+    def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
+        """Puts the run folder, and the loggers in it, where the user did not say otherwise."""
+        given = self._get(self.config_init, "trainer")
+        root = Path(given.get("default_root_dir") or Path("runs") / self._name())
+        if given.get("logger") is None:
+            version = len(list(root.glob("logs/version_*")))
+            options = {"save_dir": str(root), "name": "logs", "version": version}
+            kwargs["logger"] = (
+                [CSVLogger(**options), TensorBoardLogger(**options)] if self.subcommand == "fit" else False
+            )
+        self.root = root
+        trainer = super().instantiate_trainer(default_root_dir=str(root), **kwargs)
+        for callback in trainer.checkpoint_callbacks:
+            if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
+                callback.dirpath = str(root / "checkpoints")
+        return trainer
+
+    def before_fit(self) -> None:
+        """Refuses to write over a run; resuming is asked for."""
+        resuming = self._get(self.config, "ckpt_path")
+        if not resuming and (self.root / LAST).exists():
+            raise UsageError(
+                f"'{self.root}' already holds a run: resume it with --ckpt_path last, choose another "
+                "folder with --trainer.default_root_dir DIR, or delete it"
+            )
+        if resuming == "last" and not (self.root / LAST).exists():
+            raise UsageError(
+                f"nothing to resume: '{self.root / LAST}' does not exist; start without --ckpt_path"
+            )
+        self.started = time.time()
+
+    def after_fit(self) -> None:
+        """Scores the best checkpoint on the development split and writes it as a model folder."""
+        best = self.root / checkpoint.BEST
+        if not best.is_file() or self.trainer.interrupted:
+            return
+        content = torch.load(best, map_location="cpu", weights_only=True)
+        self.model.load_state_dict(content["state_dict"])
+        training_seconds = time.time() - self.started
+        self.trainer.test(self.model, dataloaders=self.datamodule.val_dataloader(), verbose=False)
+        record = self._report(VAL, training_seconds=round(training_seconds), epoch=content["epoch"] + 1)
+        card = model_card(self.model.captioner.config, record)
+        checkpoint.save(self.model.captioner, self.root / checkpoint.MODEL, card)
+        for image_id, caption in list(self.model.generated.items())[:3]:
+            print(f"{image_id}: {caption}")  # noqa: T201
+        print(f"model written to {self.root / checkpoint.MODEL}")  # noqa: T201
+
+    def after_test(self) -> None:
+        """Scores the captions generated for ``data.test_split``."""
+        self._report(self.datamodule.test_split)
+
+    def predict(self, model: CaptioningTask, **kwargs: Any) -> None:
+        """Writes captions of ``data.test_split`` in COCO's results format."""
+        batches = self.trainer.predict(model, **kwargs) or []
+        captions = [{"image_id": i, "caption": c} for batch in batches for i, c in batch]  # type: ignore[union-attr]
+        file = self.root / "results" / f"{self.datamodule.test_split}-captions.json"
+        checkpoint.write_text(file, json.dumps(captions, ensure_ascii=False, indent=1) + "\n")
+        print(f"{len(captions):,} captions written to {file}")  # noqa: T201
+
+    def _name(self) -> str:
+        """What a run is called after: its configuration file."""
+        files = self._get(self.config, "config") or []
+        return Path(str(files[-1])).stem if files else "run"
+
+    def _report(self, split: str, **more: Any) -> dict[str, Any]:
+        """Scores the task's generated captions, prints the scores and keeps them as JSON."""
+        references = self.datamodule.references(split)
+        scores = CaptionScorer(references).score(self.model.generated)
+        decoding = asdict(self.model.decoding)
+        record = {
+            "split": split,
+            "data": self.datamodule.name,
+            "scores": scores.as_dict(),
+            "decoding": decoding,
+            "captions": "generated",
+            "seed": self._get(self.config, "seed_everything"),
+            "parameters": sum(p.numel() for p in self.model.parameters() if p.requires_grad),
+            **more,
+            **provenance(),
+        }
+        file = self.root / "results" / f"{split}-beam{decoding['beam_size']}.json"
+        checkpoint.write_text(file, json.dumps(record, indent=2) + "\n")
+        print(table(scores, split))  # noqa: T201
+        print(f"scores written to {file}")  # noqa: T201
+        return record
+
+
+def table(scores: Scores, split: str) -> str:
+    """Scores in one line to read."""
+    meteor = "no METEOR (it needs Java)" if scores.meteor is None else f"METEOR {scores.meteor:.1f}"
+    bleu = " / ".join(f"{b:.1f}" for b in (scores.bleu_1, scores.bleu_2, scores.bleu_3, scores.bleu_4))
+    return (
+        f"{split}, {scores.images:,} pictures, generated captions ({scores.tokenizer}): "
+        f"BLEU-1..4 {bleu}, {meteor}, ROUGE-L {scores.rouge_l:.1f}, CIDEr {scores.cider:.1f}"
+    )
+
+
+def provenance() -> dict[str, Any]:
+    """What made a result: versions, commit and machine."""
+    return {
+        "captioner": __version__,
+        "commit": _commit(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "machine": _machine(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def model_card(config: Mapping[str, Any], record: Mapping[str, Any]) -> str:
+    """The README.md of a model folder: what it is, on what it was scored, and by which commit."""
+    scores = record["scores"]
+    rows = "\n".join(
+        f"| {name.replace('_', '-').upper()} | {value:.1f} |"
+        for name, value in scores.items()
+        if isinstance(value, float)
+    )
+    return f"""---
+library_name: captioner
+pipeline_tag: image-to-text
+---
+# An attention-based image captioner
+
+{config["encoder"]["class_path"]} → {config["refiner"]["class_path"]} → {config["decoder"]["class_path"]}
+
+Trained on {record["data"]}. Scores on its {record["split"]} split, {scores["images"]} pictures,
+generated captions, beam {record["decoding"]["beam_size"]}, tokenizer {scores["tokenizer"]}:
+
+| metric | value |
+|---|---|
+{rows}
+
+captioner {record["captioner"]}, commit {record["commit"]}, seed {record["seed"]}.
+
+    captioner caption photo.jpg --model FOLDER
+"""
+
+
+def _commit() -> str | None:
+    """The commit of the checkout this runs from, with a + where it has changes; None outside one."""
+    here = Path(__file__).resolve().parents[2]
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", "-C", str(here), *arguments], capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    try:
+        if Path(git("rev-parse", "--show-toplevel")) != here:
+            return None
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _machine() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        model = platform.processor() or platform.machine()
+    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return f"{model}, {torch.get_num_threads()} threads{gpu}"
+
+
+def main(arguments: list[str]) -> None:
+    """Runs one of the subcommands."""
+    CLI(
+        CaptioningTask,
+        CaptionDataModule,
+        save_config_callback=SaveConfig,
+        save_config_kwargs={"save_to_log_dir": False},
+        trainer_class=Trainer,
+        seed_everything_default=1,
+        auto_configure_optimizers=False,
+        parser_kwargs={"prog": "captioner"},
+        args=arguments,
+    )

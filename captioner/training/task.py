@@ -1,0 +1,237 @@
+"""The Lightning task: a captioner, its objective, its optimiser, and its scores while it learns."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Protocol
+
+import numpy as np
+import pytorch_lightning as pl
+import torch
+from torch import Tensor
+
+from captioner.data.module import Batch, CaptionDataModule, global_seed
+from captioner.data.records import VAL
+from captioner.decoding import Decoding, search
+from captioner.errors import CheckpointError
+from captioner.evaluation.captions import CaptionScorer
+from captioner.models.annotations import Annotations
+from captioner.models.captioner import PARTS, Captioner
+from captioner.models.decoder import Decoder
+from captioner.models.encoder import CNNEncoder, Encoder
+from captioner.models.lstm import LSTMDecoder
+from captioner.models.refiners import Projection, Refiner
+from captioner.models.registry import build
+from captioner.text import Vocabulary, join
+from captioner.training.objectives import Likelihood, Objective
+
+
+class EncoderFactory(Protocol):
+    """Makes an encoder."""
+
+    def __call__(self) -> Encoder:
+        """An encoder."""
+        ...
+
+
+class RefinerFactory(Protocol):
+    """Makes a refiner once the encoder's width is known."""
+
+    def __call__(self, *, in_dim: int) -> Refiner:
+        """A refiner of vectors of width ``in_dim``."""
+        ...
+
+
+class DecoderFactory(Protocol):
+    """Makes a decoder once the vocabulary and the refiner's width are known."""
+
+    def __call__(self, *, vocab_size: int, annotation_dim: int) -> Decoder:
+        """A decoder of ``vocab_size`` words over vectors of width ``annotation_dim``."""
+        ...
+
+
+class ObjectiveFactory(Protocol):
+    """Makes an objective."""
+
+    def __call__(self) -> Objective:
+        """An objective."""
+        ...
+
+
+class CaptioningTask(pl.LightningModule):
+    """Trains a captioner by teacher forcing and scores what it generates.
+
+    The parts are described by trees (``{"class_path": …, "init_args": …}``), as a configuration file
+    and a model folder hold them; one builder, ``captioner.models.registry.build``, serves both.
+
+    AdamW; weight decay on matrices only; the learning rate rises linearly to its peak and falls along
+    a cosine (one cycle). Everything random in a step follows from the seed, the epoch and the number
+    of the batch, so that a run that was killed and resumed ends with the same weights.
+
+    Args:
+        words: the vocabulary; linked to the data's.
+        encoder: the CNN.
+        refiner: what is learned between CNN and decoder.
+        decoder: writes the caption.
+        objective: what is minimised.
+        learning_rate: its peak.
+        weight_decay: of AdamW.
+        warmup: part of all steps in which the learning rate rises.
+        word_dropout: probability that an input word is replaced by ``<unk>`` while training.
+        val_beam_size: beam size of the captions generated and scored at every validation.
+        decoding: how ``test``, ``predict`` and the scores after ``fit`` search.
+    """
+
+    def __init__(
+        self,
+        words: list[str],
+        encoder: EncoderFactory = CNNEncoder,
+        refiner: RefinerFactory = Projection,
+        decoder: DecoderFactory = LSTMDecoder,
+        objective: ObjectiveFactory = Likelihood,
+        learning_rate: float = 1.2e-3,
+        weight_decay: float = 0.01,
+        warmup: float = 0.1,
+        word_dropout: float = 0.0,
+        val_beam_size: int = 3,
+        decoding: Decoding = Decoding(),  # noqa: B008 - frozen
+    ) -> None:
+        super().__init__()
+        # The values given, not the defaults of the signature: LightningCLI hands over the tree.
+        self.save_hyperparameters()
+        trees = {part: _tree(self.hparams[part]) for part in (*PARTS, "objective")}
+        self.hparams.update(trees)
+        objective_tree = trees.pop("objective")
+        self.captioner = Captioner.from_config(trees, Vocabulary(words))
+        self.objective: Objective = build("objective", objective_tree)
+        self.hparams["decoding"] = asdict(decoding)
+        self.decoding = decoding
+        self._generated: dict[int | str, str] = {}
+
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
+        """Teacher forcing on one batch."""
+        seed = np.random.SeedSequence([global_seed(), self.current_epoch, batch_idx, self.global_rank])
+        torch.manual_seed(int(seed.generate_state(1)[0]))
+        loss = self._loss(batch, training=True)
+        logged = {"loss": loss.total, **loss.terms, **loss.measures}
+        self.log_dict(
+            {f"train/{name}": value.detach() for name, value in logged.items()},
+            batch_size=len(batch.image_ids),
+        )
+        return loss.total
+
+    def on_validation_epoch_start(self) -> None:
+        """Forgets the captions of the validation before."""
+        self._generated = {}
+
+    def validation_step(self, batch: Batch) -> None:
+        """Generates captions; also logs the teacher-forced likelihood, named as such."""
+        nll = self._loss(batch, training=False).measures["nll"]
+        self.log("val/teacher_forced_nll", nll, batch_size=len(batch.image_ids))
+        self._generate(batch, Decoding(self.hparams["val_beam_size"]))
+
+    def on_validation_epoch_end(self) -> None:
+        """Scores the generated captions; NLTK's tokenizer, for speed (``test`` takes Java's)."""
+        if self.trainer.sanity_checking or not self._generated:
+            return
+        scores = self._scorer(VAL).score(self._generated).as_dict()
+        for name in ("bleu_1", "bleu_2", "bleu_3", "bleu_4", "rouge_l", "cider"):
+            self.log(f"val/{name}", float(scores[name] or 0.0), prog_bar=name in ("bleu_4", "cider"))
+
+    def on_test_epoch_start(self) -> None:
+        """Forgets earlier captions."""
+        self._generated = {}
+
+    def test_step(self, batch: Batch) -> None:
+        """Generates captions as ``decoding`` says; ``generated`` has them."""
+        self._generate(batch, self.decoding)
+
+    def predict_step(self, batch: Batch) -> list[tuple[int | str, str]]:
+        """(image id, caption) of every picture."""
+        return self._generate(batch, self.decoding)
+
+    @property
+    def generated(self) -> dict[int | str, str]:
+        """The captions of the last validation or test, by image id."""
+        return self._generated
+
+    def configure_optimizers(self) -> Any:
+        """AdamW under one cycle."""
+        options = self.hparams
+        learning = [p for p in self.parameters() if p.requires_grad]
+        groups = [
+            {"params": [p for p in learning if p.ndim > 1], "weight_decay": options["weight_decay"]},
+            {"params": [p for p in learning if p.ndim <= 1], "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW(groups, lr=options["learning_rate"], betas=(0.9, 0.98))
+        schedule = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer,
+            options["learning_rate"],
+            total_steps=int(self.trainer.estimated_stepping_batches) + 1,
+            pct_start=options["warmup"],
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Names the encoder's weights, which the checkpoint may not hold."""
+        checkpoint["encoder_sha256"] = self.captioner.encoder.fingerprint()
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuses a checkpoint of another vocabulary before its weights are tried."""
+        stored = Vocabulary(checkpoint["hyper_parameters"].get("words", []))
+        own = self.captioner.vocabulary
+        if stored != own:
+            raise CheckpointError(
+                f"the checkpoint was trained with another vocabulary ({len(stored):,} words, "
+                f"{stored.fingerprint}) than this data gives ({len(own):,} words, {own.fingerprint}): "
+                "give the data.* options it was trained with, or use captioner caption and evaluate, "
+                "which take any pictures"
+            )
+
+    def _loss(self, batch: Batch, training: bool) -> Any:
+        inputs, targets = batch.tokens[..., :-1], batch.tokens[..., 1:]
+        if training and self.hparams["word_dropout"]:
+            inputs = _drop_words(inputs, self.hparams["word_dropout"])
+        decoded = self.captioner(self._annotations(batch), inputs)
+        return self.objective(decoded, targets)
+
+    def _annotations(self, batch: Batch) -> Annotations:
+        """As the encoder gives them: from the cache, or computed now."""
+        if batch.vectors is None:
+            assert batch.pixels is not None
+            return self.captioner.encode(batch.pixels)
+        return Annotations(batch.vectors.float(), batch.grid)
+
+    def _generate(self, batch: Batch, decoding: Decoding) -> list[tuple[int | str, str]]:
+        annotations = self.captioner.refiner(self._annotations(batch))
+        found = search(self.captioner.decoder, annotations, decoding)
+        decode = self.captioner.vocabulary.decode
+        captions = [
+            (image_id, join(decode(hypotheses[0].tokens)))
+            for image_id, hypotheses in zip(batch.image_ids, found, strict=True)
+        ]
+        self._generated.update(captions)
+        return captions
+
+    def _scorer(self, split: str) -> CaptionScorer[int | str]:
+        """Keeps the tokenised references between validations."""
+        if not hasattr(self, "_scorers"):
+            self._scorers: dict[str, CaptionScorer[int | str]] = {}
+        if split not in self._scorers:
+            data: CaptionDataModule = self.trainer.datamodule  # type: ignore[attr-defined]
+            self._scorers[split] = CaptionScorer(data.references(split), java=False)
+        return self._scorers[split]
+
+
+def _tree(given: Any) -> dict[str, Any]:
+    """A tree as it is, or that of a class given with all its defaults."""
+    if isinstance(given, Mapping):
+        return dict(given)
+    return {"class_path": given.__name__, "init_args": {}}
+
+
+def _drop_words(inputs: Tensor, probability: float) -> Tensor:
+    """Some words, never the special tokens, become ``<unk>``."""
+    from captioner.text import UNK
+
+    dropped = (torch.rand(inputs.shape, device=inputs.device) < probability) & (inputs > UNK)
+    return inputs.masked_fill(dropped, UNK)
