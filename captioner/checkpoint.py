@@ -64,9 +64,13 @@ def save(captioner: Captioner, folder: str | Path, card: str) -> None:
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as staging:
             new = Path(staging) / "new"
             new.mkdir()
-            save_model(captioner, str(new / WEIGHTS), metadata={"format_version": str(FORMAT_VERSION)})
+            save_model(
+                captioner, str(new / WEIGHTS), metadata={"format_version": str(FORMAT_VERSION)}
+            )
             (new / WEIGHTS).chmod(0o644)  # safetensors makes it private
-            (new / VOCABULARY).write_text(_dump({"words": captioner.vocabulary.plain_words}), "utf-8")
+            (new / VOCABULARY).write_text(
+                _dump({"words": captioner.vocabulary.plain_words}), "utf-8"
+            )
             (new / CARD).write_text(card, "utf-8")
             (new / CONFIG).write_text(_dump(config), "utf-8")
             if folder.exists():
@@ -124,7 +128,9 @@ def load_folder(folder: Path) -> Captioner:
     try:
         tensors = load_file(folder / WEIGHTS)
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"'{folder / WEIGHTS}' cannot be read: {error}; copy it again") from error
+        raise CheckpointError(
+            f"'{folder / WEIGHTS}' cannot be read: {error}; copy it again"
+        ) from error
     _fill(captioner, tensors, folder / WEIGHTS)
     _check_encoder(captioner, config.get("encoder_weights", {}).get("sha256"), folder)
     return captioner.eval()
@@ -138,7 +144,9 @@ def load_lightning(file: Path) -> Captioner:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(f"'{file}' cannot be read as a checkpoint: {reason:.200}") from error
     if not isinstance(content, Mapping) or not {"hyper_parameters", "state_dict"} <= set(content):
-        raise CheckpointError(f"'{file}' is no checkpoint of captioner fit: hyper_parameters are missing")
+        raise CheckpointError(
+            f"'{file}' is no checkpoint of captioner fit: hyper_parameters are missing"
+        )
     given = content["hyper_parameters"]
     tree = {part: given.get(part) for part in PARTS}
     captioner = _assemble(file, tree, given.get("words"))
@@ -155,9 +163,13 @@ def load_lightning(file: Path) -> Captioner:
 
 def _assemble(source: Path, tree: Any, words: Any) -> Captioner:
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise CheckpointError(f"'{source}' has no list of words; its vocabulary is missing or damaged")
+        raise CheckpointError(
+            f"'{source}' has no list of words; its vocabulary is missing or damaged"
+        )
     if not isinstance(tree, Mapping):
-        raise CheckpointError(f"'{source}' does not say what model it holds; its configuration is damaged")
+        raise CheckpointError(
+            f"'{source}' does not say what model it holds; its configuration is damaged"
+        )
     try:
         return Captioner.from_config(tree, Vocabulary(words))
     except CaptionerError as error:
@@ -170,7 +182,9 @@ def _fill(captioner: Captioner, tensors: Mapping[str, torch.Tensor], source: Pat
         captioner.load_state_dict(dict(tensors), strict=True)
     except RuntimeError as error:
         lines = [line.strip() for line in str(error).splitlines()[1:]]
-        raise CheckpointError(f"'{source}' does not fit its model: {' '.join(lines):.300}") from error
+        raise CheckpointError(
+            f"'{source}' does not fit its model: {' '.join(lines):.300}"
+        ) from error
 
 
 def _check_encoder(captioner: Captioner, expected: Any, source: Path) -> None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 from captioner import __version__
 from captioner.errors import CaptionerError, UsageError
+from captioner.shipped import configs_folder
+from captioner.shipped import models as bundled_models
 
 if TYPE_CHECKING:
     from captioner.predictor import Caption
@@ -66,7 +68,9 @@ def _parser() -> argparse.ArgumentParser:
         # Only listed here; LightningCLI parses them.
         commands.add_parser(name, help=text, add_help=False)
 
-    def add(name: str, command: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
+    def add(
+        name: str, command: Callable[[argparse.Namespace], int], text: str
+    ) -> argparse.ArgumentParser:
         added = commands.add_parser(name, help=text, description=text, formatter_class=formatter)
         added.set_defaults(command=command)
         return added
@@ -75,9 +79,13 @@ def _parser() -> argparse.ArgumentParser:
     caption.add_argument("inputs", nargs="+", metavar="INPUT", help="picture, folder or glob")
     _add_model(caption)
     caption.add_argument("--beam-size", type=_positive, default=5, help="1 is greedy search")
-    caption.add_argument("--batch-size", type=_positive, default=32, help="pictures computed together")
+    caption.add_argument(
+        "--batch-size", type=_positive, default=32, help="pictures computed together"
+    )
     caption.add_argument("--format", choices=sorted(_WRITERS), default="text", help="of the output")
-    caption.add_argument("--output", metavar="FILE", help="where to write; standard output if not given")
+    caption.add_argument(
+        "--output", metavar="FILE", help="where to write; standard output if not given"
+    )
 
     evaluate = add("evaluate", _evaluate, "score captions against references")
     evaluate.add_argument("results", help="COCO results JSON, or the JSONL of captioner caption")
@@ -88,7 +96,9 @@ def _parser() -> argparse.ArgumentParser:
         default="auto",
         help="use Java for the PTB tokenizer and METEOR",
     )
-    evaluate.add_argument("--output", metavar="FILE", help="where to write; standard output if not given")
+    evaluate.add_argument(
+        "--output", metavar="FILE", help="where to write; standard output if not given"
+    )
 
     export = add("export", _export, "write a model folder from a checkpoint or a run")
     export.add_argument("folder", help="the folder to write")
@@ -104,7 +114,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--model", help="a bundled name, a model folder, a .ckpt or a run folder; the bundled default if not given"
+        "--model",
+        help="a bundled name, a model folder, a .ckpt or a run folder; the bundled default if not given",
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
 
@@ -225,7 +236,9 @@ def _export(options: argparse.Namespace) -> int:
     source = Path(options.model)
     cards = [source / checkpoint.CARD, source / checkpoint.MODEL / checkpoint.CARD]
     card = next((file.read_text("utf-8") for file in cards if file.is_file()), None)
-    checkpoint.save(captioner, options.folder, card or f"# A captioner\n\nExported from {source.name}.\n")
+    checkpoint.save(
+        captioner, options.folder, card or f"# A captioner\n\nExported from {source.name}.\n"
+    )
     print(f"model written to {options.folder}")
     return 0
 
@@ -233,8 +246,7 @@ def _export(options: argparse.Namespace) -> int:
 def _models(options: argparse.Namespace) -> int:
     from captioner.checkpoint import BEST, CONFIG, MODEL
 
-    bundled = Path(__file__).parent / "pretrained"
-    found = [(file.parent.name, "bundled") for file in sorted(bundled.glob(f"*/{CONFIG}"))]
+    found = [(name, "bundled") for name in bundled_models()]
     for run in sorted(Path(options.runs).glob("*/")):
         if (run / MODEL / CONFIG).is_file() or (run / BEST).is_file():
             found.append((str(run), "run"))
@@ -247,12 +259,6 @@ def _models(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     return 0
-
-
-def configs_folder() -> Path:
-    """Where the shipped YAML files are: in the package, or beside it in a checkout."""
-    inside = Path(__file__).parent / "configs"
-    return inside if inside.is_dir() else Path(__file__).parents[1] / "configs"
 
 
 def _configs(options: argparse.Namespace) -> int:

@@ -57,7 +57,9 @@ class Hypothesis:
 
 @torch.inference_mode()
 def search(
-    decoder: Decoder, annotations: Annotations, decoding: Decoding = Decoding()  # noqa: B008 - frozen
+    decoder: Decoder,
+    annotations: Annotations,
+    decoding: Decoding = Decoding(),
 ) -> list[list[Hypothesis]]:
     """The best captions of every picture, best first, at least one and at most ``beam_size``.
 

@@ -1,7 +1,7 @@
 """Load once, ask many times: pictures → captions with the places looked at."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, overload
 
@@ -12,11 +12,12 @@ from jaxtyping import Float32
 from captioner import checkpoint
 from captioner.data.pixels import read_batch, read_batches
 from captioner.decoding import Decoding, Hypothesis, force, search
-from captioner.errors import CaptionerError, ImageError, UsageError
+from captioner.errors import ImageError, UsageError
 from captioner.images import Geometry, Source
 from captioner.models.annotations import Annotations
 from captioner.models.captioner import Captioner
-from captioner.text import UNK, Tokenizer, Vocabulary, join
+from captioner.shipped import models
+from captioner.text import Tokenizer, Vocabulary, join
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,12 +81,18 @@ class Predictor:
         return self.captioner.vocabulary
 
     @overload
-    def caption(self, images: list[Source], beam_size: int = ..., **options: Any) -> list[Caption]: ...
+    def caption(
+        self, images: list[Source], beam_size: int = ..., **options: Any
+    ) -> list[Caption]: ...
     @overload
     def caption(self, images: Source, beam_size: int = ..., **options: Any) -> Caption: ...
 
     def caption(
-        self, images: Source | list[Source], beam_size: int = 5, batch_size: int = 32, **options: Any
+        self,
+        images: Source | list[Source],
+        beam_size: int = 5,
+        batch_size: int = 32,
+        **options: Any,
     ) -> Caption | list[Caption]:
         """The best caption of a picture, or of each picture of a list.
 
@@ -181,28 +188,20 @@ def load(model: str | Path | None = None, device: str = "auto") -> Predictor:
     return Predictor(checkpoint.load(place), str(model or place.name), device)
 
 
-def bundled() -> dict[str, Path]:
-    """The models that ship with the package, by name."""
-    folder = Path(__file__).parent / "pretrained"
-    return {path.parent.name: path.parent for path in sorted(folder.glob(f"*/{checkpoint.CONFIG}"))}
-
-
 def find_model(model: str | Path | None) -> Path:
     """The place that a bundled name or a path stands for."""
-    shipped = bundled()
+    bundled = models()
     if model is None:
-        if not shipped:
+        if not bundled:
             raise UsageError(
                 "no model given and none ships with this version: train one with "
                 "'captioner fit --config configs/shapes.yaml' and give it with --model runs/shapes"
             )
-        return next(iter(shipped.values()))
-    return shipped.get(str(model), Path(model))
+        return next(iter(bundled.values()))
+    return bundled.get(str(model), Path(model))
 
 
 def _with_alternatives(best: Caption, others: Sequence[Caption]) -> Caption:
-    from dataclasses import replace
-
     return replace(best, alternatives=tuple(others))
 
 
@@ -216,6 +215,3 @@ def _device(name: str) -> torch.device:
         reason = str(error).splitlines()[0]
         raise UsageError(f"device {name!r} cannot be used: {reason}; try --device cpu") from error
     return device
-
-
-__all__ = ["UNK", "Caption", "CaptionerError", "Predictor", "bundled", "find_model", "load"]

@@ -14,7 +14,37 @@ PAD, START, END, UNK = range(4)
 # coco-caption's PTBTokenizer drops these; the brackets are its -LRB- … -RCB- before renaming, and the
 # typographic quotes and dashes are what its Java tokenizer normalises to members of the list.
 PUNCTUATION = frozenset(
-    "'' ' `` ` . ? ! , : - -- ... ; ( ) [ ] { } < > \" “ ” ‘ ’ … – —".split()  # noqa: RUF001
+    [
+        "''",
+        "'",
+        "``",
+        "`",
+        ".",
+        "?",
+        "!",
+        ",",
+        ":",
+        "-",
+        "--",
+        "...",
+        ";",
+        "(",
+        ")",
+        "[",
+        "]",
+        "{",
+        "}",
+        "<",
+        ">",
+        '"',
+        "“",
+        "”",
+        "‘",
+        "’",
+        "…",
+        "–",
+        "—",
+    ]
 )
 
 

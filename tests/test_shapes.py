@@ -85,6 +85,7 @@ def test_impossible_scenes_are_refused(wrong: dict[str, int]):
 
 
 def test_masks_show_the_thing_and_nothing_else(scenes: list[Scene]):
+    offsets = []
     for made in scenes:
         pixels = np.asarray(made.image).astype(float)
         assert made.masks.dtype == np.bool_
@@ -95,9 +96,12 @@ def test_masks_show_the_thing_and_nothing_else(scenes: list[Scene]):
             assert np.abs(np.median(pixels[mask], axis=0) - shapes.COLOURS[t.colour]).max() <= 11
             assert np.abs(pixels[mask].mean(axis=0) - shapes.COLOURS[t.colour]).max() <= 40
             y, x = np.nonzero(mask)
-            assert np.hypot(x.mean() + 0.5 - t.centre[0], y.mean() + 0.5 - t.centre[1]) < 0.5
+            offsets.append((x.mean() + 0.5 - t.centre[0], y.mean() + 0.5 - t.centre[1]))
             reach = np.hypot(x + 0.5 - t.centre[0], y + 0.5 - t.centre[1]).max()
             assert t.radius - 3 < reach < t.radius + 1
+    # An upright square's edges can fall half a pixel off, and all to one side; never on the whole.
+    assert np.abs(offsets).max() <= 0.6
+    assert np.abs(np.mean(offsets, axis=0)).max() < 0.05
 
 
 def test_mask_holds_the_pixels_more_like_the_thing_than_like_the_ground():
@@ -228,6 +232,21 @@ def test_relations_hold_between_the_masks(scenes: list[Scene]):
                     assert step > 0.45 * abs(b[1 - axis].mean() - a[1 - axis].mean())
             seen += 1
     assert seen > 200
+
+
+def test_lists_name_things_from_left_to_right(scenes: list[Scene]):
+    seen = 0
+    for made in scenes:
+        looks = {f"{t.colour} {t.shape}": t.centre[0] for t in made.things}
+        if len(looks) < len(made.things):
+            continue
+        for caption in made.captions:
+            if not any(relation in caption for relation in shapes.RELATIONS):
+                named = sorted(looks.keys(), key=lambda look: caption.find(look))
+                places = [looks[look] for look in named if look in caption]
+                assert places == sorted(places), caption
+                seen += len(places) > 1
+    assert seen > 100
 
 
 SCENE = [

@@ -26,7 +26,9 @@ _LOG = logging.getLogger(__name__)
 class CachingEncoder(Protocol):
     """What the cache needs of an encoder."""
 
-    preprocessing: InputSize
+    @property
+    def preprocessing(self) -> InputSize:
+        """The size of its input."""
 
     def fingerprint(self) -> str:
         """Changes with the weights, the architecture or the preprocessing."""
@@ -89,7 +91,7 @@ class AnnotationCache:
 
     def __getitem__(self, path: str) -> np.ndarray:
         """(L, D) float16 annotation vectors of a picture."""
-        return self.vectors[self.rows[path]]
+        return np.asarray(self.vectors[self.rows[path]])
 
 
 def _key(paths: Sequence[str], encoder: CachingEncoder) -> str:
@@ -117,7 +119,9 @@ def _fill(
         place.parent.mkdir(parents=True, exist_ok=True)
         work = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
     except OSError as error:
-        raise DataError(f"cannot write the annotation cache under '{place.parent}': {error}") from error
+        raise DataError(
+            f"cannot write the annotation cache under '{place.parent}': {error}"
+        ) from error
     try:
         meta = _write(work / "annotations.npy", paths, encoder, batch_size, device, progress)
         (work / "meta.json").write_text(json.dumps(meta), encoding="utf-8")

@@ -117,7 +117,9 @@ class CaptionDataModule(pl.LightningDataModule):
         self.cache_dir = Path(cache_dir).expanduser() if cache_dir else default_cache()
         self.cached, self.test_split, self.name = cache, test_split, name
         if test_split not in SPLITS:
-            raise DataError(f"data.test_split is {test_split!r}; expected one of {', '.join(SPLITS)}")
+            raise DataError(
+                f"data.test_split is {test_split!r}; expected one of {', '.join(SPLITS)}"
+            )
         if name == "shapes":
             root = str(_write_scenes(root, shapes, self.cache_dir))
         elif root is None:
@@ -181,7 +183,8 @@ class CaptionDataModule(pl.LightningDataModule):
 
     def _open_cache(self) -> None:
         assert self.trainer is not None
-        encoder = self.trainer.lightning_module.captioner.encoder
+        task: Any = self.trainer.lightning_module
+        encoder = task.captioner.encoder
         encoder.load_pretrained()
         if self.cached and not encoder.trainable:
             device = self.trainer.strategy.root_device
@@ -206,10 +209,7 @@ class CaptionDataModule(pl.LightningDataModule):
     def _dataset(self, split: str) -> "CaptionDataset":
         records = self._usable(split)
         captions = [
-            [
-                self._encode(self._words.get(c) or self.tokenizer(c))
-                for c in record.captions
-            ]
+            [self._encode(self._words.get(c) or self.tokenizer(c)) for c in record.captions]
             for record in records
         ]
         source: Callable[[str], np.ndarray | Tensor]
@@ -218,7 +218,12 @@ class CaptionDataModule(pl.LightningDataModule):
         else:
             source, grid = partial(_pixels, preprocessing=self._preprocessing), (0, 0)
         return CaptionDataset(
-            records, captions, source, grid, self.captions_per_image, self.mirror if split == TRAIN else 0
+            records,
+            captions,
+            source,
+            grid,
+            self.captions_per_image,
+            self.mirror if split == TRAIN else 0,
         )
 
     def _usable(self, split: str) -> list[Record]:
@@ -248,7 +253,7 @@ class CaptionDataModule(pl.LightningDataModule):
 class Draw(NamedTuple):
     """A picture's place in its data set, and the seed of everything random about it this time."""
 
-    index: int
+    place: int
     seed: int
 
 
@@ -267,8 +272,9 @@ class Shuffle(Sampler[Draw]):
 
     def __iter__(self) -> Iterator[Draw]:
         rng = np.random.default_rng([self.seed, self.epoch])
-        for index, seed in zip(rng.permutation(self.size), rng.integers(2**62, size=self.size), strict=True):
-            yield Draw(int(index), int(seed))
+        seeds = rng.integers(2**62, size=self.size)
+        for place, seed in zip(rng.permutation(self.size), seeds, strict=True):
+            yield Draw(int(place), int(seed))
 
 
 class Item(NamedTuple):
@@ -310,8 +316,8 @@ class CaptionDataset(Dataset[Item | None]):
 
     def __getitem__(self, draw: int | Draw) -> Item | None:
         """A picture; None, with a warning, if it cannot be read."""
-        index, seed = draw if isinstance(draw, Draw) else (draw, 0)
-        record, captions = self.records[index], self.captions[index]
+        place, seed = draw if isinstance(draw, Draw) else (draw, 0)
+        record, captions = self.records[place], self.captions[place]
         try:
             values = torch.as_tensor(np.array(self.source(record.path)))
         except ImageError as error:
@@ -320,7 +326,7 @@ class CaptionDataset(Dataset[Item | None]):
         if not isinstance(draw, Draw):
             return Item(record.image_id, values, captions[: self.rows])
         rng = np.random.default_rng(seed)
-        if rng.random() < self.mirror[index]:
+        if rng.random() < self.mirror[place]:
             values = self._mirrored(values)
         chosen = rng.permutation(len(captions))[: self.rows]
         return Item(record.image_id, values, [captions[i] for i in chosen])
@@ -364,7 +370,9 @@ def _pixels(path: str, preprocessing: Any) -> UInt8[Tensor, "3 H W"]:
 def _write_scenes(root: str | None, options: ShapesOptions, cache_dir: Path) -> Path:
     """The folder of the scenes, written if they are not there."""
     sizes = {TRAIN: options.train, VAL: options.val, TEST: options.test}
-    name = "-".join(map(str, [*sizes.values(), options.image_size, options.max_objects, options.seed]))
+    name = "-".join(
+        map(str, [*sizes.values(), options.image_size, options.max_objects, options.seed])
+    )
     folder = Path(root).expanduser() if root else cache_dir / "shapes" / name
     scenes.write(
         folder,
@@ -377,7 +385,9 @@ def _write_scenes(root: str | None, options: ShapesOptions, cache_dir: Path) -> 
     return folder
 
 
-def _progress(items: Iterable[Any], total: int, title: str = "filling the annotation cache") -> Iterable[Any]:
+def _progress(
+    items: Iterable[Any], total: int, title: str = "filling the annotation cache"
+) -> Iterable[Any]:
     from rich.progress import track
 
     return track(items, description=title, total=total)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from jaxtyping import UInt8
@@ -25,7 +25,7 @@ class InputSize(Protocol):
         """Width in pixels."""
 
     @property
-    def interpolation(self) -> str:
+    def interpolation(self) -> Literal["bicubic", "bilinear"]:
         """``bicubic`` or ``bilinear``."""
 
 

@@ -70,7 +70,9 @@ def read_flickr8k(root: Path) -> list[Record]:
     problems = _Problems(str(token_file))
     problems.add("listed twice in the split files", _duplicates(splits.values()))
     listed = [(split, name) for split, names in splits.items() for name in names]
-    problems.add("listed in a split but without captions", [n for _, n in listed if n not in captions])
+    problems.add(
+        "listed in a split but without captions", [n for _, n in listed if n not in captions]
+    )
     return _records(
         ((name, images / name, captions.get(name, ()), split) for split, name in listed), problems
     )
@@ -128,7 +130,9 @@ class _Problems:
     def check(self) -> None:
         if self.kinds:
             raise DataError(
-                f"{self.source}: " + "; ".join(self.kinds) + "; repair the files or remove the entries"
+                f"{self.source}: "
+                + "; ".join(self.kinds)
+                + "; repair the files or remove the entries"
             )
 
 
@@ -141,7 +145,7 @@ def _records(
         for image_id, path, captions, split in rows
     ]
     # One listing per folder instead of one stat per image: COCO has 120,000 of them.
-    folders = {path.parent for path in map(lambda r: Path(r.path), records)}
+    folders = {Path(record.path).parent for record in records}
     there = {str(file) for folder in folders if folder.is_dir() for file in folder.iterdir()}
     problems.add("that do not exist", [r.path for r in records if r.path not in there])
     problems.check()
@@ -157,7 +161,9 @@ def _token_captions(file: Path) -> dict[str, list[str]]:
         key, tab, caption = line.partition("\t")
         name, hash_sign, _ = key.rpartition("#")
         if not tab or not hash_sign:
-            raise DataError(f"'{file}' line {number}: expected 'name.jpg#0<TAB>caption', got {line!r:.80}")
+            raise DataError(
+                f"'{file}' line {number}: expected 'name.jpg#0<TAB>caption', got {line!r:.80}"
+            )
         if caption.strip():
             captions.setdefault(name, []).append(caption.strip())
     return captions
@@ -169,10 +175,14 @@ def _csv_captions(file: Path) -> dict[str, list[str]]:
     rows = csv.reader(line for line in _lines(file) if line)
     header = next(rows, [])
     if [column.strip() for column in header] != ["image", "caption"]:
-        raise DataError(f"'{file}': expected the header 'image,caption', got {','.join(header)!r:.80}")
+        raise DataError(
+            f"'{file}': expected the header 'image,caption', got {','.join(header)!r:.80}"
+        )
     for row in rows:
         if len(row) != 2:
-            raise DataError(f"'{file}' line {rows.line_num}: expected 'image,caption', got {row!r:.80}")
+            raise DataError(
+                f"'{file}' line {rows.line_num}: expected 'image,caption', got {row!r:.80}"
+            )
         if row[1].strip():
             captions.setdefault(row[0], []).append(row[1].strip())
     return captions

@@ -39,7 +39,7 @@ from captioner.errors import DataError, UsageError
 T = TypeVar("T")
 Outline = npt.NDArray[np.float64]
 
-FORMAT = 1  # of the scenes and of the written folder: goes up when either changes
+FORMAT = 2  # of the scenes and of the written folder: goes up when either changes
 CAPTIONS = 5  # different captions per scene
 SPLITS: Mapping[str, int] = MappingProxyType({"train": 2000, "val": 200, "test": 200})
 SPLIT_ROOM = 1_000_000  # scene numbers kept for each split, so that one can grow and move no other
@@ -202,8 +202,8 @@ def _draw(rng: np.random.Generator, thing: Thing, image: Image.Image) -> npt.NDA
     pen = ImageDraw.Draw(canvas)
     for fill, outline in zip((255, 0), SHAPES[thing.shape], strict=False):
         points = outline @ rotation * thing.radius + np.array(thing.centre) - corner
-        # Pillow's whole numbers are the middles of its pixels.
-        pen.polygon((points * SUPERSAMPLING - 0.5).ravel().tolist(), fill=fill)
+        # Pillow wants the whole numbers of its pixels, and would round all to one side itself.
+        pen.polygon(np.floor(points * SUPERSAMPLING).ravel().tolist(), fill=fill)
     coverage = canvas.reduce(SUPERSAMPLING)
     left, top = (int(v) for v in corner)
     red, green, blue = (int(v) for v in colour.clip(0, 255))
@@ -305,7 +305,9 @@ def _statement(rng: np.random.Generator, things: Sequence[Thing]) -> _Statement:
     ]
     if related and rng.random() < 0.6:
         return _pick(rng, related)
-    return _Statement(opening, tuple(order[:3]))  # more would not be one short sentence
+    # Three make one short sentence. From left to right, so that there is a way to look to learn.
+    named = sorted(order[:3], key=lambda phrase: min(t.centre[0] for t in phrase.among(things)))
+    return _Statement(opening, tuple(named))
 
 
 _SHAPE_OF = {noun: shape for shape, nouns in _NOUNS.items() for noun in nouns}

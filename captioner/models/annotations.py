@@ -23,7 +23,9 @@ class Annotations:
     def __post_init__(self) -> None:
         rows, columns = self.grid
         if rows * columns != self.vectors.shape[1]:
-            raise ValueError(f"{self.vectors.shape[1]} annotation vectors do not fill a {rows}×{columns} grid")
+            raise ValueError(
+                f"{self.vectors.shape[1]} annotation vectors do not fill a {rows}×{columns} grid"
+            )
 
     def __len__(self) -> int:
         return self.vectors.shape[0]

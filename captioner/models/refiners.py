@@ -62,6 +62,9 @@ class Blind(Projection):
     over pictures and cells is a running one, over the training batches so far.
     """
 
+    mean: Tensor
+    batches: Tensor
+
     def __init__(self, in_dim: int, dim: int = 512, dropout: float = 0.0) -> None:
         super().__init__(in_dim, dim, dropout)
         self.register_buffer("mean", torch.zeros(in_dim))

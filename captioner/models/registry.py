@@ -21,7 +21,8 @@ _TABLE: dict[str, dict[str, type["Component"]]] = {}
 class Component(nn.Module):
     """A named, configurable part of a captioner; defining a subclass enters it into the table.
 
-    The base class of each kind says ``kind="…"``, and ``abstract=False`` if it can be used itself. A part inside a part is received as a *factory*
+    The base class of each kind says ``kind="…"``, and ``abstract=False`` if it can be used itself.
+    A part inside a part is received as a *factory*
     under a parameter named after its kind (``attention=``, ``score=``), called with the sizes that
     only the outer part knows.
     """
@@ -73,7 +74,9 @@ def build(kind: str, tree: Mapping[str, Any], /, **sizes: Any) -> Any:
     try:
         return cls(**{**options, **sizes})
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ModelError(f"{name} cannot be built from {options}: {error}".replace("\n", " ")) from error
+        raise ModelError(
+            f"{name} cannot be built from {options}: {error}".replace("\n", " ")
+        ) from error
 
 
 def portable(tree: Any) -> Any:

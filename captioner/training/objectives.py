@@ -58,19 +58,21 @@ class Likelihood(Objective):
         there = targets != PAD  # (B, R, T)
         words = there.sum().clamp(min=1)
         log_probs = decoded.logits.float().log_softmax(-1)
-        nll = F.nll_loss(log_probs.flatten(0, -2), targets.flatten(), ignore_index=PAD, reduction="sum")
+        nll = F.nll_loss(
+            log_probs.flatten(0, -2), targets.flatten(), ignore_index=PAD, reduction="sum"
+        )
         uniform = -(log_probs.mean(-1) * there).sum()
         smoothed = (1 - self.label_smoothing) * nll + self.label_smoothing * uniform
         terms = {"likelihood": smoothed / words}
         if self.doubly_stochastic:
-            terms["doubly_stochastic"] = self.doubly_stochastic * doubly_stochastic(decoded.weights, there)
+            terms["doubly_stochastic"] = self.doubly_stochastic * doubly_stochastic(
+                decoded.weights, there
+            )
         total = torch.stack(list(terms.values())).sum()
         return Loss(total, terms, {"nll": nll.detach() / words})
 
 
-def doubly_stochastic(
-    weights: Float[Tensor, "B R T L"], there: Tensor
-) -> Float[Tensor, ""]:
+def doubly_stochastic(weights: Float[Tensor, "B R T L"], there: Tensor) -> Float[Tensor, ""]:
     """The mean over captions and cells of ``(1 - Σ_t α_t,i)²``: every region is to be looked at.
 
     Args:

@@ -8,6 +8,7 @@ TensorBoard, one version per start), ``results/*.json`` and ``model/``, the best
 import json
 import platform
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
+from jsonargparse import ArgumentError
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
@@ -25,6 +27,7 @@ from captioner.data.module import CaptionDataModule
 from captioner.data.records import VAL
 from captioner.errors import UsageError
 from captioner.evaluation.captions import CaptionScorer, Scores
+from captioner.shipped import configs_folder
 from captioner.training.task import CaptioningTask
 
 LAST = Path("checkpoints") / "last.ckpt"
@@ -40,7 +43,7 @@ class Trainer(pl.Trainer):
         device = self.strategy.root_device
         cache = datamodule.fill_cache(encoder.to(device), device)
         rows, columns = cache.grid
-        print(  # noqa: T201
+        print(
             f"{len(cache.rows):,} pictures × {rows} × {columns} annotation vectors of width "
             f"{cache.vectors.shape[-1]}, {cache.vectors.nbytes / 1e9:.2f} GB, "
             f"{len(cache.failed)} left out, in {datamodule.cache_dir}"
@@ -75,10 +78,10 @@ class CLI(LightningCLI):
         root = Path(given.get("default_root_dir") or Path("runs") / self._name())
         if given.get("logger") is None:
             version = len(list(root.glob("logs/version_*")))
-            options = {"save_dir": str(root), "name": "logs", "version": version}
-            kwargs["logger"] = (
-                [CSVLogger(**options), TensorBoardLogger(**options)] if self.subcommand == "fit" else False
-            )
+            kwargs["logger"] = self.subcommand == "fit" and [
+                CSVLogger(root, "logs", version),
+                TensorBoardLogger(root, "logs", version),
+            ]
         self.root = root
         trainer = super().instantiate_trainer(default_root_dir=str(root), **kwargs)
         for callback in trainer.checkpoint_callbacks:
@@ -109,12 +112,14 @@ class CLI(LightningCLI):
         self.model.load_state_dict(content["state_dict"])
         training_seconds = time.time() - self.started
         self.trainer.test(self.model, dataloaders=self.datamodule.val_dataloader(), verbose=False)
-        record = self._report(VAL, training_seconds=round(training_seconds), epoch=content["epoch"] + 1)
+        record = self._report(
+            VAL, training_seconds=round(training_seconds), epoch=content["epoch"] + 1
+        )
         card = model_card(self.model.captioner.config, record)
         checkpoint.save(self.model.captioner, self.root / checkpoint.MODEL, card)
         for image_id, caption in list(self.model.generated.items())[:3]:
-            print(f"{image_id}: {caption}")  # noqa: T201
-        print(f"model written to {self.root / checkpoint.MODEL}")  # noqa: T201
+            print(f"{image_id}: {caption}")
+        print(f"model written to {self.root / checkpoint.MODEL}")
 
     def after_test(self) -> None:
         """Scores the captions generated for ``data.test_split``."""
@@ -123,10 +128,10 @@ class CLI(LightningCLI):
     def predict(self, model: CaptioningTask, **kwargs: Any) -> None:
         """Writes captions of ``data.test_split`` in COCO's results format."""
         batches = self.trainer.predict(model, **kwargs) or []
-        captions = [{"image_id": i, "caption": c} for batch in batches for i, c in batch]  # type: ignore[union-attr]
+        captions = [{"image_id": i, "caption": c} for batch in batches for i, c in batch]
         file = self.root / "results" / f"{self.datamodule.test_split}-captions.json"
         checkpoint.write_text(file, json.dumps(captions, ensure_ascii=False, indent=1) + "\n")
-        print(f"{len(captions):,} captions written to {file}")  # noqa: T201
+        print(f"{len(captions):,} captions written to {file}")
 
     def _name(self) -> str:
         """What a run is called after: its configuration file."""
@@ -151,15 +156,17 @@ class CLI(LightningCLI):
         }
         file = self.root / "results" / f"{split}-beam{decoding['beam_size']}.json"
         checkpoint.write_text(file, json.dumps(record, indent=2) + "\n")
-        print(table(scores, split))  # noqa: T201
-        print(f"scores written to {file}")  # noqa: T201
+        print(table(scores, split))
+        print(f"scores written to {file}")
         return record
 
 
 def table(scores: Scores, split: str) -> str:
     """Scores in one line to read."""
     meteor = "no METEOR (it needs Java)" if scores.meteor is None else f"METEOR {scores.meteor:.1f}"
-    bleu = " / ".join(f"{b:.1f}" for b in (scores.bleu_1, scores.bleu_2, scores.bleu_3, scores.bleu_4))
+    bleu = " / ".join(
+        f"{b:.1f}" for b in (scores.bleu_1, scores.bleu_2, scores.bleu_3, scores.bleu_4)
+    )
     return (
         f"{split}, {scores.images:,} pictures, generated captions ({scores.tokenizer}): "
         f"BLEU-1..4 {bleu}, {meteor}, ROUGE-L {scores.rouge_l:.1f}, CIDEr {scores.cider:.1f}"
@@ -212,13 +219,17 @@ def _commit() -> str | None:
     here = Path(__file__).resolve().parents[2]
 
     def git(*arguments: str) -> str:
-        done = subprocess.run(["git", "-C", str(here), *arguments], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            ["git", "-C", str(here), *arguments], capture_output=True, text=True, check=True
+        )
         return done.stdout.strip()
 
     try:
         if Path(git("rev-parse", "--show-toplevel")) != here:
             return None
-        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain") else "")
+        return git("rev-parse", "--short=12", "HEAD") + (
+            "+" if git("status", "--porcelain") else ""
+        )
     except (OSError, subprocess.CalledProcessError):
         return None
 
@@ -234,15 +245,36 @@ def _machine() -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Runs one of the subcommands."""
-    CLI(
-        CaptioningTask,
-        CaptionDataModule,
-        save_config_callback=SaveConfig,
-        save_config_kwargs={"save_to_log_dir": False},
-        trainer_class=Trainer,
-        seed_everything_default=1,
-        auto_configure_optimizers=False,
-        parser_kwargs={"prog": "captioner"},
-        args=arguments,
-    )
+    """Runs one of the subcommands.
+
+    Raises:
+        UsageError: an option is unknown or has a wrong value.
+    """
+    # LightningCLI reads the command line itself, and warns when it is given a list as well.
+    sys.argv = ["captioner", *map(_shipped, arguments)]
+    raising = {"exit_on_error": False}
+    try:
+        CLI(
+            CaptioningTask,
+            CaptionDataModule,
+            save_config_callback=SaveConfig,
+            save_config_kwargs={"save_to_log_dir": False},
+            trainer_class=Trainer,
+            seed_everything_default=1,
+            auto_configure_optimizers=False,
+            parser_kwargs={**raising, **dict.fromkeys(CLI.subcommands(), raising)},
+        )
+    except ArgumentError as error:
+        message = " ".join(str(error).split())
+        raise UsageError(f"{message} (see captioner {arguments[0]} --help)") from error
+
+
+def _shipped(argument: str) -> str:
+    """``configs/…yaml`` that is not in the current folder: the file that ships with the package."""
+    option, equals, value = argument.rpartition("=")
+    path = Path(value)
+    if path.suffix == ".yaml" and path.parts[0] == "configs" and not path.exists():
+        shipped = configs_folder().joinpath(*path.parts[1:])
+        if shipped.is_file():
+            return f"{option}{equals}{shipped}"
+    return argument

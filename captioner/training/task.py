@@ -21,7 +21,7 @@ from captioner.models.encoder import CNNEncoder, Encoder
 from captioner.models.lstm import LSTMDecoder
 from captioner.models.refiners import Projection, Refiner
 from captioner.models.registry import build
-from captioner.text import Vocabulary, join
+from captioner.text import UNK, Vocabulary, join
 from captioner.training.objectives import Likelihood, Objective
 
 
@@ -84,10 +84,10 @@ class CaptioningTask(pl.LightningModule):
     def __init__(
         self,
         words: list[str],
-        encoder: EncoderFactory = CNNEncoder,
-        refiner: RefinerFactory = Projection,
-        decoder: DecoderFactory = LSTMDecoder,
-        objective: ObjectiveFactory = Likelihood,
+        encoder: EncoderFactory = CNNEncoder,  # noqa: ARG002 - this and the next are read as hparams
+        refiner: RefinerFactory = Projection,  # noqa: ARG002
+        decoder: DecoderFactory = LSTMDecoder,  # noqa: ARG002
+        objective: ObjectiveFactory = Likelihood,  # noqa: ARG002
         learning_rate: float = 1.2e-3,
         weight_decay: float = 0.01,
         warmup: float = 0.1,
@@ -104,12 +104,17 @@ class CaptioningTask(pl.LightningModule):
         self.captioner = Captioner.from_config(trees, Vocabulary(words))
         self.objective: Objective = build("objective", objective_tree)
         self.hparams["decoding"] = asdict(decoding)
+        self.learning_rate, self.weight_decay, self.warmup = learning_rate, weight_decay, warmup
+        self.word_dropout = word_dropout
         self.decoding = decoding
+        self.val_decoding = Decoding(val_beam_size)
         self._generated: dict[int | str, str] = {}
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Teacher forcing on one batch."""
-        seed = np.random.SeedSequence([global_seed(), self.current_epoch, batch_idx, self.global_rank])
+        seed = np.random.SeedSequence(
+            [global_seed(), self.current_epoch, batch_idx, self.global_rank]
+        )
         torch.manual_seed(int(seed.generate_state(1)[0]))
         loss = self._loss(batch, training=True)
         logged = {"loss": loss.total, **loss.terms, **loss.measures}
@@ -127,7 +132,7 @@ class CaptioningTask(pl.LightningModule):
         """Generates captions; also logs the teacher-forced likelihood, named as such."""
         nll = self._loss(batch, training=False).measures["nll"]
         self.log("val/teacher_forced_nll", nll, batch_size=len(batch.image_ids))
-        self._generate(batch, Decoding(self.hparams["val_beam_size"]))
+        self._generate(batch, self.val_decoding)
 
     def on_validation_epoch_end(self) -> None:
         """Scores the generated captions; NLTK's tokenizer, for speed (``test`` takes Java's)."""
@@ -135,7 +140,9 @@ class CaptioningTask(pl.LightningModule):
             return
         scores = self._scorer(VAL).score(self._generated).as_dict()
         for name in ("bleu_1", "bleu_2", "bleu_3", "bleu_4", "rouge_l", "cider"):
-            self.log(f"val/{name}", float(scores[name] or 0.0), prog_bar=name in ("bleu_4", "cider"))
+            self.log(
+                f"val/{name}", float(scores[name] or 0.0), prog_bar=name in ("bleu_4", "cider")
+            )
 
     def on_test_epoch_start(self) -> None:
         """Forgets earlier captions."""
@@ -156,18 +163,20 @@ class CaptioningTask(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """AdamW under one cycle."""
-        options = self.hparams
         learning = [p for p in self.parameters() if p.requires_grad]
         groups = [
-            {"params": [p for p in learning if p.ndim > 1], "weight_decay": options["weight_decay"]},
+            {
+                "params": [p for p in learning if p.ndim > 1],
+                "weight_decay": self.weight_decay,
+            },
             {"params": [p for p in learning if p.ndim <= 1], "weight_decay": 0.0},
         ]
-        optimizer = torch.optim.AdamW(groups, lr=options["learning_rate"], betas=(0.9, 0.98))
+        optimizer = torch.optim.AdamW(groups, lr=self.learning_rate, betas=(0.9, 0.98))
         schedule = torch.optim.lr_scheduler.OneCycleLR(
             optimizer,
-            options["learning_rate"],
+            self.learning_rate,
             total_steps=int(self.trainer.estimated_stepping_batches) + 1,
-            pct_start=options["warmup"],
+            pct_start=self.warmup,
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
@@ -182,15 +191,15 @@ class CaptioningTask(pl.LightningModule):
         if stored != own:
             raise CheckpointError(
                 f"the checkpoint was trained with another vocabulary ({len(stored):,} words, "
-                f"{stored.fingerprint}) than this data gives ({len(own):,} words, {own.fingerprint}): "
-                "give the data.* options it was trained with, or use captioner caption and evaluate, "
-                "which take any pictures"
+                f"{stored.fingerprint}) than this data gives ({len(own):,} words, "
+                f"{own.fingerprint}): give the data.* options it was trained with, or use captioner "
+                "caption and evaluate, which take any pictures"
             )
 
     def _loss(self, batch: Batch, training: bool) -> Any:
         inputs, targets = batch.tokens[..., :-1], batch.tokens[..., 1:]
-        if training and self.hparams["word_dropout"]:
-            inputs = _drop_words(inputs, self.hparams["word_dropout"])
+        if training and self.word_dropout:
+            inputs = _drop_words(inputs, self.word_dropout)
         decoded = self.captioner(self._annotations(batch), inputs)
         return self.objective(decoded, targets)
 
@@ -231,7 +240,5 @@ def _tree(given: Any) -> dict[str, Any]:
 
 def _drop_words(inputs: Tensor, probability: float) -> Tensor:
     """Some words, never the special tokens, become ``<unk>``."""
-    from captioner.text import UNK
-
     dropped = (torch.rand(inputs.shape, device=inputs.device) < probability) & (inputs > UNK)
     return inputs.masked_fill(dropped, UNK)

@@ -105,7 +105,11 @@ class Attention(Component, kind="attention", abstract=False):
         queries = query.unsqueeze(1) if query.ndim == 2 else query  # (B, T, n)
         drawn = self.distribution(self.score(queries, keys.prepared), keys.mask, step)
         context = drawn.weights.to(keys.values.dtype) @ keys.values  # (B, T, D)
-        attended = (context, drawn.weights, drawn.log_prob, drawn.entropy)
-        if query.ndim == 2:
-            attended = tuple(None if part is None else part.squeeze(1) for part in attended)
-        return Attended(*attended)
+        if query.ndim == 3:
+            return Attended(context, drawn.weights, drawn.log_prob, drawn.entropy)
+        return Attended(
+            context.squeeze(1),
+            drawn.weights.squeeze(1),
+            None if drawn.log_prob is None else drawn.log_prob.squeeze(1),
+            None if drawn.entropy is None else drawn.entropy.squeeze(1),
+        )
