@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_model
+from safetensors.torch import load_model, save_model
 
 from captioner import __version__
 from captioner.errors import CaptionerError, CheckpointError
@@ -126,12 +126,14 @@ def load_folder(folder: Path) -> Captioner:
     if not (folder / WEIGHTS).is_file():
         raise CheckpointError(f"'{folder}' has no {WEIGHTS}; the folder is incomplete")
     try:
-        tensors = load_file(folder / WEIGHTS)
+        # Knows which tensors are stored once and used twice, as tied embeddings are.
+        load_model(captioner, folder / WEIGHTS, strict=True)
+    except RuntimeError as error:
+        raise _misfit(folder / WEIGHTS, error) from error
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
             f"'{folder / WEIGHTS}' cannot be read: {error}; copy it again"
         ) from error
-    _fill(captioner, tensors, folder / WEIGHTS)
     _check_encoder(captioner, config.get("encoder_weights", {}).get("sha256"), folder)
     return captioner.eval()
 
@@ -156,8 +158,11 @@ def load_lightning(file: Path) -> Captioner:
         for key, tensor in content["state_dict"].items()
         if key.startswith(prefix)
     }
-    _fill(captioner, tensors, file)
-    _check_encoder(captioner, given.get("encoder_sha256"), file)
+    try:
+        captioner.load_state_dict(tensors, strict=True)
+    except RuntimeError as error:
+        raise _misfit(file, error) from error
+    _check_encoder(captioner, content.get("encoder_sha256"), file)
     return captioner.eval()
 
 
@@ -176,15 +181,10 @@ def _assemble(source: Path, tree: Any, words: Any) -> Captioner:
         raise CheckpointError(f"'{source}' cannot be rebuilt: {error}") from error
 
 
-def _fill(captioner: Captioner, tensors: Mapping[str, torch.Tensor], source: Path) -> None:
-    """Loads strictly; what does not fit is named in one line."""
-    try:
-        captioner.load_state_dict(dict(tensors), strict=True)
-    except RuntimeError as error:
-        lines = [line.strip() for line in str(error).splitlines()[1:]]
-        raise CheckpointError(
-            f"'{source}' does not fit its model: {' '.join(lines):.300}"
-        ) from error
+def _misfit(source: Path, error: RuntimeError) -> CheckpointError:
+    """Torch's list of what does not fit, in one line."""
+    lines = [line.strip() for line in str(error).splitlines()[1:]]
+    return CheckpointError(f"'{source}' does not fit its model: {' '.join(lines) or str(error):.300}")
 
 
 def _check_encoder(captioner: Captioner, expected: Any, source: Path) -> None:

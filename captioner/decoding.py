@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from captioner.errors import UsageError
+from captioner.errors import ModelError, UsageError
 from captioner.models.annotations import Annotations
 from captioner.models.decoder import Decoder
 from captioner.text import END, PAD, START, UNK
@@ -74,6 +74,9 @@ def search(
         decoder: in eval mode.
         annotations: refined, as the decoder attends to them.
         decoding: how to search.
+
+    Raises:
+        ModelError: scores that are not numbers, or no words to write: there is no caption.
     """
     pictures, beam = len(annotations), decoding.beam_size
     device = annotations.vectors.device
@@ -121,6 +124,11 @@ def search(
         rows, tokens = parents.gather(1, kept), words.gather(1, kept)
         trace.append(rows, tokens, log_probs.flatten(1).gather(1, where.gather(1, kept)), weights)
 
+    if not all(finished):
+        raise ModelError(
+            "no caption can be written: the decoder's scores must be numbers, got NaN or infinity, "
+            "or its vocabulary has no words"
+        )
     return [
         [
             trace.follow(b, length, row, total, score)

@@ -239,7 +239,7 @@ class CaptionDataModule(pl.LightningDataModule):
     ) -> DataLoader[Any]:
         return DataLoader(
             dataset,
-            self.batch_size,
+            batch_size=self.batch_size,
             sampler=sampler,
             num_workers=self.num_workers,
             collate_fn=dataset.collate,

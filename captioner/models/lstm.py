@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -13,6 +13,7 @@ from captioner.models.attention.attention import Attended, Attention, Keys
 from captioner.models.decoder import Decoded, Decoder
 
 
+@runtime_checkable
 class AttentionFactory(Protocol):
     """Makes an attention once the sizes are known."""
 

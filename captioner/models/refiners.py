@@ -74,6 +74,6 @@ class Blind(Projection):
         """The same vectors whatever the picture."""
         if self.training:
             self.batches += 1
-            self.mean += (annotations.mean().mean(0) - self.mean) / self.batches
+            self.mean += (annotations.mean().mean(0).detach() - self.mean) / self.batches
         blank = self.mean.expand_as(annotations.vectors)
         return super().forward(annotations.with_vectors(blank))

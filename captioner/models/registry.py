@@ -45,7 +45,7 @@ def names(kind: str) -> list[str]:
     return sorted(_TABLE[kind])
 
 
-def build(kind: str, tree: Mapping[str, Any], /, **sizes: Any) -> Any:
+def build(kind: str, tree: object, /, **sizes: Any) -> Any:
     """The part described by ``tree``; ``sizes`` are the arguments its surroundings determine.
 
     Args:
@@ -64,18 +64,23 @@ def build(kind: str, tree: Mapping[str, Any], /, **sizes: Any) -> Any:
     if name not in _TABLE[kind]:
         raise ModelError(unknown(kind, name, _TABLE[kind]))
     cls = _TABLE[kind][name]
-    options = dict(tree.get("init_args") or {})
-    accepted = set(inspect.signature(cls).parameters)
-    for option, value in options.items():
+    given = tree.get("init_args") or {}
+    if not isinstance(given, Mapping):
+        raise ModelError(f"init_args of {name} must map options to values, got {given!r:.80}")
+    options = dict(given)
+    parameters = inspect.signature(cls).parameters.values()
+    accepted = {p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+    for option, value in given.items():
         if option not in accepted:
-            raise ModelError(unknown(f"option of {name}", option, accepted - set(sizes)))
+            known = accepted - set(sizes) or {"none"}
+            raise ModelError(unknown(f"option of {name}", str(option), known))
         if option in _TABLE and isinstance(value, Mapping):
             options[option] = partial(build, option, value)
     try:
         return cls(**{**options, **sizes})
     except (TypeError, ValueError, RuntimeError) as error:
         raise ModelError(
-            f"{name} cannot be built from {options}: {error}".replace("\n", " ")
+            f"{name} cannot be built from {dict(given)}: {error}".replace("\n", " ")
         ) from error
 
 

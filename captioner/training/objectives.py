@@ -81,4 +81,4 @@ def doubly_stochastic(weights: Float[Tensor, "B R T L"], there: Tensor) -> Float
     """
     looked = (weights * there.unsqueeze(-1)).sum(-2)  # (B, R, L)
     captions = there.any(-1)  # (B, R)
-    return ((1 - looked) ** 2).mean(-1)[captions].mean()
+    return (((1 - looked) ** 2).mean(-1) * captions).sum() / captions.sum().clamp(min=1)

@@ -10,6 +10,7 @@ import platform
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -72,36 +73,53 @@ class CLI(LightningCLI):
         """The model speaks the words of the data."""
         parser.link_arguments("data.words", "model.words", apply_on="instantiate")
 
+    def before_instantiate_classes(self) -> None:
+        """Settles the run folder, so that every part and the saved configuration name the same."""
+        config = self.config[self.subcommand]
+        if config.trainer.default_root_dir is None:
+            files = config.get("config") or []
+            name = Path(str(files[-1])).stem if files else "run"
+            config.trainer.default_root_dir = str(Path("runs") / name)
+        self.root = Path(config.trainer.default_root_dir)
+        if "ckpt_path" in config:
+            config.ckpt_path = self._checkpoint(config.ckpt_path)
+
+    def _checkpoint(self, given: str | None) -> str | None:
+        """The file to start from: ``best`` and ``last`` are those of the run folder.
+
+        A new run starts from none, and refuses a folder that has one; the other commands take the
+        best if nothing is given: Lightning would go on with random weights.
+        """
+        if self.subcommand == "fit" and given is None:
+            if (self.root / LAST).exists():
+                raise UsageError(
+                    f"'{self.root}' already holds a run: resume it with --ckpt_path last, choose "
+                    "another folder with --trainer.default_root_dir DIR, or delete it"
+                )
+            return None
+        named = {None: checkpoint.BEST, "best": checkpoint.BEST, "last": LAST}
+        file = self.root / named[given] if given in named else Path(given)
+        if not file.is_file():
+            raise UsageError(
+                f"no checkpoint '{file}': train first with captioner fit, name the run folder with "
+                "--trainer.default_root_dir DIR, or give a file with --ckpt_path FILE"
+            )
+        return str(file)
+
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
-        """Puts the run folder, and the loggers in it, where the user did not say otherwise."""
-        given = self._get(self.config_init, "trainer")
-        root = Path(given.get("default_root_dir") or Path("runs") / self._name())
-        if given.get("logger") is None:
-            version = len(list(root.glob("logs/version_*")))
+        """Puts loggers and checkpoints into the run folder where the user did not say otherwise."""
+        if self._get(self.config_init, "trainer").get("logger") is None:
+            version = len(list(self.root.glob("logs/version_*")))
             kwargs["logger"] = self.subcommand == "fit" and [
-                CSVLogger(root, "logs", version),
-                TensorBoardLogger(root, "logs", version),
+                CSVLogger(self.root, "logs", version),
+                TensorBoardLogger(self.root, "logs", version),
             ]
-        self.root = root
-        trainer = super().instantiate_trainer(default_root_dir=str(root), **kwargs)
+        trainer = super().instantiate_trainer(**kwargs)
         for callback in trainer.checkpoint_callbacks:
             if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
-                callback.dirpath = str(root / "checkpoints")
-        return trainer
-
-    def before_fit(self) -> None:
-        """Refuses to write over a run; resuming is asked for."""
-        resuming = self._get(self.config, "ckpt_path")
-        if not resuming and (self.root / LAST).exists():
-            raise UsageError(
-                f"'{self.root}' already holds a run: resume it with --ckpt_path last, choose another "
-                "folder with --trainer.default_root_dir DIR, or delete it"
-            )
-        if resuming == "last" and not (self.root / LAST).exists():
-            raise UsageError(
-                f"nothing to resume: '{self.root / LAST}' does not exist; start without --ckpt_path"
-            )
+                callback.dirpath = str(self.root / "checkpoints")
         self.started = time.time()
+        return trainer
 
     def after_fit(self) -> None:
         """Scores the best checkpoint on the development split and writes it as a model folder."""
@@ -132,11 +150,6 @@ class CLI(LightningCLI):
         file = self.root / "results" / f"{self.datamodule.test_split}-captions.json"
         checkpoint.write_text(file, json.dumps(captions, ensure_ascii=False, indent=1) + "\n")
         print(f"{len(captions):,} captions written to {file}")
-
-    def _name(self) -> str:
-        """What a run is called after: its configuration file."""
-        files = self._get(self.config, "config") or []
-        return Path(str(files[-1])).stem if files else "run"
 
     def _report(self, split: str, **more: Any) -> dict[str, Any]:
         """Scores the task's generated captions, prints the scores and keeps them as JSON."""
@@ -250,9 +263,11 @@ def main(arguments: list[str]) -> None:
     Raises:
         UsageError: an option is unknown or has a wrong value.
     """
+    raising = {"exit_on_error": False}
+    given = sys.argv
     # LightningCLI reads the command line itself, and warns when it is given a list as well.
     sys.argv = ["captioner", *map(_shipped, arguments)]
-    raising = {"exit_on_error": False}
+    _quiet()
     try:
         CLI(
             CaptioningTask,
@@ -267,6 +282,19 @@ def main(arguments: list[str]) -> None:
     except ArgumentError as error:
         message = " ".join(str(error).split())
         raise UsageError(f"{message} (see captioner {arguments[0]} --help)") from error
+    finally:
+        sys.argv = given
+
+
+def _quiet() -> None:
+    """Silences what Lightning says about itself and what is meant here."""
+    for message in (
+        "`isinstance.treespec, LeafSpec.` is deprecated",
+        r"Found \d+ module.s. in eval mode",  # the frozen encoder
+        r"The number of training batches .* is smaller than the logging interval",
+        r"The '\w+_dataloader' does not have many workers",  # the cache needs none
+    ):
+        warnings.filterwarnings("ignore", message)
 
 
 def _shipped(argument: str) -> str:

@@ -143,6 +143,11 @@ class CaptioningTask(pl.LightningModule):
             self.log(
                 f"val/{name}", float(scores[name] or 0.0), prog_bar=name in ("bleu_4", "cider")
             )
+        # A progress bar shows only the last one, and nothing where output goes to a file.
+        self.print(
+            f"epoch {self.current_epoch + 1}: BLEU-4 {scores['bleu_4']:.1f}, "
+            f"CIDEr {scores['cider']:.1f} (generated, beam {self.val_decoding.beam_size})"
+        )
 
     def on_test_epoch_start(self) -> None:
         """Forgets earlier captions."""
@@ -172,11 +177,12 @@ class CaptioningTask(pl.LightningModule):
             {"params": [p for p in learning if p.ndim <= 1], "weight_decay": 0.0},
         ]
         optimizer = torch.optim.AdamW(groups, lr=self.learning_rate, betas=(0.9, 0.98))
+        steps = max(int(self.trainer.estimated_stepping_batches) + 1, 4)
         schedule = torch.optim.lr_scheduler.OneCycleLR(
             optimizer,
             self.learning_rate,
-            total_steps=int(self.trainer.estimated_stepping_batches) + 1,
-            pct_start=self.warmup,
+            total_steps=steps,
+            pct_start=max(self.warmup, 2 / steps),  # a rise of less than two steps divides by zero
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 

@@ -1,7 +1,7 @@
 """Attention: A(q, K, V) = Σ_i p(a(k_i, q)) · v_i, a score composed with a distribution."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -44,6 +44,7 @@ class Attended:
     entropy: Float[Tensor, "B *T"] | None = None
 
 
+@runtime_checkable
 class ScoreFactory(Protocol):
     """Makes a score once the sizes are known."""
 
@@ -52,6 +53,7 @@ class ScoreFactory(Protocol):
         ...
 
 
+@runtime_checkable
 class DistributionFactory(Protocol):
     """Makes a distribution."""
 

@@ -1,0 +1,103 @@
+"""Imports point only upward, and what must start fast imports nothing heavy."""
+
+import ast
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import captioner
+
+PACKAGE = Path(captioner.__file__).parent
+
+# The layout of the package, from what knows nothing to what knows everything.
+ORDER = [
+    "errors",
+    "shipped",
+    "images",
+    "text",
+    "data",
+    "models",
+    "decoding",
+    "evaluation",
+    "training.objectives",
+    "checkpoint",
+    "predictor",
+    "training",
+    "cli",
+    "__main__",
+]
+
+
+def rank(module: str) -> int:
+    """The place of a module of this package in the order; the longest name that fits."""
+    parts = module.split(".")
+    for length in (2, 1):
+        if (name := ".".join(parts[:length])) in ORDER:
+            return ORDER.index(name)
+    raise AssertionError(f"captioner.{module} has no place in the layout")
+
+
+def modules() -> list[tuple[str, Path]]:
+    files = [f for f in PACKAGE.rglob("*.py") if f != PACKAGE / "__init__.py"]
+    return [
+        (".".join(f.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"), f)
+        for f in sorted(files)
+    ]
+
+
+def imports(file: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            if node.module == "captioner":
+                found |= {f"captioner.{alias.name}" for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize(("name", "file"), modules(), ids=lambda value: str(value)[-40:])
+def test_imports_point_upward(name, file):
+    own = {module for module in imports(file) if module.startswith("captioner.")}
+    for module in own - {"captioner.__version__"}:
+        assert rank(module.removeprefix("captioner.")) <= rank(name), f"{name} imports {module}"
+
+
+def test_every_module_is_seen():
+    assert len(modules()) >= 25
+
+
+@pytest.mark.parametrize("part", ["models", "decoding", "checkpoint", "predictor"])
+def test_using_a_model_needs_no_lightning(part):
+    for name, file in modules():
+        if name.split(".")[0] == part:
+            assert not any("lightning" in module for module in imports(file)), name
+
+
+@pytest.mark.parametrize("arguments", [["-c", "import captioner"], ["-m", "captioner", "--help"]])
+def test_starting_imports_nothing_heavy(arguments):
+    code = ["-X", "importtime", *arguments]
+    done = subprocess.run([sys.executable, *code], capture_output=True, text=True, check=True)
+    loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
+    assert "captioner" in loaded
+    assert not loaded & {"torch", "numpy", "pytorch_lightning", "gradio", "timm", "nltk", "PIL"}
+
+
+def test_help_is_quick():
+    times = []
+    for _ in range(3):
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "captioner", "--help"], capture_output=True, check=True)
+        times.append(time.perf_counter() - began)
+    assert min(times) <= 0.5
+
+
+def test_public_names_are_there():
+    for name in captioner.__all__:
+        assert getattr(captioner, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        captioner.nothing  # noqa: B018
