@@ -184,7 +184,9 @@ def _assemble(source: Path, tree: Any, words: Any) -> Captioner:
 def _misfit(source: Path, error: RuntimeError) -> CheckpointError:
     """Torch's list of what does not fit, in one line."""
     lines = [line.strip() for line in str(error).splitlines()[1:]]
-    return CheckpointError(f"'{source}' does not fit its model: {' '.join(lines) or str(error):.300}")
+    return CheckpointError(
+        f"'{source}' does not fit its model: {' '.join(lines) or str(error):.300}"
+    )
 
 
 def _check_encoder(captioner: Captioner, expected: Any, source: Path) -> None:

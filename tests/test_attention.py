@@ -25,7 +25,9 @@ def attention(score: str, distribution: str) -> Attention:
 def given():
     """Queries, vectors and a mask with an open, a mixed and a fully masked row."""
     torch.manual_seed(2)
-    mask = torch.tensor([[1, 1, 1, 1, 1, 1], [0, 1, 1, 0, 0, 1], [0, 0, 0, 0, 0, 0]], dtype=torch.bool)
+    mask = torch.tensor(
+        [[1, 1, 1, 1, 1, 1], [0, 1, 1, 0, 0, 1], [0, 0, 0, 0, 0, 0]], dtype=torch.bool
+    )
     return 3 * torch.randn(B, T, WIDTH), 3 * torch.randn(B, L, WIDTH), mask
 
 
@@ -59,6 +61,7 @@ def test_half_precision_stays_finite(score, distribution, dtype, given):
     module = attention(score, distribution).to(dtype)
     attended = ask(module, queries.to(dtype), vectors.to(dtype), mask)
     check_weights(attended.weights, mask)
+    assert attended.weights.dtype == torch.float32
     assert attended.context.dtype == dtype
     assert attended.context.isfinite().all()
 

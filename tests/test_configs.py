@@ -20,7 +20,9 @@ JOINED = sorted(configs_folder().glob("*.yaml"))
 
 
 def test_all_are_found():
-    assert len(FILES) == len(JOINED) + len(MODELS) + len([f for f in FILES if f.parent.name in ("data", "trainer")])
+    assert len(FILES) == len(JOINED) + len(MODELS) + len(
+        [f for f in FILES if f.parent.name in ("data", "trainer")]
+    )
     assert {f.name for f in JOINED} >= {"shapes.yaml", "flickr8k.yaml", "coco.yaml"}
 
 
@@ -43,7 +45,9 @@ def test_joined_files_parse(file, capsys, monkeypatch):
 @pytest.mark.parametrize("file", MODELS, ids=lambda f: f.stem)
 def test_models_are_built_and_run(file):
     config = yaml.safe_load(file.read_text())
-    captioner = Captioner.from_config({part: config[part] for part in PARTS}, Vocabulary(["a", "dog"]))
+    captioner = Captioner.from_config(
+        {part: config[part] for part in PARTS}, Vocabulary(["a", "dog"])
+    )
     vectors = torch.randn(2, 4, captioner.encoder.out_dim)
     decoded = captioner(Annotations(vectors, (2, 2)), torch.full((2, 5, 3), START))
     assert decoded.logits.shape == (2, 5, 3, 6)

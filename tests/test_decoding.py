@@ -206,7 +206,7 @@ class Markov(Decoder, abstract=True):
         logits = self.logits[tokens]
         return logits, torch.ones(*tokens.shape, 1), Last(state.pictures, tokens)
 
-    def forward(self, annotations, tokens):
+    def forward(self, annotations, tokens):  # noqa: ARG002 - blind
         return Decoded(self.logits[tokens], torch.ones(*tokens.shape, 1))
 
 
@@ -227,6 +227,18 @@ def test_no_obsession_of_a_decoder_gets_through(favourite, beam_size):
         assert len(hypotheses[0].tokens) == 1
     if favourite == WORDS[1]:
         assert hypotheses[0].tokens == [WORDS[1]] * 3
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_search_stops_when_it_has_enough(beam_size, monkeypatch):
+    logits = torch.zeros(V, V)
+    logits[:, END] = 200.0
+    fed = []
+    step = Markov.step
+    monkeypatch.setattr(Markov, "step", lambda *given: fed.append(given) or step(*given))
+    found = search(Markov(logits), BLANK, Decoding(beam_size, 50))
+    assert [len(hypotheses) for hypotheses in found] == [beam_size] * 2
+    assert len(fed) == 2  # one word, and its end
 
 
 def test_a_wider_beam_sees_past_a_tempting_first_word():

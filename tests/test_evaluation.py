@@ -25,6 +25,7 @@ from captioner.evaluation.captions import (
     read_results,
     score,
 )
+from captioner.evaluation.java import ptb_words
 
 FIXTURES = Path(__file__).parent / "fixtures" / "evaluation"
 RESULTS, REFERENCES = FIXTURES / "results.json", FIXTURES / "references.json"
@@ -239,19 +240,19 @@ def test_equals_coco_eval_cap(capfd):
 
 @needs_java
 def test_ptb_equals_stored_output():
-    assert module._ptb(list(COCO["ptb"]), 60.0) == list(COCO["ptb"].values())
+    assert ptb_words(list(COCO["ptb"]), 60.0) == list(COCO["ptb"].values())
 
 
 @needs_java
 @pytest.mark.parametrize("end", [*"\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029", "\r\n", "\n\n"])
 def test_line_breaks_do_not_shift_captions(end):
     captions = [f"A dog{end}runs.", "", f"{end}A cat", f"A bus{end}", ""]
-    assert module._ptb(captions, 60.0) == ["a dog runs", "", "a cat", "a bus", ""]
+    assert ptb_words(captions, 60.0) == ["a dog runs", "", "a cat", "a bus", ""]
 
 
 @needs_java
 def test_ptb_takes_what_is_no_unicode():
-    assert module._ptb(["a \ud83d dog", "a \x00 cat", "🐕"], 60.0) == ["a dog", "a cat", ""]
+    assert ptb_words(["a \ud83d dog", "a \x00 cat", "🐕"], 60.0) == ["a dog", "a cat", ""]
 
 
 # ── Java that is missing, crashes, hangs or lies ──────────────────────────────────────────────────
@@ -372,8 +373,8 @@ def test_timeout_grows_with_the_work(fake_java):
     fake_java("sleep 0.6; exec cat")
     limit = r"the PTB tokenizer failed in java: not done after 0\.3 s"
     with pytest.raises(EvaluationError, match=limit):
-        module._ptb(["a dog"] * 1000, 0.3)
-    assert module._ptb(["a dog"] * 9001, 0.3) == ["a dog"] * 9001
+        ptb_words(["a dog"] * 1000, 0.3)
+    assert ptb_words(["a dog"] * 9001, 0.3) == ["a dog"] * 9001
 
 
 # ── CaptionScorer ─────────────────────────────────────────────────────────────────────────────────

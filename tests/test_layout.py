@@ -91,7 +91,9 @@ def test_help_is_quick():
     times = []
     for _ in range(3):
         began = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "captioner", "--help"], capture_output=True, check=True)
+        subprocess.run(
+            [sys.executable, "-m", "captioner", "--help"], capture_output=True, check=True
+        )
         times.append(time.perf_counter() - began)
     assert min(times) <= 0.5
 

@@ -48,7 +48,9 @@ def test_equals_cross_entropy_and_the_definition(smoothing, factor):
     if factor:
         exact["doubly_stochastic"] = factor * by_loops(given.weights)
     # The likelihood is summed in single precision whatever the decoder's.
-    assert {name: term.item() for name, term in loss.terms.items()} == pytest.approx(exact, rel=1e-5)
+    assert {name: term.item() for name, term in loss.terms.items()} == pytest.approx(
+        exact, rel=1e-5
+    )
     assert loss.total.item() == pytest.approx(sum(exact.values()), rel=1e-5)
     nll = F.cross_entropy(*flat, ignore_index=PAD).item()
     assert loss.measures["nll"].item() == pytest.approx(nll, rel=1e-5)

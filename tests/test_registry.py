@@ -39,7 +39,9 @@ def build_error(kind, tree, /, **sizes) -> str:
 
 
 def test_a_tree_becomes_nested_parts_with_the_sizes_of_their_surroundings():
-    decoder = build("decoder", DECODER, **SIZES)
+    tree = copy.deepcopy(DECODER)
+    tree["init_args"]["vocab_size"] = 3  # not for the tree to say
+    decoder = build("decoder", tree, **SIZES)
     assert type(decoder) is LSTMDecoder
     assert decoder.attention.score.energy.weight.shape == (1, 3)
     assert decoder.attention.score.query.weight.shape == (3, 6)
@@ -68,7 +70,6 @@ def test_every_name_is_a_usable_class_of_its_kind():
         for cls in table.values():
             assert issubclass(cls, Component)
             assert cls.kind == kind
-            assert cls.__module__.startswith("captioner.")
             assert cls.forward is not Component.forward
 
 
@@ -93,7 +94,10 @@ def test_what_is_no_decoder(tree, says):
     [
         ({"hiden": 6}, "unknown option of LSTMDecoder 'hiden'; known: hidden"),
         ({3: 4}, "unknown option of LSTMDecoder '3'; known: "),
-        ({"dropout": 2.0}, "LSTMDecoder cannot be built from {'dropout': 2.0}: dropout probability"),
+        (
+            {"dropout": 2.0},
+            "LSTMDecoder cannot be built from {'dropout': 2.0}: dropout probability",
+        ),
         ({"hidden": "large"}, "LSTMDecoder cannot be built from {'hidden': 'large'}: "),
         ({"hidden": -1}, "LSTMDecoder cannot be built from {'hidden': -1}: "),
         ({"attention": "Attention"}, "LSTMDecoder cannot be built from {'attention': 'Attention'}"),

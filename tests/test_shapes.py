@@ -11,8 +11,9 @@ from PIL import Image
 from pycocotools import mask as rle
 from pycocotools.coco import COCO
 
-from captioner.data import shapes
-from captioner.data.shapes import Scene, Thing, read_things, scene, true_of, write
+from captioner.data import shapes, shapes_folder
+from captioner.data.shapes import Scene, Thing, scene, true_of
+from captioner.data.shapes_folder import read_things, write
 from captioner.errors import DataError, UsageError
 
 SMALL = {"train": 6, "val": 3, "test": 2}
@@ -463,14 +464,14 @@ def test_an_empty_folder_may_be_filled(tmp_path: Path):
 
 
 def test_a_crash_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    real, calls = shapes.scene, iter(range(4))
+    real, calls = shapes_folder.scene, iter(range(4))
 
     def scene_until_full(*args: int, **options: int) -> Scene:
         if next(calls) == 3:
             raise OSError("No space left on device")
         return real(*args, **options)
 
-    monkeypatch.setattr(shapes, "scene", scene_until_full)
+    monkeypatch.setattr(shapes_folder, "scene", scene_until_full)
     with pytest.raises(OSError, match="No space left"):
         write(tmp_path / "shapes", sizes=SMALL, image_size=32)
     assert list(tmp_path.iterdir()) == []

@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ FORMAT_VERSION = 1
 _LOG = logging.getLogger(__name__)
 
 
+@runtime_checkable
 class CachingEncoder(Protocol):
     """What the cache needs of an encoder."""
 

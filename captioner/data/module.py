@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from captioner import images
-from captioner.data import shapes as scenes
+from captioner.data import shapes_folder
 from captioner.data.features import AnnotationCache, CachingEncoder
 from captioner.data.readers import read
 from captioner.data.records import SPLITS, TEST, TRAIN, VAL, Record
@@ -120,11 +120,15 @@ class CaptionDataModule(pl.LightningDataModule):
             raise DataError(
                 f"data.test_split is {test_split!r}; expected one of {', '.join(SPLITS)}"
             )
+        # The folder of generated scenes, whose contents are known; None for photographs.
+        self.scenes: Path | None = None
         if name == "shapes":
-            root = str(_write_scenes(root, shapes, self.cache_dir))
+            self.scenes = _write_scenes(root, shapes, self.cache_dir)
+            self.records = read("coco", self.scenes)
         elif root is None:
             raise DataError(f"data set {name!r} needs its folder: give --data.root DIR")
-        self.records = read("coco" if name == "shapes" else name, root)
+        else:
+            self.records = read(name, root)
         self.tokenizer = Tokenizer()
         self._words = {
             caption: self.tokenizer(caption)
@@ -374,7 +378,7 @@ def _write_scenes(root: str | None, options: ShapesOptions, cache_dir: Path) -> 
         map(str, [*sizes.values(), options.image_size, options.max_objects, options.seed])
     )
     folder = Path(root).expanduser() if root else cache_dir / "shapes" / name
-    scenes.write(
+    shapes_folder.write(
         folder,
         seed=options.seed,
         sizes=sizes,

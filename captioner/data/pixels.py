@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import UInt8
@@ -13,6 +13,7 @@ from captioner import images
 from captioner.errors import ImageError
 
 
+@runtime_checkable
 class InputSize(Protocol):
     """What reading needs to know of an encoder's preprocessing."""
 

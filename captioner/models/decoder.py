@@ -1,7 +1,7 @@
 """What every decoder is: start, step, and teacher forcing."""
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -10,6 +10,7 @@ from captioner.models.annotations import Annotations
 from captioner.models.registry import Component
 
 
+@runtime_checkable
 class State(Protocol):
     """What a decoder remembers between words, for every row of every picture.
 

@@ -26,6 +26,8 @@ from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from captioner import __version__, checkpoint
 from captioner.data.module import CaptionDataModule
 from captioner.data.records import VAL
+from captioner.data.shapes import true_of
+from captioner.data.shapes_folder import read_things
 from captioner.errors import UsageError
 from captioner.evaluation.captions import CaptionScorer, Scores
 from captioner.shipped import configs_folder
@@ -157,6 +159,7 @@ class CLI(LightningCLI):
         scores = CaptionScorer(references).score(self.model.generated)
         decoding = asdict(self.model.decoding)
         record = {
+            "command": " ".join(sys.argv),
             "split": split,
             "data": self.datamodule.name,
             "scores": scores.as_dict(),
@@ -167,11 +170,22 @@ class CLI(LightningCLI):
             **more,
             **provenance(),
         }
+        if (root := self.datamodule.scenes) is not None:
+            record["true_captions"] = round(self._true(root, split), 1)
+            print(f"{record['true_captions']} % of the captions are true of their scene")
         file = self.root / "results" / f"{split}-beam{decoding['beam_size']}.json"
         checkpoint.write_text(file, json.dumps(record, indent=2) + "\n")
         print(table(scores, split))
         print(f"scores written to {file}")
         return record
+
+    def _true(self, root: Path, split: str) -> float:
+        """Percent of the generated captions that say nothing false of their generated scene."""
+        things = read_things(root, split)
+        captions = self.model.generated
+        return (
+            100 * sum(true_of(text, things[int(i)]) for i, text in captions.items()) / len(captions)
+        )
 
 
 def table(scores: Scores, split: str) -> str:

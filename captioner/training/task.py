@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import pytorch_lightning as pl
@@ -25,6 +25,7 @@ from captioner.text import UNK, Vocabulary, join
 from captioner.training.objectives import Likelihood, Objective
 
 
+@runtime_checkable
 class EncoderFactory(Protocol):
     """Makes an encoder."""
 
@@ -33,6 +34,7 @@ class EncoderFactory(Protocol):
         ...
 
 
+@runtime_checkable
 class RefinerFactory(Protocol):
     """Makes a refiner once the encoder's width is known."""
 
@@ -41,6 +43,7 @@ class RefinerFactory(Protocol):
         ...
 
 
+@runtime_checkable
 class DecoderFactory(Protocol):
     """Makes a decoder once the vocabulary and the refiner's width are known."""
 
@@ -49,6 +52,7 @@ class DecoderFactory(Protocol):
         ...
 
 
+@runtime_checkable
 class ObjectiveFactory(Protocol):
     """Makes an objective."""
 

@@ -1,0 +1,104 @@
+"""docs/results/*.json → docs/results.md, so that no figure is typed.
+
+python scripts/results_page.py          writes the page
+python scripts/results_page.py --check  fails if the page is not what the files say
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+DOCS = Path(__file__).parents[1] / "docs"
+METRICS = ("bleu_1", "bleu_2", "bleu_3", "bleu_4", "meteor", "rouge_l", "cider")
+
+
+def scores_table(records: dict[str, dict[str, Any]]) -> list[str]:
+    """One row a run."""
+    lines = [
+        "| run | split | N | B-1 | B-2 | B-3 | B-4 | METEOR | ROUGE-L | CIDEr | beam | tokenizer | seed | minutes |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for name, record in records.items():
+        scores = record["scores"]
+        values = " | ".join("–" if scores[m] is None else f"{scores[m]:.1f}" for m in METRICS)
+        lines.append(
+            f"| {name} | {record['split']} | {scores['images']:,} | {values} | "
+            f"{record['decoding']['beam_size']} | {scores['tokenizer']} | {record['seed']} | "
+            f"{record['training_seconds'] / 60:.0f} |"
+        )
+    return lines
+
+
+def page() -> str:
+    """The whole page."""
+    records = {
+        f.stem: json.loads(f.read_text("utf-8")) for f in sorted((DOCS / "results").glob("*.json"))
+    }
+    runs = {name: record for name, record in records.items() if "scores" in record}
+    flickr = {n: r for n, r in runs.items() if r["data"] == "flickr8k"}
+    shapes = {n: r for n, r in runs.items() if r["data"] == "shapes"}
+    speed = records["speed"]
+    lines = [
+        "# Results",
+        "",
+        "Made from the files in [results/](results) by `python scripts/results_page.py`. All captions are",
+        "generated, none is teacher-forced. Minutes are those of the whole `captioner fit`, from image files to",
+        "the last epoch, annotation cache included.",
+        "",
+        "## Flickr8k, development split",
+        "",
+        *scores_table(flickr),
+        "",
+        "Published for the *test* split with VGG features (Xu et al. 2015, soft attention):",
+        "67 / 44.8 / 29.9 / 19.5, METEOR 18.93. Another split and another encoder: an orientation, no comparison.",
+        "",
+        *[
+            f"- **{name}**: `{r['command']}`, commit {r['commit']}, {r['machine']}."
+            for name, r in flickr.items()
+        ],
+        "",
+        "## Generated scenes, development split",
+        "",
+        *scores_table(shapes),
+        "",
+        *[
+            f"- **{name}**: `{r['command']}`, commit {r['commit']}, {r['machine']}; "
+            f"{r['true_captions']:.1f} % of the captions are true of their scene, as a parser checks it "
+            "against the scene's contents."
+            for name, r in shapes.items()
+        ],
+        "",
+        "## Speed and sameness",
+        "",
+        f"`{speed['command']}`, commit {speed['commit']}, {speed['machine']}; medians of one run.",
+        "",
+        "| what | measured |",
+        "|---|---|",
+        f"| filling the annotation cache, {speed['cache']['photos']:,} photos | "
+        f"{speed['cache']['cache_images_per_second']} images/s |",
+        f"| the bare CNN on the same tensors | {speed['cache']['bare_cnn_images_per_second']} images/s |",
+        f"| ratio | {100 * speed['cache']['ratio']:.0f} % |",
+        f"| `captioner --help` | {speed['cold_start']['help_seconds']} s |",
+        f"| `captioner caption photo.jpg`, cold | {speed['cold_start']['caption_seconds']} s |",
+        f"| batches of 64 against one by one, {speed['batching']['photos']} photos | "
+        f"{speed['batching']['same_sentences']} same sentences |",
+        f"| captioning JPEG files, beam 5, batches of 64 | "
+        f"{speed['batching']['images_per_second_batch_64']} images/s |",
+        f"| one by one | {speed['batching']['images_per_second_batch_1']} images/s |",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Writes or checks the page."""
+    file = DOCS / "results.md"
+    if "--check" in sys.argv:
+        return int(file.read_text("utf-8") != page())
+    file.write_text(page(), "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,32 @@
+"""What several test files share."""
+
+from pathlib import Path
+
+import pytest
+import runs
+
+from captioner.cli import main
+
+SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real photographs; tests that need it are skipped, and say so, without it."""
+    if not (SHARED / "README.md").is_file():
+        pytest.skip(f"REAL PHOTOS MISSING: expected flickr8k/ and coco/ in {SHARED}")
+    return SHARED
+
+
+@pytest.fixture(scope="session")
+def shapes_cache(tmp_path_factory):
+    """Where the small runs keep their scenes and annotations."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def run_folder(tmp_path_factory, shapes_cache):
+    """A finished run of two epochs on a few scenes."""
+    folder = tmp_path_factory.mktemp("runs") / "small"
+    assert main(runs.arguments(folder, shapes_cache)) == 0
+    return folder

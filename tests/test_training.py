@@ -1,0 +1,208 @@
+"""Training as a user runs it: fit, resume, test, predict; and what a run folder holds."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import runs
+import torch
+
+from captioner.cli import main
+from captioner.data.records import TEST
+
+HERE = Path(__file__).parent
+
+
+def same(a, b) -> bool:
+    """Equal to the bit, through dictionaries and lists."""
+    if isinstance(a, torch.Tensor):
+        return isinstance(b, torch.Tensor) and torch.equal(a, b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    return a == b
+
+
+def test_fit_leaves_a_whole_run(run_folder):
+    assert (run_folder / "config.yaml").is_file()
+    assert {f.name for f in (run_folder / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
+    assert {f.name for f in (run_folder / "model").iterdir()} == {
+        "config.json",
+        "model.safetensors",
+        "vocab.json",
+        "README.md",
+    }
+    logs = run_folder / "logs" / "version_0"
+    assert "val/cider" in (logs / "metrics.csv").read_text().splitlines()[0]
+    assert list(logs.glob("events.out.tfevents.*"))
+    record = json.loads((run_folder / "results" / "val-beam5.json").read_text())
+    assert record["split"] == "val"
+    assert record["captions"] == "generated"
+    assert record["scores"]["images"] == 12
+    assert record["decoding"]["beam_size"] == 5
+    assert {"commit", "machine", "training_seconds", "seed"} <= record.keys()
+
+
+def test_the_best_epoch_is_the_one_exported(run_folder):
+    """The exported weights are those of best.ckpt, which hold the moving average."""
+    from safetensors.torch import load_file
+
+    best = torch.load(run_folder / "checkpoints" / "best.ckpt", weights_only=True)
+    exported = load_file(run_folder / "model" / "model.safetensors")
+    assert exported
+    for name, tensor in exported.items():
+        assert torch.equal(tensor, best["state_dict"][f"captioner.{name}"]), name
+    raw = best["current_model_state"]
+    assert any(not torch.equal(t, raw[f"captioner.{n}"]) for n, t in exported.items())
+
+
+def test_a_run_is_not_written_over(run_folder, shapes_cache, capsys):
+    assert main(runs.arguments(run_folder, shapes_cache)) == 2
+    message = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "already holds a run" in message
+    assert "--ckpt_path last" in message
+
+
+def test_test_and_predict(run_folder, shapes_cache, capsys):
+    config = f"--config={run_folder / 'config.yaml'}"
+    assert main(["test", config]) == 0
+    record = json.loads((run_folder / "results" / "test-beam5.json").read_text())
+    assert record["split"] == TEST
+    assert record["scores"]["images"] == 8
+    assert main(["predict", config, "--data.test_split=val"]) == 0
+    rows = json.loads((run_folder / "results" / "val-captions.json").read_text())
+    assert len({row["image_id"] for row in rows}) == 12
+    # The same sentences as the captions command writes about the same files.
+    scenes = next((shapes_cache / "shapes").iterdir())
+    capsys.readouterr()
+    assert main(["caption", str(scenes / "val"), "--model", str(run_folder), "--format=csv"]) == 0
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert [line.split(",")[1] for line in lines] == [row["caption"] for row in rows]
+
+
+def test_without_a_checkpoint_nothing_is_tested(tmp_path, shapes_cache, capsys):
+    arguments = runs.arguments(tmp_path / "none", shapes_cache)
+    assert main(["test", *arguments[1:]]) == 2
+    assert "no checkpoint" in capsys.readouterr().err
+
+
+def test_a_checkpoint_of_another_vocabulary_is_refused(run_folder, capsys):
+    config = f"--config={run_folder / 'config.yaml'}"
+    assert main(["test", config, "--data.min_count=40"]) == 2
+    message = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "another vocabulary" in message
+
+
+def test_prepare_fills_the_cache(tmp_path, capsys):
+    arguments = runs.arguments(tmp_path / "run", tmp_path / "cache")
+    assert main(["prepare", *arguments[1:]]) == 0
+    assert "68 pictures" in capsys.readouterr().out
+    (cache,) = (tmp_path / "cache" / "annotations").iterdir()
+    assert {f.name for f in cache.iterdir()} == {"annotations.npy", "meta.json"}
+
+
+def test_uncached_training_gives_the_same_weights(run_folder, shapes_cache, tmp_path):
+    """The cache is a matter of speed: float16 is all that it costs."""
+    arguments = runs.arguments(tmp_path, shapes_cache, "--data.cache=false")
+    assert main(arguments) == 0
+    cached = torch.load(run_folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    direct = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+    for name, tensor in cached.items():
+        torch.testing.assert_close(tensor, direct[name], atol=2e-2, rtol=0)
+
+
+def test_killed_and_resumed_equals_undisturbed(tmp_path, shapes_cache):
+    """kill -9 in the middle of an epoch; the same weights, bit for bit, after the restart."""
+
+    def fit(root: Path, *more: str) -> int:
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "captioner",
+                *runs.arguments(root, shapes_cache, *more, epochs=3),
+            ],
+            env={**os.environ, "PYTHONPATH": str(HERE)},
+            capture_output=True,
+            check=False,
+        )
+        return done.returncode
+
+    assert fit(tmp_path / "whole") == 0
+    kill = [
+        "--trainer.callbacks+=runs.KillAt",
+        "--trainer.callbacks.epoch=1",
+        "--trainer.callbacks.batch=1",
+    ]
+    assert fit(tmp_path / "cut", *kill) == -9
+    assert fit(tmp_path / "cut", "--ckpt_path=last") == 0
+    whole, cut = (
+        torch.load(tmp_path / name / "checkpoints" / "last.ckpt", weights_only=True)
+        for name in ("whole", "cut")
+    )
+    for part in (
+        "state_dict",
+        "current_model_state",
+        "averaging_state",
+        "optimizer_states",
+        "lr_schedulers",
+    ):
+        assert same(whole[part], cut[part]), part
+    assert whole["global_step"] == cut["global_step"] == 9
+    results = [
+        json.loads((tmp_path / name / "results" / "val-beam5.json").read_text())["scores"]
+        for name in ("whole", "cut")
+    ]
+    assert results[0] == results[1]
+
+
+def test_another_seed_gives_other_weights(run_folder, tmp_path, shapes_cache):
+    assert main(runs.arguments(tmp_path, shapes_cache, "--seed_everything=2")) == 0
+    first, second = (
+        torch.load(folder / "checkpoints" / "last.ckpt", weights_only=True)["state_dict"]
+        for folder in (run_folder, tmp_path)
+    )
+    assert not same(first, second)
+
+
+def test_the_blind_model_does_not_see(tmp_path, shapes_cache, capsys):
+    """Whatever the picture, it says the same."""
+    model = "--model=configs/model/image-blind.yaml"
+    assert (
+        main(runs.arguments(tmp_path, shapes_cache, model, "--model.decoder.init_args.hidden=64"))
+        == 0
+    )
+    scenes = next((shapes_cache / "shapes").iterdir())
+    capsys.readouterr()
+    assert main(["caption", str(scenes / "val"), "--model", str(tmp_path), "--format=csv"]) == 0
+    captions = {line.split(",")[1] for line in capsys.readouterr().out.splitlines()[1:]}
+    assert len(captions) == 1
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--model.decoder.init_args.hiden=3", "hiden"),
+        ("--model.encoder.init_args.name=efficientnet_lit0", "efficientnet_lite0"),
+        ("--data.name=flickr9k", "flickr8k"),
+        ("--data.root=/does/not/exist", "/does/not/exist"),
+        ("--data.test_split=dev", "dev"),
+        ("--data.batch_size=many", "many"),
+        ("--ckpt_path=last", "no checkpoint"),
+        ("--config=nowhere.yaml", "nowhere.yaml"),
+    ],
+)
+def test_bad_options_are_one_line(option, said, tmp_path, shapes_cache, capsys):
+    arguments = runs.arguments(tmp_path, shapes_cache)
+    if option.startswith("--data.root"):
+        arguments = ["fit", "--config=configs/flickr8k.yaml"]
+    assert main([*arguments, option]) == 2
+    errors = [
+        line for line in capsys.readouterr().err.splitlines() if line.startswith("captioner:")
+    ]
+    assert len(errors) == 1
+    assert said in errors[0]
