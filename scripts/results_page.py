@@ -10,23 +10,28 @@ from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).parents[1] / "docs"
+COLUMNS = (
+    *("run", "split", "N", "B-1", "B-2", "B-3", "B-4", "METEOR", "ROUGE-L", "CIDEr"),
+    *("beam", "length penalty", "tokenizer", "seed", "minutes"),
+)
 METRICS = ("bleu_1", "bleu_2", "bleu_3", "bleu_4", "meteor", "rouge_l", "cider")
 
 
 def scores_table(records: dict[str, dict[str, Any]]) -> list[str]:
     """One row a run."""
     lines = [
-        "| run | split | N | B-1 | B-2 | B-3 | B-4 | METEOR | ROUGE-L | CIDEr | beam | tokenizer | seed | minutes |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        f"| {' | '.join(COLUMNS)} |",
+        "|---" * len(COLUMNS) + "|",
     ]
     for name, record in records.items():
-        scores = record["scores"]
-        values = " | ".join("–" if scores[m] is None else f"{scores[m]:.1f}" for m in METRICS)
-        lines.append(
-            f"| {name} | {record['split']} | {scores['images']:,} | {values} | "
-            f"{record['decoding']['beam_size']} | {scores['tokenizer']} | {record['seed']} | "
-            f"{record['training_seconds'] / 60:.0f} |"
-        )
+        scores, decoding = record["scores"], record["decoding"]
+        cells = [
+            *(name, record["split"], f"{scores['images']:,}"),
+            *("–" if scores[metric] is None else f"{scores[metric]:.1f}" for metric in METRICS),
+            *(decoding["beam_size"], decoding["length_penalty"], scores["tokenizer"]),
+            *(record["seed"], f"{record['training_seconds'] / 60:.0f}"),
+        ]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
     return lines
 
 
@@ -42,16 +47,17 @@ def page() -> str:
     lines = [
         "# Results",
         "",
-        "Made from the files in [results/](results) by `python scripts/results_page.py`. All captions are",
-        "generated, none is teacher-forced. Minutes are those of the whole `captioner fit`, from image files to",
-        "the last epoch, annotation cache included.",
+        "Made from the files in [results/](results) by `python scripts/results_page.py`. All",
+        "captions are generated, none is teacher-forced. Minutes are those of the whole",
+        "`captioner fit`, from image files to the last epoch, annotation cache included.",
         "",
         "## Flickr8k, development split",
         "",
         *scores_table(flickr),
         "",
         "Published for the *test* split with VGG features (Xu et al. 2015, soft attention):",
-        "67 / 44.8 / 29.9 / 19.5, METEOR 18.93. Another split and another encoder: an orientation, no comparison.",
+        "67 / 44.8 / 29.9 / 19.5, METEOR 18.93. Another split and another encoder: an orientation,",
+        "no comparison.",
         "",
         *[
             f"- **{name}**: `{r['command']}`, commit {r['commit']}, {r['machine']}."
@@ -77,7 +83,8 @@ def page() -> str:
         "|---|---|",
         f"| filling the annotation cache, {speed['cache']['photos']:,} photos | "
         f"{speed['cache']['cache_images_per_second']} images/s |",
-        f"| the bare CNN on the same tensors | {speed['cache']['bare_cnn_images_per_second']} images/s |",
+        "| the bare CNN on the same tensors | "
+        f"{speed['cache']['bare_cnn_images_per_second']} images/s |",
         f"| ratio | {100 * speed['cache']['ratio']:.0f} % |",
         f"| `captioner --help` | {speed['cold_start']['help_seconds']} s |",
         f"| `captioner caption photo.jpg`, cold | {speed['cold_start']['caption_seconds']} s |",

@@ -206,7 +206,7 @@ class Markov(Decoder, abstract=True):
         logits = self.logits[tokens]
         return logits, torch.ones(*tokens.shape, 1), Last(state.pictures, tokens)
 
-    def forward(self, annotations, tokens):  # noqa: ARG002 - blind
+    def forward(self, annotations, tokens):
         return Decoded(self.logits[tokens], torch.ones(*tokens.shape, 1))
 
 

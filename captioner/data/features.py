@@ -126,6 +126,9 @@ def _fill(
     try:
         meta = _write(work / "annotations.npy", paths, encoder, batch_size, device, progress)
         (work / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
+        for file in work.iterdir():  # a power cut must not leave the names without the contents
+            with file.open("rb") as written:
+                os.fsync(written.fileno())
         try:
             work.rename(place)
         except OSError:
@@ -168,8 +171,6 @@ def _write(
         first = next(iter(failed.values()))
         raise DataError(f"none of {len(paths):,} pictures could be read; the first: {first}")
     vectors.flush()  # type: ignore[attr-defined]
-    with file.open("rb") as written:
-        os.fsync(written.fileno())
     return {"format_version": FORMAT_VERSION, "grid": list(grid), "failed": failed}
 
 

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -24,6 +25,7 @@ from captioner.errors import DataError, ImageError
 from captioner.text import END, PAD, START, Tokenizer, Vocabulary
 
 _LOG = logging.getLogger(__name__)
+_SIDE = re.compile(r"\b(left|right)", re.IGNORECASE)
 
 
 def default_cache() -> Path:
@@ -227,7 +229,7 @@ class CaptionDataModule(pl.LightningDataModule):
             source,
             grid,
             self.captions_per_image,
-            self.mirror if split == TRAIN else 0,
+            self.mirror if split == TRAIN else 0.0,
         )
 
     def _usable(self, split: str) -> list[Record]:
@@ -312,7 +314,7 @@ class CaptionDataset(Dataset[Item | None]):
     ) -> None:
         self.records, self.captions, self.source, self.grid = records, captions, source, grid
         self.rows = rows
-        sided = [any(side in c for c in r.captions for side in ("left", "right")) for r in records]
+        sided = [any(map(_SIDE.search, record.captions)) for record in records]
         self.mirror = [0.0 if said else mirror for said in sided]
 
     def __len__(self) -> int:

@@ -164,7 +164,7 @@ def _token_captions(file: Path) -> dict[str, list[str]]:
             raise DataError(
                 f"'{file}' line {number}: expected 'name.jpg#0<TAB>caption', got {line!r:.80}"
             )
-        if caption.strip():
+        if _has_words(caption):
             captions.setdefault(name, []).append(caption.strip())
     return captions
 
@@ -172,19 +172,25 @@ def _token_captions(file: Path) -> dict[str, list[str]]:
 def _csv_captions(file: Path) -> dict[str, list[str]]:
     """``image,caption`` rows under that header → captions by image name."""
     captions: dict[str, list[str]] = {}
-    rows = csv.reader(line for line in _lines(file) if line)
-    header = next(rows, [])
-    if [column.strip() for column in header] != ["image", "caption"]:
-        raise DataError(
-            f"'{file}': expected the header 'image,caption', got {','.join(header)!r:.80}"
-        )
-    for row in rows:
-        if len(row) != 2:
+    # Strict: a quotation mark that is never closed would swallow the lines after it.
+    rows = csv.reader((line + "\n" for line in _lines(file)), strict=True)
+    try:
+        header = next(rows, [])
+        if [column.strip() for column in header] != ["image", "caption"]:
             raise DataError(
-                f"'{file}' line {rows.line_num}: expected 'image,caption', got {row!r:.80}"
+                f"'{file}': expected the header 'image,caption', got {','.join(header)!r:.80}"
             )
-        if row[1].strip():
-            captions.setdefault(row[0], []).append(row[1].strip())
+        for row in filter(None, rows):
+            if len(row) != 2:
+                raise DataError(
+                    f"'{file}' line {rows.line_num}: expected 'image,caption', got {row!r:.80}"
+                )
+            if _has_words(row[1]):
+                captions.setdefault(row[0], []).append(row[1].strip())
+    except csv.Error as error:
+        raise DataError(
+            f"'{file}' line {rows.line_num}: expected 'image,caption', quoted as CSV has it: {error}"
+        ) from error
     return captions
 
 
@@ -193,22 +199,27 @@ def _coco_rows(
 ) -> list[tuple[int, Path, Sequence[str], str]]:
     content = _json(file)
     try:
-        paths = {image["id"]: folder / image["file_name"] for image in content["images"]}
-        captions: dict[int, list[str]] = {image_id: [] for image_id in paths}
+        paths = [(image["id"], folder / image["file_name"]) for image in content["images"]]
+        captions: dict[int, list[str]] = {image_id: [] for image_id, _ in paths}
         strays = []
         for annotation in content["annotations"]:
             if annotation["image_id"] not in captions:
                 strays.append(annotation["image_id"])
-            elif annotation["caption"].strip():
+            elif _has_words(annotation["caption"]):
                 captions[annotation["image_id"]].append(annotation["caption"].strip())
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"'{file}' is not a COCO captions file: expected images with id and file_name, and "
             f"annotations with image_id and caption ({type(error).__name__}: {error})"
         ) from error
-    problems.add("captioned but missing from the list of images", strays)
-    problems.add("without captions", [path.name for i, path in paths.items() if not captions[i]])
-    return [(i, path, captions[i], split) for i, path in paths.items()]
+    problems.add("captioned but missing from the list of images", dict.fromkeys(strays))
+    problems.add("without captions", [path.name for i, path in paths if not captions[i]])
+    return [(i, path, captions[i], split) for i, path in paths]
+
+
+def _has_words(caption: str) -> bool:
+    """Whether a caption says anything: of one like "..." a model would learn to say nothing."""
+    return any(map(str.isalnum, caption))
 
 
 def _coco_split(file: Path) -> str | None:
@@ -239,14 +250,14 @@ def _find(root: Path, name: str) -> Path | None:
 def _lines(file: Path) -> list[str]:
     try:
         # Not splitlines(): a caption may hold one of the rarer line separators of Unicode.
-        return [line.strip() for line in file.read_text(encoding="utf-8").split("\n")]
+        return [line.strip() for line in file.read_text(encoding="utf-8-sig").split("\n")]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"'{file}' cannot be read as UTF-8 text: {error}") from error
 
 
 def _json(file: Path) -> Any:
     try:
-        return json.loads(file.read_text(encoding="utf-8"))
+        return json.loads(file.read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise DataError(f"'{file}' is not readable JSON: {error}") from error
 

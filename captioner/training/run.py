@@ -305,6 +305,7 @@ def _quiet() -> None:
     for message in (
         "`isinstance.treespec, LeafSpec.` is deprecated",
         r"Found \d+ module.s. in eval mode",  # the frozen encoder
+        "You.re using the WeightAveraging callback, but loading a checkpoint",  # the average itself
         r"The number of training batches .* is smaller than the logging interval",
         r"The '\w+_dataloader' does not have many workers",  # the cache needs none
     ):
