@@ -5,7 +5,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TextIO
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from captioner import __version__
 from captioner.errors import CaptionerError, UsageError
@@ -171,18 +171,18 @@ def _record(path: Path, result: "Caption | CaptionerError") -> dict[str, Any]:
     return result.record()
 
 
-def _write_text(results: Results, stream: TextIO) -> None:
+def _write_text(results: Results, stream: IO[str]) -> None:
     for path, result in results:
         if not isinstance(result, CaptionerError):
             print(f"{path}\t{result.text}", file=stream, flush=True)
 
 
-def _write_jsonl(results: Results, stream: TextIO) -> None:
+def _write_jsonl(results: Results, stream: IO[str]) -> None:
     for path, result in results:
         print(json.dumps(_record(path, result), ensure_ascii=False), file=stream, flush=True)
 
 
-def _write_csv(results: Results, stream: TextIO) -> None:
+def _write_csv(results: Results, stream: IO[str]) -> None:
     import csv
 
     writer = csv.writer(stream)
@@ -194,7 +194,7 @@ def _write_csv(results: Results, stream: TextIO) -> None:
             writer.writerow([path, result.text, round(result.log_prob, 4), ""])
 
 
-def _write_coco(results: Results, stream: TextIO) -> None:
+def _write_coco(results: Results, stream: IO[str]) -> None:
     """COCO's results format; the id is the number that ends a COCO file name, else the name."""
     rows = [
         {"image_id": _coco_id(path), "caption": result.text}
@@ -292,7 +292,7 @@ def _output(file: str | None) -> Any:
         raise UsageError(f"cannot write '{file}': the folder '{target.parent}' does not exist")
 
     @contextmanager
-    def whole() -> Iterator[TextIO]:
+    def whole() -> Iterator[IO[str]]:
         part = target.with_name(f".{target.name}.part")
         try:
             with part.open("w", encoding="utf-8", newline="") as stream:

@@ -151,6 +151,7 @@ def test_a_foreign_class(folder, part, name):
     assert f"unknown {part}" in refused(folder)
 
 
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 def test_a_pickle_that_would_run_code(tmp_path):
     canary = tmp_path / "canary"
 

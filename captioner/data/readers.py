@@ -203,10 +203,11 @@ def _coco_rows(
         captions: dict[int, list[str]] = {image_id: [] for image_id, _ in paths}
         strays = []
         for annotation in content["annotations"]:
-            if annotation["image_id"] not in captions:
-                strays.append(annotation["image_id"])
-            elif _has_words(annotation["caption"]):
-                captions[annotation["image_id"]].append(annotation["caption"].strip())
+            image_id, caption = annotation["image_id"], annotation["caption"].strip()
+            if image_id not in captions:
+                strays.append(image_id)
+            elif _has_words(caption):
+                captions[image_id].append(caption)
     except (KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"'{file}' is not a COCO captions file: expected images with id and file_name, and "

@@ -99,7 +99,8 @@ class CLI(LightningCLI):
                     "another folder with --trainer.default_root_dir DIR, or delete it"
                 )
             return None
-        named = {None: checkpoint.BEST, "best": checkpoint.BEST, "last": LAST}
+        named = {"best": checkpoint.BEST, "last": LAST}
+        given = given or "best"
         file = self.root / named[given] if given in named else Path(given)
         if not file.is_file():
             raise UsageError(

@@ -1,0 +1,312 @@
+"""The annotation cache: the encoder's own numbers, computed once, and never half a cache."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import namedtuple
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from datasets import picture
+
+from captioner import images
+from captioner.data.features import AnnotationCache
+from captioner.errors import DataError
+
+HERE = Path(__file__).parent
+PICTURES = 7
+GRID = (2, 3)
+
+
+class FakeEncoder:
+    """Cells are means of pixels: easily known, and another for every picture and place."""
+
+    preprocessing = SimpleNamespace(height=24, width=36, interpolation="bilinear")
+
+    def __init__(self, name="fake", at=None, act=None):
+        self.name, self.calls = name, 0
+        self.at, self.act = at, act  # something to do before this call
+
+    def fingerprint(self):
+        return self.name
+
+    def __call__(self, pixels):
+        if self.calls == self.at:
+            self.act()
+        self.calls += 1
+        cells = torch.nn.functional.adaptive_avg_pool2d(pixels.float(), GRID)
+        return SimpleNamespace(vectors=cells.flatten(2).transpose(1, 2), grid=GRID)
+
+
+def expected(path) -> np.ndarray:
+    """(L, D) from the definition: the mean over each cell's pixels."""
+    pixels = images.to_tensor(images.load(path), (24, 36), "bilinear").double().numpy()
+    cells = [
+        pixels[:, 12 * r : 12 * r + 12, 12 * c : 12 * c + 12] for r in (0, 1) for c in range(3)
+    ]
+    return np.stack([cell.mean(axis=(1, 2)) for cell in cells]).astype(np.float16)
+
+
+@pytest.fixture
+def paths(tmp_path) -> list[str]:
+    return [str(picture(tmp_path / "photos" / f"{i}.png", seed=i)) for i in range(PICTURES)]
+
+
+def open_cache(tmp_path, paths, encoder=None, **options) -> AnnotationCache:
+    options = {"batch_size": 3, **options}
+    return AnnotationCache.open(tmp_path / "cache", paths, encoder or FakeEncoder(), **options)
+
+
+def must_not_run():
+    raise AssertionError("the encoder was asked again")
+
+
+def kept(tmp_path) -> list[Path]:
+    return sorted((tmp_path / "cache").iterdir())
+
+
+def is_whole(cache: AnnotationCache, paths: list[str]) -> bool:
+    return cache.rows.keys() == set(paths) and all(
+        np.allclose(cache[path], expected(path), rtol=1e-3) for path in paths
+    )
+
+
+# ── What it holds ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, PICTURES, 100])
+def test_vectors_are_the_encoders_as_float16(batch_size, tmp_path, paths):
+    encoder = FakeEncoder()
+    cache = open_cache(tmp_path, paths, encoder, batch_size=batch_size)
+    assert encoder.calls == -(-PICTURES // batch_size)
+    assert (cache.grid, cache.failed) == (GRID, {})
+    for path in paths:
+        pixels = images.to_tensor(images.load(path), (24, 36), "bilinear")
+        direct = FakeEncoder()(pixels.unsqueeze(0)).vectors[0]
+        assert cache[path].dtype == np.float16
+        assert np.array_equal(cache[path], direct.half().numpy())
+        np.testing.assert_allclose(cache[path], expected(path), rtol=1e-3)
+    assert len({cache[path].tobytes() for path in paths}) == PICTURES
+
+
+def test_vectors_stay_on_disk(tmp_path, paths):
+    assert isinstance(open_cache(tmp_path, paths).vectors, np.memmap)
+
+
+def test_the_second_time_nothing_is_computed(tmp_path, paths):
+    first = open_cache(tmp_path, paths)
+    again = open_cache(tmp_path, paths, FakeEncoder(at=0, act=must_not_run), batch_size=2)
+    assert np.array_equal(first.vectors, again.vectors)
+    assert (first.rows, first.grid, first.failed) == (again.rows, again.grid, again.failed)
+    assert len(kept(tmp_path)) == 1
+
+
+def touched(paths):
+    os.utime(paths[2], ns=(1, 1))
+    return paths
+
+
+def overwritten(paths):
+    """Another picture whose file tells the same time."""
+    then = os.stat(paths[2]).st_mtime_ns  # noqa: PTH116
+    picture(Path(paths[2]), seed=99, size=(60, 32))
+    os.utime(paths[2], ns=(then, then))
+    return paths
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("other weights", None),
+        ("fake", lambda paths: paths[:-1]),
+        ("fake", lambda paths: paths[::-1]),
+        ("fake", touched),
+        ("fake", overwritten),
+    ],
+)
+def test_what_changes_is_computed_anew(name, change, tmp_path, paths):
+    open_cache(tmp_path, paths)
+    now = change(paths) if change else paths
+    encoder = FakeEncoder(name)
+    assert is_whole(open_cache(tmp_path, now, encoder), now)
+    assert encoder.calls == -(-len(now) // 3)
+    assert len(kept(tmp_path)) == 2
+
+
+def test_progress_sees_every_batch(tmp_path, paths):
+    seen = []
+
+    def progress(batches, total):
+        for batch in batches:
+            seen.append((total, batch.indices))
+            yield batch
+
+    open_cache(tmp_path, paths, progress=progress)
+    assert seen == [(3, [0, 1, 2]), (3, [3, 4, 5]), (3, [6])]
+
+
+# ── Pictures that cannot be read ──────────────────────────────────────────────────────────────────
+
+
+def broken(path):
+    Path(path).write_bytes(Path(path).read_bytes()[:60])
+
+
+@pytest.mark.parametrize("breaks", [broken, os.remove, lambda path: Path(path).write_bytes(b"")])
+@pytest.mark.parametrize("places", [[0], [4], [6], [3, 4, 5]])
+def test_an_unreadable_picture_costs_only_itself(places, breaks, tmp_path, paths, caplog):
+    bad, good = [paths[i] for i in places], [p for i, p in enumerate(paths) if i not in places]
+    for path in bad:
+        breaks(path)
+    cache = open_cache(tmp_path, paths)
+    assert is_whole(cache, good)
+    assert list(cache.failed) == bad
+    with pytest.raises(KeyError):
+        cache[bad[0]]
+    # Once each, and said again whenever the cache is opened.
+    for again in (False, True):
+        if again:
+            caplog.clear()
+            open_cache(tmp_path, paths, FakeEncoder(at=0, act=must_not_run))
+        assert [record.levelname for record in caplog.records] == ["WARNING"] * len(bad)
+        for record, path in zip(caplog.records, bad, strict=True):
+            assert f"left out: {path} (" in record.getMessage()
+
+
+def test_nothing_can_be_read(tmp_path, paths):
+    for path in paths:
+        broken(path)
+    with pytest.raises(DataError, match=r"^none of 7 pictures could be read; the first: .*0\.png"):
+        open_cache(tmp_path, paths)
+    assert kept(tmp_path) == []
+
+
+# ── Crashes ───────────────────────────────────────────────────────────────────────────────────────
+
+
+class Crash(Exception):
+    pass
+
+
+def crash():
+    raise Crash
+
+
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_an_exception_leaves_nothing(at, tmp_path, paths):
+    with pytest.raises(Crash):
+        open_cache(tmp_path, paths, FakeEncoder(at=at, act=crash))
+    assert kept(tmp_path) == []
+    assert is_whole(open_cache(tmp_path, paths), paths)
+
+
+def test_a_crash_while_finishing_leaves_nothing(tmp_path, paths, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("captioner.data.features.os.fsync", full)
+        with pytest.raises(DataError, match=r"cannot write the annotation cache .*No space left"):
+            open_cache(tmp_path, paths)
+    assert kept(tmp_path) == []
+    assert is_whole(open_cache(tmp_path, paths), paths)
+
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wait_for_the_other(folder: Path):
+    """Goes on as soon as another process is as far."""
+    (folder / f"here-{os.getpid()}").touch()
+    deadline = time.monotonic() + 120
+    while len(list(folder.glob("here-*"))) < 2:
+        assert time.monotonic() < deadline, "the other process never came"
+        time.sleep(0.01)
+
+
+def in_another_process(act: str, tmp_path, paths) -> subprocess.Popen:
+    code = f"""
+import sys
+from pathlib import Path
+import test_features as t
+folder, *paths = sys.argv[1:]
+folder = Path(folder)
+t.open_cache(folder, paths, t.FakeEncoder(at=1, act=lambda: t.{act}))
+"""
+    return subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path), *paths],
+        env={**os.environ, "PYTHONPATH": str(HERE)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.skipif(os.name != "posix", reason="kill -9 is for POSIX")
+def test_kill_9_leaves_nothing_that_is_taken_for_a_cache(tmp_path, paths):
+    process = in_another_process("kill()", tmp_path, paths)
+    _, errors = process.communicate()
+    assert process.returncode == -signal.SIGKILL, errors
+    assert kept(tmp_path)  # what it had begun is still there
+    encoder = FakeEncoder()
+    assert is_whole(open_cache(tmp_path, paths, encoder), paths)
+    assert encoder.calls == 3
+    assert is_whole(open_cache(tmp_path, paths, FakeEncoder(at=0, act=must_not_run)), paths)
+
+
+def test_two_processes_fill_at_once(tmp_path, paths):
+    both = [in_another_process("wait_for_the_other(folder)", tmp_path, paths) for _ in range(2)]
+    for process in both:
+        _, errors = process.communicate()
+        assert process.returncode == 0, errors
+    assert len(kept(tmp_path)) == 1
+    assert is_whole(open_cache(tmp_path, paths, FakeEncoder(at=0, act=must_not_run)), paths)
+
+
+def test_the_faster_of_two_wins(tmp_path, paths):
+    inodes = []
+
+    def overtake():
+        open_cache(tmp_path, paths)
+        inodes.extend(folder.stat().st_ino for folder in kept(tmp_path) if folder.name[0] != ".")
+
+    assert is_whole(open_cache(tmp_path, paths, FakeEncoder(at=2, act=overtake)), paths)
+    assert [folder.stat().st_ino for folder in kept(tmp_path)] == inodes
+
+
+# ── Disks ─────────────────────────────────────────────────────────────────────────────────────────
+
+Usage = namedtuple("Usage", "total used free")
+BYTES = PICTURES * 6 * 3 * 2
+
+
+@pytest.mark.parametrize(("free", "fits"), [(0, False), (BYTES - 1, False), (BYTES + 10_000, True)])
+def test_a_full_disk_is_refused_beforehand(free, fits, tmp_path, paths, monkeypatch):
+    asked = []
+
+    def usage(path):
+        asked.append(path)
+        return Usage(10**12, 10**12 - free, free)
+
+    monkeypatch.setattr("captioner.data.features.shutil.disk_usage", usage)
+    if fits:
+        assert is_whole(open_cache(tmp_path, paths), paths)
+    else:
+        said = rf"needs 0\.0 GB, '{tmp_path}/cache' has 0\.0 GB free; .* --data\.cache_dir$"
+        with pytest.raises(DataError, match=said):
+            open_cache(tmp_path, paths)
+        assert kept(tmp_path) == []
+    assert all(Path(path).is_relative_to(tmp_path / "cache") for path in asked)
+    assert asked
+
+
+def test_an_unwritable_folder(tmp_path, paths):
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    with pytest.raises(DataError, match=rf"^cannot write the annotation cache under '{tmp_path}/"):
+        open_cache(tmp_path, paths, FakeEncoder(at=0, act=must_not_run))
+    assert (tmp_path / "cache").is_file()
