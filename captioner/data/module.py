@@ -325,10 +325,12 @@ class CaptionDataset(Dataset[Item | None]):
         place, seed = draw if isinstance(draw, Draw) else (draw, 0)
         record, captions = self.records[place], self.captions[place]
         try:
-            values = torch.as_tensor(np.array(self.source(record.path)))
+            read = self.source(record.path)
         except ImageError as error:
             _LOG.warning("left out: %s", error)
             return None
+        # A row of the cache is a view of the file: copied before anything else may touch it.
+        values = read if isinstance(read, Tensor) else torch.from_numpy(np.array(read))
         if not isinstance(draw, Draw):
             return Item(record.image_id, values, captions[: self.rows])
         rng = np.random.default_rng(seed)
