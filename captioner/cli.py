@@ -210,7 +210,7 @@ def _coco_id(path: Path) -> int | str:
     return int(digits) if digits.isdigit() and len(digits) == 12 else path.name
 
 
-_WRITERS: dict[str, Callable[[Results, TextIO], None]] = {
+_WRITERS: dict[str, Callable[[Results, IO[str]], None]] = {
     "text": _write_text,
     "jsonl": _write_jsonl,
     "csv": _write_csv,
