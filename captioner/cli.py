@@ -5,7 +5,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol, runtime_checkable
 
 from captioner import __version__
 from captioner.errors import CaptionerError, UsageError
@@ -162,6 +162,19 @@ def _caption(options: argparse.Namespace) -> int:
 Results = Iterable["tuple[Path, Caption | CaptionerError]"]
 
 
+@runtime_checkable
+class Stream(Protocol):
+    """A file open for text, or standard output."""
+
+    def write(self, text: str, /) -> int:
+        """Writes text."""
+        ...
+
+    def flush(self) -> None:
+        """Sends on what was written."""
+        ...
+
+
 def _record(path: Path, result: "Caption | CaptionerError") -> dict[str, Any]:
     if isinstance(result, CaptionerError):
         return {
@@ -171,18 +184,18 @@ def _record(path: Path, result: "Caption | CaptionerError") -> dict[str, Any]:
     return result.record()
 
 
-def _write_text(results: Results, stream: IO[str]) -> None:
+def _write_text(results: Results, stream: Stream) -> None:
     for path, result in results:
         if not isinstance(result, CaptionerError):
             print(f"{path}\t{result.text}", file=stream, flush=True)
 
 
-def _write_jsonl(results: Results, stream: IO[str]) -> None:
+def _write_jsonl(results: Results, stream: Stream) -> None:
     for path, result in results:
         print(json.dumps(_record(path, result), ensure_ascii=False), file=stream, flush=True)
 
 
-def _write_csv(results: Results, stream: IO[str]) -> None:
+def _write_csv(results: Results, stream: Stream) -> None:
     import csv
 
     writer = csv.writer(stream)
@@ -194,7 +207,7 @@ def _write_csv(results: Results, stream: IO[str]) -> None:
             writer.writerow([path, result.text, round(result.log_prob, 4), ""])
 
 
-def _write_coco(results: Results, stream: IO[str]) -> None:
+def _write_coco(results: Results, stream: Stream) -> None:
     """COCO's results format; the id is the number that ends a COCO file name, else the name."""
     rows = [
         {"image_id": _coco_id(path), "caption": result.text}
@@ -210,7 +223,7 @@ def _coco_id(path: Path) -> int | str:
     return int(digits) if digits.isdigit() and len(digits) == 12 else path.name
 
 
-_WRITERS: dict[str, Callable[[Results, IO[str]], None]] = {
+_WRITERS: dict[str, Callable[[Results, Stream], None]] = {
     "text": _write_text,
     "jsonl": _write_jsonl,
     "csv": _write_csv,
@@ -292,7 +305,7 @@ def _output(file: str | None) -> Any:
         raise UsageError(f"cannot write '{file}': the folder '{target.parent}' does not exist")
 
     @contextmanager
-    def whole() -> Iterator[IO[str]]:
+    def whole() -> Iterator[Stream]:
         part = target.with_name(f".{target.name}.part")
         try:
             with part.open("w", encoding="utf-8", newline="") as stream:

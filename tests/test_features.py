@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from datasets import picture
+from layouts import picture
 
 from captioner import images
 from captioner.data.features import AnnotationCache

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from datasets import flickr8k, picture
+from layouts import flickr8k, picture
 from PIL import Image
 from test_features import GRID, FakeEncoder
 

@@ -6,7 +6,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from datasets import captions_txt, coco, flickr8k
+from layouts import captions_txt, coco, flickr8k
 
 from captioner.data.readers import read
 from captioner.data.records import SPLITS, TEST, TRAIN, VAL, Record

@@ -4,7 +4,7 @@ import random
 import shutil
 
 import pytest
-from datasets import flickr8k
+from layouts import flickr8k
 
 from captioner.data.module import CaptionDataModule
 from captioner.data.readers import read

@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from captioner import images
 from captioner.data import shapes_folder
 from captioner.data.features import AnnotationCache, CachingEncoder
-from captioner.data.readers import read
+from captioner.data.readers import READERS, read
 from captioner.data.records import SPLITS, TEST, TRAIN, VAL, Record
-from captioner.errors import DataError, ImageError
+from captioner.errors import DataError, ImageError, unknown
 from captioner.text import END, PAD, START, Tokenizer, Vocabulary
 
 _LOG = logging.getLogger(__name__)
@@ -127,6 +127,8 @@ class CaptionDataModule(pl.LightningDataModule):
         if name == "shapes":
             self.scenes = _write_scenes(root, shapes, self.cache_dir)
             self.records = read("coco", self.scenes)
+        elif name not in READERS:
+            raise DataError(unknown("data set", name, [*READERS, "shapes"]))
         elif root is None:
             raise DataError(f"data set {name!r} needs its folder: give --data.root DIR")
         else:

@@ -1,0 +1,76 @@
+"""What the documents say is true: figures come from files, commands exist, links lead somewhere."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import captioner
+from captioner.cli import main
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+def test_pages_are_found():
+    assert {page.name for page in PAGES} >= {
+        "README.md",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "results.md",
+    }
+
+
+def test_results_page_is_made_from_the_files():
+    script = [sys.executable, str(ROOT / "scripts" / "results_page.py"), "--check"]
+    assert subprocess.run(script, check=False).returncode == 0
+
+
+def test_every_figure_of_the_readme_stands_in_the_results():
+    """The line about Flickr8k's development split repeats the file's figures."""
+    scores = json.loads((ROOT / "docs" / "results" / "show-attend-tell.json").read_text())["scores"]
+    readme = (ROOT / "README.md").read_text()
+    for metric in ("bleu_4", "meteor", "cider"):
+        assert f"{scores[metric]:.1f}" in readme
+
+
+def test_results_come_from_a_commit():
+    files = sorted((ROOT / "docs" / "results").glob("*.json"))
+    assert files
+    for file in files:
+        record = json.loads(file.read_text())
+        assert re.fullmatch(r"[0-9a-f]{12}", record["commit"]), (
+            f"{file.name} has uncommitted changes in it"
+        )
+        assert record["machine"]
+        assert record["command"]
+
+
+def test_the_changelog_knows_this_version():
+    assert f"## {captioner.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
+        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_exist(page, capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    known = set(re.findall(r"^    (\w+) ", capsys.readouterr().out, re.MULTILINE))
+    for command in re.findall(
+        r"^ {4}captioner (\w+)|`captioner (\w+)", page.read_text(), re.MULTILINE
+    ):
+        assert (command[0] or command[1]) in known
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_configurations_exist(page):
+    for name in re.findall(r"configs/[\w/-]+\.yaml", page.read_text()):
+        assert (ROOT / name).is_file(), f"{page.name} names {name}"
