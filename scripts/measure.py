@@ -33,6 +33,7 @@ from captioner.predictor import Predictor
 from captioner.training.run import provenance
 
 BATCH = 32
+ENCODERS = ("efficientnet_lite0", "efficientnet_lite2")
 
 
 def seconds(work: Callable[[], Any]) -> float:
@@ -42,9 +43,9 @@ def seconds(work: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def cache_filling(paths: list[str], repeats: int = 5) -> dict[str, Any]:
+def cache_filling(name: str, paths: list[str], repeats: int = 5) -> dict[str, Any]:
     """Images per second from files to a cache on disk, and of the CNN alone, on slices of the data."""
-    encoder = CNNEncoder()
+    encoder = CNNEncoder(name)
     encoder.load_pretrained()
     size = len(paths) // repeats
     bare, filled = [], []
@@ -114,7 +115,9 @@ def main() -> None:
     result = {
         "command": "python scripts/measure.py --data.root DIR --model RUN",
         "cold_start": cold_start(dev[0], options.model),
-        "cache": cache_filling([record.path for record in records]),
+        "cache": {
+            name: cache_filling(name, [record.path for record in records]) for name in ENCODERS
+        },
         "batching": sameness(dev[:256], captioner.load(options.model)),
         **provenance(),
     }

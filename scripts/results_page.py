@@ -81,11 +81,12 @@ def page() -> str:
         "",
         "| what | measured |",
         "|---|---|",
-        f"| filling the annotation cache, {speed['cache']['photos']:,} photos | "
-        f"{speed['cache']['cache_images_per_second']} images/s |",
-        "| the bare CNN on the same tensors | "
-        f"{speed['cache']['bare_cnn_images_per_second']} images/s |",
-        f"| ratio | {100 * speed['cache']['ratio']:.0f} % |",
+        *[
+            f"| filling the annotation cache, {cache['photos']:,} photos, {name}: images/s; the bare "
+            f"CNN on the same tensors; ratio | {cache['cache_images_per_second']}; "
+            f"{cache['bare_cnn_images_per_second']}; {100 * cache['ratio']:.0f} % |"
+            for name, cache in speed["cache"].items()
+        ],
         f"| `captioner --help` | {speed['cold_start']['help_seconds']} s |",
         f"| `captioner caption photo.jpg`, cold | {speed['cold_start']['caption_seconds']} s |",
         f"| batches of 64 against one by one, {speed['batching']['photos']} photos | "

@@ -6,6 +6,7 @@ TensorBoard, one version per start), ``results/*.json`` and ``model/``, the best
 """
 
 import json
+import logging
 import platform
 import subprocess
 import sys
@@ -311,6 +312,12 @@ def _quiet() -> None:
         r"The '\w+_dataloader' does not have many workers",  # the cache needs none
     ):
         warnings.filterwarnings("ignore", message)
+    logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(_about_us)
+
+
+def _about_us(record: logging.LogRecord) -> bool:
+    """Not Lightning's advice to install another product of its makers."""
+    return "litlogger" not in record.getMessage()
 
 
 def _shipped(argument: str) -> str:
