@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
-import runs
 
+import runs
 from captioner.cli import main
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"

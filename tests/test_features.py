@@ -12,11 +12,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from layouts import picture
 
 from captioner import images
 from captioner.data.features import AnnotationCache
 from captioner.errors import DataError
+from layouts import picture
 
 HERE = Path(__file__).parent
 PICTURES = 7

@@ -9,15 +9,15 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from layouts import flickr8k, picture
 from PIL import Image
-from test_features import GRID, FakeEncoder
 
 from captioner import images
 from captioner.data.module import Batch, CaptionDataModule, ShapesOptions, default_cache
 from captioner.data.records import TEST, TRAIN, VAL
 from captioner.errors import DataError
 from captioner.text import END, PAD, START, Tokenizer
+from layouts import flickr8k, picture
+from test_features import GRID, FakeEncoder
 
 L, D = 6, 3
 HEIGHT, WIDTH = FakeEncoder.preprocessing.height, FakeEncoder.preprocessing.width

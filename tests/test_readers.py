@@ -6,11 +6,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from layouts import captions_txt, coco, flickr8k
 
 from captioner.data.readers import read
 from captioner.data.records import SPLITS, TEST, TRAIN, VAL, Record
 from captioner.errors import DataError
+from layouts import captions_txt, coco, flickr8k
 
 FLICKR = {
     TRAIN: {"2.jpg": ["a dog runs", "the dog"], "10.jpg": ["two cats"]},

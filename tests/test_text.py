@@ -4,13 +4,13 @@ import random
 import shutil
 
 import pytest
-from layouts import flickr8k
 
 from captioner.data.module import CaptionDataModule
 from captioner.data.readers import read
 from captioner.errors import DataError
 from captioner.evaluation.java import TIMEOUT, ptb_words
 from captioner.text import END, PAD, SPECIALS, START, UNK, Tokenizer, Vocabulary, join
+from layouts import flickr8k
 
 needs_java = pytest.mark.skipif(
     shutil.which("java") is None,
