@@ -1,6 +1,6 @@
 """Model folder ⇄ Captioner. Loading is strict and runs no code of whoever made the folder.
 
-    config.json         format_version, the tree of parts, preprocessing, vocabulary
+    config.json         format_version, the tree of parts, preprocessing, vocabulary, decoding
     model.safetensors   the weights; those of an encoder that a package brings are only named
     vocab.json          the words
     README.md           the card
@@ -12,7 +12,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
 
 from captioner import __version__
+from captioner.decoding import Decoding
 from captioner.errors import CaptionerError, CheckpointError
 from captioner.models.captioner import PARTS, Captioner
 from captioner.text import Tokenizer, Vocabulary
@@ -31,18 +32,34 @@ BEST = Path("checkpoints") / "best.ckpt"
 MODEL = "model"
 
 
-def save(captioner: Captioner, folder: str | Path, card: str) -> None:
-    """Writes a model folder, whole or not at all.
+@dataclass(frozen=True)
+class Stored:
+    """What a model folder or a checkpoint holds.
+
+    Attributes:
+        captioner: in eval mode, on the CPU.
+        decoding: how its captions were searched for when it was scored.
+    """
+
+    captioner: Captioner
+    decoding: Decoding
+
+
+def save(captioner: Captioner, folder: str | Path, card: str, decoding: Decoding) -> None:
+    """Writes a model folder. What is there under its name is always a whole one or none.
 
     Args:
         captioner: what to save.
         folder: where; must not exist, or be an earlier model folder, which is replaced.
         card: the text of its README.md.
+        decoding: how captions are searched for unless the user says otherwise.
 
     Raises:
         CheckpointError: the folder holds something else, or cannot be written.
     """
     folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise CheckpointError(f"'{folder}' is a file; give the folder to write the model into")
     if folder.exists() and any(folder.iterdir()) and not (folder / CONFIG).is_file():
         raise CheckpointError(f"'{folder}' is not empty and no model folder; choose another")
     encoder = captioner.encoder
@@ -51,6 +68,7 @@ def save(captioner: Captioner, folder: str | Path, card: str) -> None:
         "captioner_version": __version__,
         "model": captioner.config,
         "preprocessing": asdict(encoder.preprocessing),
+        "decoding": asdict(decoding),
         "vocabulary": {
             "size": len(captioner.vocabulary),
             "fingerprint": captioner.vocabulary.fingerprint,
@@ -72,15 +90,21 @@ def save(captioner: Captioner, folder: str | Path, card: str) -> None:
             )
             (new / CARD).write_text(card, "utf-8")
             (new / CONFIG).write_text(_dump(config), "utf-8")
+            old = Path(staging) / "old"
             if folder.exists():
-                folder.replace(Path(staging) / "old")
-            new.replace(folder)
+                folder.replace(old)
+            try:
+                new.replace(folder)
+            except OSError:
+                if old.exists():
+                    old.replace(folder)
+                raise
     except OSError as error:
         raise CheckpointError(f"cannot write the model folder '{folder}': {error}") from error
 
 
-def load(source: str | Path) -> Captioner:
-    """A captioner in eval mode, on the CPU, from a model folder, a ``.ckpt`` or a run folder.
+def load(source: str | Path) -> Stored:
+    """What a model folder, a ``.ckpt`` or a run folder holds.
 
     Raises:
         CheckpointError: nothing there, files missing or cut, a newer format, unknown parts, weights
@@ -103,8 +127,8 @@ def load(source: str | Path) -> Captioner:
     )
 
 
-def load_folder(folder: Path) -> Captioner:
-    """A captioner from a model folder; see ``load``."""
+def load_folder(folder: Path) -> Stored:
+    """From a model folder; see ``load``."""
     config = _read_json(folder / CONFIG)
     version = config.get("format_version")
     if not isinstance(version, int) or version < 1:
@@ -116,7 +140,7 @@ def load_folder(folder: Path) -> Captioner:
         )
     words = _read_json(folder / VOCABULARY).get("words")
     captioner = _assemble(folder, config.get("model"), words)
-    expected = config.get("vocabulary", {}).get("fingerprint")
+    expected = _section(folder, config, "vocabulary").get("fingerprint")
     if captioner.vocabulary.fingerprint != expected:
         raise CheckpointError(
             f"'{folder / VOCABULARY}' is not the vocabulary this model was trained with (fingerprint "
@@ -133,21 +157,34 @@ def load_folder(folder: Path) -> Captioner:
         raise CheckpointError(
             f"'{folder / WEIGHTS}' cannot be read: {error}; copy it again"
         ) from error
-    _check_encoder(captioner, config.get("encoder_weights", {}).get("sha256"), folder)
-    return captioner.eval()
+    _check_encoder(captioner, _section(folder, config, "encoder_weights").get("sha256"), folder)
+    if _section(folder, config, "preprocessing") != _plain(captioner.encoder.preprocessing):
+        raise CheckpointError(
+            f"'{folder / CONFIG}' names another preprocessing than its encoder has: restore the original"
+        )
+    return Stored(captioner.eval(), _decoding(folder, config.get("decoding", {})))
 
 
-def load_lightning(file: Path) -> Captioner:
-    """A captioner from a Lightning checkpoint; see ``load``. The averaged weights, if it has both."""
+def read_lightning(file: Path) -> Mapping[str, Any]:
+    """The content of a Lightning checkpoint of ``captioner fit``, nothing built yet."""
     try:
         content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # whatever a file that is no checkpoint leads the reader into
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(f"'{file}' cannot be read as a checkpoint: {reason:.200}") from error
-    if not isinstance(content, Mapping) or not {"hyper_parameters", "state_dict"} <= set(content):
         raise CheckpointError(
-            f"'{file}' is no checkpoint of captioner fit: hyper_parameters are missing"
-        )
+            f"'{file}' cannot be read as a checkpoint: {reason:.200}; is it whole?"
+        ) from error
+    parts = ("hyper_parameters", "state_dict")
+    if not isinstance(content, Mapping) or not all(
+        isinstance(content.get(part), Mapping) for part in parts
+    ):
+        raise CheckpointError(f"'{file}' is no checkpoint of captioner fit: it lacks {parts[0]}")
+    return content
+
+
+def load_lightning(file: Path) -> Stored:
+    """From a Lightning checkpoint; see ``load``. The averaged weights, if it has both."""
+    content = read_lightning(file)
     given = content["hyper_parameters"]
     tree = {part: given.get(part) for part in PARTS}
     captioner = _assemble(file, tree, given.get("words"))
@@ -162,7 +199,28 @@ def load_lightning(file: Path) -> Captioner:
     except RuntimeError as error:
         raise _misfit(file, error) from error
     _check_encoder(captioner, content.get("encoder_sha256"), file)
-    return captioner.eval()
+    return Stored(captioner.eval(), _decoding(file, given.get("decoding", {})))
+
+
+def _section(folder: Path, config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = config.get(name)
+    if not isinstance(section, Mapping):
+        raise CheckpointError(
+            f"'{folder / CONFIG}' has no {name!r} with names and values: restore the original"
+        )
+    return section
+
+
+def _plain(values: Any) -> Any:
+    """A dataclass as JSON gives it back."""
+    return json.loads(json.dumps(asdict(values)))
+
+
+def _decoding(source: Path, given: Any) -> Decoding:
+    try:
+        return Decoding(**given)
+    except (TypeError, CaptionerError) as error:
+        raise CheckpointError(f"'{source}' says how to decode as {given!r:.80}: {error}") from error
 
 
 def _assemble(source: Path, tree: Any, words: Any) -> Captioner:

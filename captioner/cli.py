@@ -1,6 +1,7 @@
 """The command line. Nothing heavy is imported before it is known what to do."""
 
 import argparse
+import io
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -43,6 +44,11 @@ def main(arguments: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has had enough, as `head` does
         sys.stderr.close()
         return 1
+    except OSError as error:  # a full disk, a folder that may not be written
+        if debug:
+            raise
+        print(f"captioner: {error}; check the path, its permissions and the disk", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print("captioner: interrupted", file=sys.stderr)
         return 130
@@ -78,7 +84,12 @@ def _parser() -> argparse.ArgumentParser:
     caption = add("caption", _caption, "write captions for files, folders or globs")
     caption.add_argument("inputs", nargs="+", metavar="INPUT", help="picture, folder or glob")
     _add_model(caption)
-    caption.add_argument("--beam-size", type=_positive, default=5, help="1 is greedy search")
+    caption.add_argument(
+        "--beam-size",
+        type=_positive,
+        default=argparse.SUPPRESS,
+        help="1 is greedy search (default: as the model was scored, mostly 5)",
+    )
     caption.add_argument(
         "--batch-size", type=_positive, default=32, help="pictures computed together"
     )
@@ -135,24 +146,26 @@ def _lightning(arguments: list[str]) -> int:
 
 def _caption(options: argparse.Namespace) -> int:
     from captioner import predictor
-    from captioner.decoding import Decoding
     from captioner.errors import ImageError
     from captioner.images import find
 
     paths = find(options.inputs)
+    output = _output(options.output)  # an impossible one is named before the work
     model = predictor.load(options.model, options.device)
+    given = {name: value for name, value in vars(options).items() if name == "beam_size"}
+    decoding = model.decoding.with_options(given)
     failed = 0
 
     def results() -> Iterator["tuple[Path, Caption | ImageError]"]:
         nonlocal failed
-        found = model.captions(paths, Decoding(options.beam_size), options.batch_size)
+        found = model.captions(paths, decoding, options.batch_size)
         for path, result in zip(paths, found, strict=True):
             if isinstance(result, ImageError):
                 failed += 1
                 print(f"captioner: {result}", file=sys.stderr)
             yield path, result
 
-    with _output(options.output) as stream:
+    with output as stream:
         _WRITERS[options.format](results(), stream)
     if failed:
         print(f"captioner: {failed} of {len(paths)} pictures could not be read", file=sys.stderr)
@@ -234,9 +247,10 @@ _WRITERS: dict[str, Callable[[Results, Stream], None]] = {
 def _evaluate(options: argparse.Namespace) -> int:
     from captioner.evaluation.captions import evaluate_files
 
+    output = _output(options.output)
     java = {"auto": None, "yes": True, "no": False}[options.java]
     scores = evaluate_files(options.results, options.references, java=java)
-    with _output(options.output) as stream:
+    with output as stream:
         json.dump(scores.as_dict(), stream, indent=2)
         stream.write("\n")
     return 0
@@ -245,12 +259,17 @@ def _evaluate(options: argparse.Namespace) -> int:
 def _export(options: argparse.Namespace) -> int:
     from captioner import checkpoint
 
-    captioner = checkpoint.load(options.model)
+    stored = checkpoint.load(options.model)
     source = Path(options.model)
+    if source.parts[-2:] == checkpoint.BEST.parts:
+        source = source.parents[1]  # a run's best checkpoint is what its card is about
     cards = [source / checkpoint.CARD, source / checkpoint.MODEL / checkpoint.CARD]
     card = next((file.read_text("utf-8") for file in cards if file.is_file()), None)
     checkpoint.save(
-        captioner, options.folder, card or f"# A captioner\n\nExported from {source.name}.\n"
+        stored.captioner,
+        options.folder,
+        card or f"# A captioner\n\nExported from {source.name}; not scored yet.\n",
+        stored.decoding,
     )
     print(f"model written to {options.folder}")
     return 0
@@ -284,6 +303,8 @@ def _configs(options: argparse.Namespace) -> int:
             print(Path("configs") / file)
         return 0
     target = Path(options.folder)
+    if target.exists() and not target.is_dir():
+        raise UsageError(f"'{target}' is a file; give the folder to copy into")
     there = [str(target / file) for file in files if (target / file).exists()]
     if there:
         raise UsageError(f"'{there[0]}' exists already; give an empty or a new folder")
@@ -299,16 +320,21 @@ def _output(file: str | None) -> Any:
     from contextlib import contextmanager, nullcontext
 
     if file is None:
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="backslashreplace")
         return nullcontext(sys.stdout)
     target = Path(file)
     if not target.parent.is_dir():
         raise UsageError(f"cannot write '{file}': the folder '{target.parent}' does not exist")
+    if target.is_dir():
+        raise UsageError(f"cannot write '{file}': it is a folder; give the name of a file")
 
     @contextmanager
     def whole() -> Iterator[Stream]:
         part = target.with_name(f".{target.name}.part")
         try:
-            with part.open("w", encoding="utf-8", newline="") as stream:
+            # A file name may hold bytes that are no UTF-8; it must not cost the other pictures.
+            with part.open("w", encoding="utf-8", errors="backslashreplace", newline="") as stream:
                 yield stream
             part.replace(target)
         finally:

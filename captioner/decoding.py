@@ -1,13 +1,14 @@
 """Beam search over any decoder's ``step``, batched over pictures; greedy search is a beam of one."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from captioner.errors import ModelError, UsageError
+from captioner.errors import ModelError, UsageError, unknown
 from captioner.models.annotations import Annotations
 from captioner.models.decoder import Decoder
 from captioner.text import END, PAD, START, UNK
@@ -34,6 +35,14 @@ class Decoding:
                 f"beam size and greatest length must be 1 or more, "
                 f"got {self.beam_size} and {self.max_length}"
             )
+
+    def with_options(self, options: Mapping[str, Any]) -> "Decoding":
+        """These options changed; UsageError for one that does not exist."""
+        known = [field.name for field in fields(self)]
+        for name in options:
+            if name not in known:
+                raise UsageError(unknown("decoding option", name, known))
+        return replace(self, **options)
 
 
 @dataclass(frozen=True)

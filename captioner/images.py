@@ -121,12 +121,15 @@ def find(inputs: Sequence[str | Path]) -> list[Path]:
     are skipped and links to folders not followed. A glob (``**`` is recursive) gives the pictures
     and folders it matches, sorted; one that spells out its suffix (``*.jfif``) gives those files.
 
+    An input that matches nothing is kept as it is, if others do: reading it will name it.
+
     Raises:
-        UsageError: an input matches no picture; the message names it and the suffixes.
+        UsageError: no input matches a picture; the message names one and the suffixes.
     """
     if isinstance(inputs, str):  # also a sequence of str, but never meant as one
         inputs = [inputs]
     found: dict[Path, Path] = {}  # by absolute path: "a.jpg" and "/here/a.jpg" are one picture
+    unmatched = []
     for given in inputs:
         try:
             matches = _matches(given)
@@ -134,12 +137,15 @@ def find(inputs: Sequence[str | Path]) -> list[Path]:
         except (OSError, ValueError) as error:  # no permission, name too long, NUL in the name
             matches, reason = [], _printable(str(error))
         if not matches:
-            raise UsageError(
+            unmatched.append(
                 f"{_name(given)}: {reason}; expected a picture, a folder of pictures or a glob "
                 f"({' '.join(SUFFIXES)}); check the path"
             )
+            matches = [Path(given)]
         for path in matches:
             found.setdefault(path.absolute(), path)
+    if len(unmatched) == len(inputs) and unmatched:
+        raise UsageError(unmatched[0])
     return list(found.values())
 
 

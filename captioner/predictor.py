@@ -65,13 +65,21 @@ class Predictor:
         captioner: the model.
         name: what captions are signed with.
         device: ``auto`` takes a GPU where there is one.
+        decoding: how captions are searched for unless a call says otherwise.
 
     Raises:
         UsageError: no such device.
     """
 
-    def __init__(self, captioner: Captioner, name: str, device: str = "auto") -> None:
+    def __init__(
+        self,
+        captioner: Captioner,
+        name: str,
+        device: str = "auto",
+        decoding: Decoding = Decoding(),  # noqa: B008 - frozen
+    ) -> None:
         self.name = name
+        self.decoding = decoding
         self.device = _device(device)
         self.captioner = captioner.to(self.device).eval()
 
@@ -82,15 +90,15 @@ class Predictor:
 
     @overload
     def caption(
-        self, images: list[Source], beam_size: int = ..., **options: Any
+        self, images: list[Source], beam_size: int | None = ..., **options: Any
     ) -> list[Caption]: ...
     @overload
-    def caption(self, images: Source, beam_size: int = ..., **options: Any) -> Caption: ...
+    def caption(self, images: Source, beam_size: int | None = ..., **options: Any) -> Caption: ...
 
     def caption(
         self,
         images: Source | list[Source],
-        beam_size: int = 5,
+        beam_size: int | None = None,
         batch_size: int = 32,
         **options: Any,
     ) -> Caption | list[Caption]:
@@ -98,26 +106,30 @@ class Predictor:
 
         Args:
             images: a path, bytes, an open file or a Pillow picture; or a list of these.
-            beam_size: hypotheses kept while searching; 1 is greedy.
+            beam_size: hypotheses kept while searching; 1 is greedy; None for the model's own.
             batch_size: pictures computed together.
-            options: other options of ``captioner.decoding.Decoding``.
+            options: other options of ``captioner.decoding.Decoding``, where not the model's own.
 
         Raises:
+            UsageError: no such option.
             ImageError: a picture cannot be read. ``captions`` goes on without it instead.
         """
         several = isinstance(images, list)
         sources: list[Source] = images if isinstance(images, list) else [images]
         found = []
-        for result in self.captions(sources, Decoding(beam_size, **options), batch_size):
+        if beam_size is not None:
+            options["beam_size"] = beam_size
+        for result in self.captions(sources, self.decoding.with_options(options), batch_size):
             if isinstance(result, ImageError):
                 raise result
             found.append(result)
         return found if several else found[0]
 
     def captions(
-        self, images: Sequence[Source], decoding: Decoding, batch_size: int = 32
+        self, images: Sequence[Source], decoding: Decoding | None = None, batch_size: int = 32
     ) -> Iterator[Caption | ImageError]:
         """For each picture in order its caption, or what is wrong with it; a stream."""
+        decoding = decoding or self.decoding
         preprocessing = self.captioner.encoder.preprocessing
         for batch in read_batches(images, batch_size, preprocessing):
             results: dict[int, Caption | ImageError] = dict(batch.failed)
@@ -182,10 +194,12 @@ def load(model: str | Path | None = None, device: str = "auto") -> Predictor:
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
 
     Raises:
+        UsageError: no model given and none ships; no such device.
         CheckpointError: no such model, or it cannot be loaded.
     """
     place = find_model(model)
-    return Predictor(checkpoint.load(place), str(model or place.name), device)
+    stored = checkpoint.load(place)
+    return Predictor(stored.captioner, str(model or place.name), device, stored.decoding)
 
 
 def find_model(model: str | Path | None) -> Path:

@@ -113,7 +113,7 @@ def main() -> None:
     records = read("flickr8k", options.root)
     dev = [record.path for record in records if record.split == "val"]
     result = {
-        "command": "python scripts/measure.py --data.root DIR --model RUN",
+        "command": " ".join(["python", *sys.argv]),
         "cold_start": cold_start(dev[0], options.model),
         "cache": {
             name: cache_filling(name, [record.path for record in records]) for name in ENCODERS

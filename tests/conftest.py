@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import runs
+from captioner import load
 from captioner.cli import main
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
@@ -26,7 +27,13 @@ def shapes_cache(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def run_folder(tmp_path_factory, shapes_cache):
-    """A finished run of two epochs on a few scenes."""
+    """A finished run on a few scenes, long enough to say different things of different pictures.
+
+    A model that says the same of all would make every comparison of captions worthless.
+    """
     folder = tmp_path_factory.mktemp("runs") / "small"
-    assert main(runs.arguments(folder, shapes_cache)) == 0
+    assert main(runs.arguments(folder, shapes_cache, epochs=30)) == 0
+    scenes = next((shapes_cache / "shapes").iterdir()) / "val"
+    found = load(folder).caption(sorted(scenes.glob("*.png")))
+    assert len({caption.text for caption in found}) > len(found) / 2
     return folder

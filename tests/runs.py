@@ -19,6 +19,7 @@ def arguments(root: Path, cache: Path, *more: str, epochs: int = 2) -> list[str]
         "--trainer.enable_progress_bar=false",
         f"--data.cache_dir={cache}",
         "--data.batch_size=16",
+        "--model.learning_rate=1e-2",
         "--data.shapes.train=48",
         "--data.shapes.val=12",
         "--data.shapes.test=8",

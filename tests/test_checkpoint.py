@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from captioner import checkpoint
+from captioner.decoding import Decoding
 from captioner.errors import CheckpointError
 from captioner.predictor import Predictor, load
 
@@ -37,11 +38,11 @@ def refused(source: Path) -> str:
 
 def test_round_trip(run_folder, tmp_path):
     """Run folder, checkpoint, model folder, and a folder exported from it hold the same model."""
-    first = checkpoint.load(run_folder)
-    checkpoint.save(first, tmp_path / "again", card="# A card\n")
+    first = checkpoint.load(run_folder).captioner
+    checkpoint.save(first, tmp_path / "again", card="# A card\n", decoding=Decoding(3, 20, 0.5))
     sources = [run_folder / "checkpoints" / "best.ckpt", run_folder / "model", tmp_path / "again"]
     for source in sources:
-        other = checkpoint.load(source)
+        other = checkpoint.load(source).captioner
         assert not other.training
         assert other.vocabulary == first.vocabulary
         assert other.config == first.config
@@ -52,20 +53,20 @@ def test_round_trip(run_folder, tmp_path):
 
 
 def test_saving_replaces_a_model_folder_and_nothing_else(run_folder, folder, tmp_path):
-    captioner = checkpoint.load(run_folder)
-    checkpoint.save(captioner, folder, card="new")
+    captioner = checkpoint.load(run_folder).captioner
+    checkpoint.save(captioner, folder, card="new", decoding=Decoding())
     assert (folder / "README.md").read_text() == "new"
     other = tmp_path / "photos"
     other.mkdir()
     (other / "holiday.jpg").write_bytes(b"precious")
     with pytest.raises(CheckpointError, match="not empty and no model folder"):
-        checkpoint.save(captioner, other, card="new")
+        checkpoint.save(captioner, other, card="new", decoding=Decoding())
     assert (other / "holiday.jpg").read_bytes() == b"precious"
     assert {path.name for path in tmp_path.iterdir()} == {"model", "photos"}  # nothing left over
 
 
 def test_a_crash_while_saving_leaves_the_old_folder(run_folder, folder, monkeypatch):
-    captioner = checkpoint.load(run_folder)
+    captioner = checkpoint.load(run_folder).captioner
     before = {file.name: file.read_bytes() for file in folder.iterdir()}
 
     def fails(*_: object, **__: object) -> None:
@@ -73,7 +74,23 @@ def test_a_crash_while_saving_leaves_the_old_folder(run_folder, folder, monkeypa
 
     monkeypatch.setattr(checkpoint, "save_model", fails)
     with pytest.raises(CheckpointError, match="No space left"):
-        checkpoint.save(captioner, folder, card="new")
+        checkpoint.save(captioner, folder, card="new", decoding=Decoding())
+    assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+
+
+def test_a_folder_that_cannot_be_put_in_place_leaves_the_old_one(run_folder, folder, monkeypatch):
+    captioner = checkpoint.load(run_folder).captioner
+    before = {file.name: file.read_bytes() for file in folder.iterdir()}
+    replace = Path.replace
+
+    def fails(path: Path, target: Path) -> Path:
+        if path.name == "new":
+            raise OSError(5, "Input/output error")
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", fails)
+    with pytest.raises(CheckpointError, match="Input/output error"):
+        checkpoint.save(captioner, folder, card="new", decoding=Decoding())
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
 
 
@@ -83,6 +100,61 @@ def test_the_frozen_packaged_encoder_is_named_not_stored(folder):
     assert (folder / "model.safetensors").stat().st_size < 12e6
     edit(folder / "config.json", encoder_weights={"stored": False, "sha256": "0" * 64})
     assert "other encoder weights" in refused(folder)
+
+
+def test_the_decoding_is_kept(run_folder, tmp_path):
+    """captioner caption searches as the model was scored, whichever form it is loaded from."""
+    own = Decoding(2, 7, 0.5)
+    captioner = checkpoint.load(run_folder).captioner
+    checkpoint.save(captioner, tmp_path / "model", card="", decoding=own)
+    assert checkpoint.load(tmp_path / "model").decoding == own
+    assert load(tmp_path / "model").decoding == own
+    content = torch.load(run_folder / "checkpoints" / "best.ckpt", weights_only=True)
+    content["hyper_parameters"]["decoding"] = {"beam_size": 2, "length_penalty": 0.5}
+    torch.save(content, tmp_path / "own.ckpt")
+    assert checkpoint.load(tmp_path / "own.ckpt").decoding == Decoding(2, 24, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("vocabulary", None),
+        ("encoder_weights", None),
+        ("model", 3),
+        ("decoding", {"beam": 3}),
+        ("decoding", [1]),
+        ("decoding", {"beam_size": 0}),
+        ("preprocessing", {"width": 3}),
+    ],
+)
+def test_a_damaged_configuration(folder, name, value):
+    edit(folder / "config.json", **{name: value})
+    refused(folder)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"name": 5}, {"image_size": "large"}, {"sizes": 3}],
+)
+def test_a_damaged_encoder(folder, change):
+    config = json.loads((folder / "config.json").read_text())
+    config["model"]["encoder"]["init_args"].update(change)
+    edit(folder / "config.json", model=config["model"])
+    refused(folder)
+
+
+def test_sizes_that_follow_from_other_parts_are_refused(folder):
+    config = json.loads((folder / "config.json").read_text())
+    config["model"]["decoder"]["init_args"]["vocab_size"] = 9
+    edit(folder / "config.json", model=config["model"])
+    assert "follows from the parts around it" in refused(folder)
+
+
+@pytest.mark.parametrize("part", ["hyper_parameters", "state_dict"])
+def test_a_checkpoint_of_another_shape(run_folder, tmp_path, part):
+    content = torch.load(run_folder / "checkpoints" / "best.ckpt", weights_only=True)
+    torch.save({**content, part: [1, 2]}, tmp_path / "odd.ckpt")
+    assert "no checkpoint of captioner fit" in refused(tmp_path / "odd.ckpt")
 
 
 def test_a_newer_format(folder):

@@ -63,6 +63,61 @@ def test_one_bad_picture_costs_that_picture(pictures, run_folder, capsys):
             assert len(record["words"]) == len(record["word_log_probs"])
 
 
+@pytest.mark.parametrize("form", ["text", "jsonl", "csv", "coco"])
+@pytest.mark.parametrize("to_file", [True, False])
+def test_a_name_that_is_no_utf8_costs_nothing(
+    form, to_file, pictures, run_folder, capsys, tmp_path
+):
+    odd = os.fsdecode(os.fsencode(good(pictures)[0].with_suffix("")) + b"\xff.png")
+    try:
+        good(pictures)[0].rename(odd)
+    except OSError:
+        pytest.skip("THIS FILE SYSTEM KEEPS NO SUCH NAMES")
+    (pictures / "2-broken.jpg").unlink()
+    output = ["--output", str(tmp_path / "out")] if to_file else []
+    command = ["caption", str(pictures), "--model", str(run_folder), "--format", form]
+    assert main([*command, *output]) == 0
+    text = (tmp_path / "out").read_text("utf-8") if to_file else capsys.readouterr().out
+    assert "4.png" in text
+    assert "0\\udcff.png" in text.replace("\\\\", "\\")
+
+
+def test_a_missing_picture_costs_only_itself(pictures, run_folder, capsys):
+    inputs = [str(pictures / "missing.png"), str(good(pictures)[0])]
+    assert main(["caption", *inputs, "--model", str(run_folder)]) == 1
+    captured = capsys.readouterr()
+    assert len(captured.out.splitlines()) == 1
+    assert "missing.png: found no such file" in captured.err
+
+
+@pytest.mark.parametrize("target", [".", "missing/out.json", "file/out.json"])
+@pytest.mark.parametrize("command", ["caption", "evaluate"])
+def test_an_impossible_output_is_named_before_the_work(target, command, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    given = {"caption": ["x.png"], "evaluate": ["x.json", "--references", "y.json"]}[command]
+    if command == "caption":
+        Image.new("RGB", (9, 9)).save(tmp_path / "x.png")
+        given = [str(tmp_path / "x.png")]
+    assert main([command, *given, "--output", str(tmp_path / target)]) == 2
+    assert "cannot write" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["export", "configs"])
+def test_a_file_is_no_folder(command, run_folder, tmp_path, capsys):
+    (tmp_path / "file").write_text("precious")
+    options = ["--model", str(run_folder)] if command == "export" else []
+    assert main([command, str(tmp_path / "file"), *options]) == 2
+    assert "is a file" in capsys.readouterr().err
+    assert (tmp_path / "file").read_text() == "precious"
+
+
+def test_the_card_of_an_exported_checkpoint_is_that_of_its_run(run_folder, tmp_path):
+    best = run_folder / "checkpoints" / "best.ckpt"
+    assert main(["export", str(tmp_path / "model"), "--model", str(best)]) == 0
+    card = (run_folder / "model" / "README.md").read_text()
+    assert (tmp_path / "model" / "README.md").read_text() == card
+
+
 def test_formats_agree(pictures, run_folder, capsys):
     (pictures / "2-broken.jpg").unlink()
     texts = {}

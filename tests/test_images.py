@@ -803,8 +803,16 @@ def test_an_input_without_pictures_is_a_usage_error(tree, given):
         (tree / "void").mkdir()
         os.chdir(tree / "void")
     with pytest.raises(UsageError) as error:
-        images.find(["b.jpg" if given else ".", given])
+        images.find([given or "."])
     one_line(error, ".jpg", ".tiff", *([given] if given.isalpha() and len(given) < 20 else []))
+
+
+@pytest.mark.parametrize("given", ["missing.jpg", "empty", "folder.jpg", "*.nope", "a\0"])
+def test_an_input_without_pictures_costs_only_itself(tree, given):
+    assert names(given, "b.jpg", "missing too.jpg") == [given, "b.jpg", "missing too.jpg"]
+    with pytest.raises(ImageError) as error:
+        images.load(given)
+    one_line(error)
 
 
 def test_links_to_folders_are_not_followed(tree):

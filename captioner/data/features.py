@@ -8,6 +8,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -16,8 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from captioner import images
 from captioner.data.pixels import InputSize, PixelBatch, read_batches
-from captioner.errors import DataError
+from captioner.errors import DataError, ImageError
 
 FORMAT_VERSION = 1
 _LOG = logging.getLogger(__name__)
@@ -81,6 +83,8 @@ class AnnotationCache:
             DataError: no picture could be read, or the disk is full.
         """
         place = folder / _key(paths, encoder)
+        if _repaired(place):
+            shutil.rmtree(place)
         if not (place / "meta.json").is_file():
             _fill(place, paths, encoder, batch_size, torch.device(device), progress)
         meta = json.loads((place / "meta.json").read_text(encoding="utf-8"))
@@ -101,10 +105,27 @@ def _key(paths: Sequence[str], encoder: CachingEncoder) -> str:
     for path in paths:
         try:
             stat = os.stat(path)  # noqa: PTH116 - called for every picture of a data set
-            digest.update(f"{path} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+            whole = os.path.abspath(path)  # noqa: PTH100 - one cache, however the folder is written
+            digest.update(f"{whole} {stat.st_size} {stat.st_mtime_ns}\n".encode())
         except OSError:
             digest.update(f"{path} missing\n".encode())
     return digest.hexdigest()[:24]
+
+
+def _repaired(place: Path) -> bool:
+    """Whether a picture that could not be read when the cache was filled can be read now.
+
+    A disk that was away, or a missing permission, changes neither size nor time of a file.
+    """
+    try:
+        failed = json.loads((place / "meta.json").read_text(encoding="utf-8"))["failed"]
+    except FileNotFoundError:
+        return False
+    for path in failed:
+        with suppress(ImageError):
+            images.load(path)
+            return True
+    return False
 
 
 def _fill(
@@ -130,6 +151,7 @@ def _fill(
             with file.open("rb") as written:
                 os.fsync(written.fileno())
         try:
+            work.chmod(0o755)  # mkdtemp's is for one user only; a cache may be shared
             work.rename(place)
         except OSError:
             # Another process filled the same cache meanwhile; both hold the same numbers.

@@ -114,6 +114,14 @@ class CaptionDataModule(pl.LightningDataModule):
         shapes: ShapesOptions = ShapesOptions(),  # noqa: B008 - never changed
     ) -> None:
         super().__init__()
+        for option, value in {
+            "batch_size": batch_size,
+            "captions_per_image": captions_per_image,
+            "max_words": max_words,
+            "min_count": min_count,
+        }.items():
+            if value < 1:
+                raise DataError(f"data.{option} must be 1 or more, got {value}")
         self.batch_size, self.captions_per_image = batch_size, captions_per_image
         self.max_words, self.mirror, self.num_workers = max_words, mirror, num_workers
         self.cache_dir = Path(cache_dir).expanduser() if cache_dir else default_cache()

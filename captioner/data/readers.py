@@ -8,6 +8,7 @@ is read, and costs only itself.
 import csv
 import hashlib
 import json
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import Any
 
 from captioner.data.records import SPLITS, TEST, TRAIN, VAL, Record
 from captioner.errors import DataError, unknown
+
+_LOG = logging.getLogger(__name__)
 
 # One eighth each for development and test where a data set comes without its own split: the
 # proportions of Flickr8k (6,000 / 1,000 / 1,000).
@@ -92,6 +95,7 @@ def read_coco(root: Path) -> list[Record]:
         raise DataError(f"no 'annotations/captions_*.json' (train…, val…, test…) under '{root}'")
     years = {"".join(c for c in file.stem if c.isdigit()) for file in files}
     if {"2014", "2017"} <= years:
+        _LOG.warning("'%s' holds captions of 2014 and of 2017; those of 2014 are taken", root)
         files = [file for file in files if file.stem.endswith("2014")]
     problems = _Problems(", ".join(f"'{file}'" for file in files))
     rows: list[tuple[int, Path, Sequence[str], str]] = []

@@ -67,6 +67,10 @@ def build(kind: str, tree: object, /, **sizes: Any) -> Any:
     given = tree.get("init_args") or {}
     if not isinstance(given, Mapping):
         raise ModelError(f"init_args of {name} must map options to values, got {given!r:.80}")
+    if own := sorted(set(given) & set(sizes)):
+        raise ModelError(
+            f"option {own[0]} of {name} follows from the parts around it: leave it out"
+        )
     options = dict(given)
     parameters = inspect.signature(cls).parameters.values()
     accepted = {p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
@@ -78,7 +82,7 @@ def build(kind: str, tree: object, /, **sizes: Any) -> Any:
             options[option] = partial(build, option, value)
     try:
         return cls(**{**options, **sizes})
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise ModelError(
             f"{name} cannot be built from {dict(given)}: {error}".replace("\n", " ")
         ) from error

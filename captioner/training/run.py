@@ -20,6 +20,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from jsonargparse import ArgumentError
+from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
@@ -76,8 +77,12 @@ class CLI(LightningCLI):
         """The model speaks the words of the data."""
         parser.link_arguments("data.words", "model.words", apply_on="instantiate")
 
+    def _parse_ckpt_path(self) -> None:
+        """Not Lightning's: it would put the options of the checkpoint over those that were given."""
+
     def before_instantiate_classes(self) -> None:
         """Settles the run folder, so that every part and the saved configuration name the same."""
+        self.started = time.time()
         config = self.config[self.subcommand]
         if config.trainer.default_root_dir is None:
             files = config.get("config") or []
@@ -103,7 +108,9 @@ class CLI(LightningCLI):
         named = {"best": checkpoint.BEST, "last": LAST}
         given = given or "best"
         file = self.root / named[given] if given in named else Path(given)
-        if not file.is_file():
+        if file.is_file():
+            checkpoint.read_lightning(file)  # or Lightning meets a broken one after the work
+        else:
             raise UsageError(
                 f"no checkpoint '{file}': train first with captioner fit, name the run folder with "
                 "--trainer.default_root_dir DIR, or give a file with --ckpt_path FILE"
@@ -122,8 +129,17 @@ class CLI(LightningCLI):
         for callback in trainer.checkpoint_callbacks:
             if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
                 callback.dirpath = str(self.root / "checkpoints")
-        self.started = time.time()
         return trainer
+
+    def before_fit(self) -> None:
+        """An empty split is found before the cache is filled."""
+        self.datamodule.of_split(VAL)
+
+    def before_test(self) -> None:
+        """Likewise."""
+        self.datamodule.of_split(self.datamodule.test_split)
+
+    before_predict = before_test
 
     def after_fit(self) -> None:
         """Scores the best checkpoint on the development split and writes it as a model folder."""
@@ -135,10 +151,16 @@ class CLI(LightningCLI):
         training_seconds = time.time() - self.started
         self.trainer.test(self.model, dataloaders=self.datamodule.val_dataloader(), verbose=False)
         record = self._report(
-            VAL, training_seconds=round(training_seconds), epoch=content["epoch"] + 1
+            VAL,
+            training_seconds=round(training_seconds),
+            resumed=self._get(self.config, "ckpt_path") is not None,
+            epoch=content["epoch"] + 1,
+            epochs=self.trainer.current_epoch,
         )
         card = model_card(self.model.captioner.config, record)
-        checkpoint.save(self.model.captioner, self.root / checkpoint.MODEL, card)
+        checkpoint.save(
+            self.model.captioner, self.root / checkpoint.MODEL, card, self.model.decoding
+        )
         for image_id, caption in list(self.model.generated.items())[:3]:
             print(f"{image_id}: {caption}")
         print(f"model written to {self.root / checkpoint.MODEL}")
@@ -295,7 +317,7 @@ def main(arguments: list[str]) -> None:
             auto_configure_optimizers=False,
             parser_kwargs={**raising, **dict.fromkeys(CLI.subcommands(), raising)},
         )
-    except ArgumentError as error:
+    except (ArgumentError, MisconfigurationException) as error:
         message = " ".join(str(error).split())
         raise UsageError(f"{message} (see captioner {arguments[0]} --help)") from error
     finally:

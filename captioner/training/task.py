@@ -1,7 +1,8 @@
 """The Lightning task: a captioner, its objective, its optimiser, and its scores while it learns."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 from captioner.data.module import Batch, CaptionDataModule, global_seed
 from captioner.data.records import VAL
 from captioner.decoding import Decoding, search
-from captioner.errors import CheckpointError
+from captioner.errors import CheckpointError, UsageError
 from captioner.evaluation.captions import CaptionScorer
 from captioner.models.annotations import Annotations
 from captioner.models.captioner import PARTS, Captioner
@@ -67,9 +68,10 @@ class CaptioningTask(pl.LightningModule):
     The parts are described by trees (``{"class_path": …, "init_args": …}``), as a configuration file
     and a model folder hold them; one builder, ``captioner.models.registry.build``, serves both.
 
-    AdamW; weight decay on matrices only; the learning rate rises linearly to its peak and falls along
-    a cosine (one cycle). Everything random in a step follows from the seed, the epoch and the number
-    of the batch, so that a run that was killed and resumed ends with the same weights.
+    AdamW; weight decay on matrices only; the learning rate rises to its peak and falls to almost
+    nothing along half cosines, and β₁ falls from 0.95 to 0.85 and rises again meanwhile (one cycle:
+    Smith 2018, arXiv 1803.09820). Everything random in a step follows from the seed, the epoch and
+    the number of the batch, so that a run that was killed and resumed ends with the same weights.
 
     Args:
         words: the vocabulary; linked to the data's.
@@ -81,8 +83,10 @@ class CaptioningTask(pl.LightningModule):
         weight_decay: of AdamW.
         warmup: part of all steps in which the learning rate rises.
         word_dropout: probability that an input word is replaced by ``<unk>`` while training.
-        val_beam_size: beam size of the captions generated and scored at every validation.
-        decoding: how ``test``, ``predict`` and the scores after ``fit`` search.
+        val_beam_size: beam size of the captions generated and scored at every validation, searched
+            for as ``decoding`` says otherwise.
+        decoding: how ``test``, ``predict`` and the scores after ``fit`` search, and ``captioner
+            caption`` after them.
     """
 
     def __init__(
@@ -111,7 +115,7 @@ class CaptioningTask(pl.LightningModule):
         self.learning_rate, self.weight_decay, self.warmup = learning_rate, weight_decay, warmup
         self.word_dropout = word_dropout
         self.decoding = decoding
-        self.val_decoding = Decoding(val_beam_size)
+        self.val_decoding = replace(decoding, beam_size=val_beam_size)
         self._generated: dict[int | str, str] = {}
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
@@ -180,8 +184,8 @@ class CaptioningTask(pl.LightningModule):
             },
             {"params": [p for p in learning if p.ndim <= 1], "weight_decay": 0.0},
         ]
-        optimizer = torch.optim.AdamW(groups, lr=self.learning_rate, betas=(0.9, 0.98))
-        steps = max(int(self.trainer.estimated_stepping_batches) + 1, 4)
+        optimizer = torch.optim.AdamW(groups, lr=self.learning_rate, betas=(0.95, 0.98))
+        steps = self._steps()
         schedule = torch.optim.lr_scheduler.OneCycleLR(
             optimizer,
             self.learning_rate,
@@ -189,6 +193,26 @@ class CaptioningTask(pl.LightningModule):
             pct_start=max(self.warmup, 2 / steps),  # a rise of less than two steps divides by zero
         )
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    def _steps(self) -> int:
+        """Of the learning rate's cycle."""
+        steps = self.trainer.estimated_stepping_batches
+        if not math.isfinite(steps):
+            raise UsageError(
+                "the learning rate follows a cycle, which needs an end: give --trainer.max_epochs or "
+                "--trainer.max_steps, 1 or more"
+            )
+        return max(int(steps) + 1, 4)
+
+    def on_train_start(self) -> None:
+        """Refuses to resume towards another end."""
+        schedule: Any = self.lr_schedulers()
+        if schedule.total_steps != self._steps():
+            raise UsageError(
+                f"the checkpoint is on its way through {schedule.total_steps - 1:,} steps, this run "
+                f"would take {self._steps() - 1:,}: the learning rate follows one cycle over all of "
+                "them; resume with the max_epochs and batch size it began with, or start a new run"
+            )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Names the encoder's weights, which the checkpoint may not hold."""
