@@ -178,6 +178,32 @@ def test_an_unreadable_picture_costs_only_itself(places, breaks, tmp_path, paths
             assert f"left out: {path} (" in record.getMessage()
 
 
+def test_a_picture_that_can_be_read_again_is_not_left_out(tmp_path, paths):
+    """A disk that was away changes neither size nor time of a file, so not the key."""
+    file = Path(paths[2])
+    content, stat = file.read_bytes(), file.stat()
+    for there in (bytes(len(content)), content):
+        file.write_bytes(there)
+        os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        cache = open_cache(tmp_path, paths)
+        assert list(cache.failed) == ([] if there == content else [paths[2]])
+    assert is_whole(cache, paths)
+    assert len(kept(tmp_path)) == 1
+
+
+def test_one_cache_however_the_folder_is_written(tmp_path, paths, monkeypatch):
+    open_cache(tmp_path, paths)
+    monkeypatch.chdir(tmp_path)
+    relative = [os.path.relpath(path) for path in paths]
+    assert is_whole(open_cache(tmp_path, relative, FakeEncoder(at=0, act=must_not_run)), relative)
+
+
+def test_others_may_read_it(tmp_path, paths):
+    open_cache(tmp_path, paths)
+    (folder,) = kept(tmp_path)
+    assert folder.stat().st_mode & 0o777 == 0o755
+
+
 def test_nothing_can_be_read(tmp_path, paths):
     for path in paths:
         broken(path)

@@ -141,8 +141,31 @@ def test_uncached_training_takes_the_same_way(shapes_cache, tmp_path):
     for name, options in {"start": still, "cached": (), "direct": ("--data.cache=false",)}.items():
         assert main(runs.arguments(tmp_path / name, shapes_cache, *options)) == 0
     start, cached, direct = (learned(tmp_path / name) for name in ("start", "cached", "direct"))
-    print((cached - direct).norm() / (cached - start).norm())
-    assert (cached - direct).norm() < 0.2 * (cached - start).norm()
+    # 0.002 as it is; 1.3 with a cache of zeros.
+    assert (cached - direct).norm() < 0.02 * (cached - start).norm()
+
+
+def test_a_picture_alone_in_its_batch_costs_only_itself(shapes_cache, tmp_path, capsys):
+    """Uncached, a broken picture is met in the middle of an epoch."""
+    arguments = runs.arguments(tmp_path / "run", tmp_path / "cache", "--data.cache=false", epochs=1)
+    assert main(["prepare", *arguments[1:]]) == 0  # draws the scenes
+    scenes = next((tmp_path / "cache" / "shapes").iterdir())
+    sorted((scenes / "train").glob("*.png"))[5].write_bytes(b"broken")
+    sorted((scenes / "val").glob("*.png"))[3].write_bytes(b"broken")
+    (options,) = [a for a in arguments if "batch_size" in a]
+    arguments[arguments.index(options)] = "--data.batch_size=1"
+    assert main(arguments) == 0
+    record = json.loads((tmp_path / "run" / "results" / "val-beam5.json").read_text())
+    assert record["scores"]["images"] == 11
+    assert record["scores"]["missing"] == 1
+
+
+def test_what_is_wrong_is_said_before_the_cache_is_filled(run_folder, tmp_path, capsys):
+    fresh = f"--data.cache_dir={tmp_path}"
+    config = f"--config={run_folder / 'config.yaml'}"
+    assert main(["test", config, fresh, "--data.min_count=40"]) == 2
+    assert "another vocabulary" in capsys.readouterr().err
+    assert not (tmp_path / "annotations").exists()
 
 
 def test_killed_and_resumed_equals_undisturbed(tmp_path, shapes_cache):

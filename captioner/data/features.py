@@ -119,7 +119,7 @@ def _repaired(place: Path) -> bool:
     """
     try:
         failed = json.loads((place / "meta.json").read_text(encoding="utf-8"))["failed"]
-    except FileNotFoundError:
+    except OSError:  # no cache yet, or no place for one
         return False
     for path in failed:
         with suppress(ImageError):

@@ -170,7 +170,7 @@ class CaptionDataModule(pl.LightningDataModule):
         return found
 
     def references(self, split: str) -> dict[int | str, list[str]]:
-        """The raw reference captions of a split's pictures, those that could be read."""
+        """The raw reference captions of a split's pictures, but those that the cache could not read."""
         return {r.image_id: list(r.captions) for r in self._usable(split)}
 
     def fill_cache(
@@ -357,8 +357,9 @@ class CaptionDataset(Dataset[Item | None]):
     def collate(self, items: Sequence[Item | None]) -> Batch:
         """Pictures that could be read, as a batch."""
         read = [item for item in items if item is not None]
-        if not read:
-            raise DataError(f"none of the {len(items)} pictures of a batch could be read")
+        if not read:  # each has been named; they cost only themselves
+            nothing = torch.empty(0, 3, 1, 1, dtype=torch.uint8)
+            return Batch([], torch.empty(0, self.rows, 2, dtype=torch.long), None, (0, 0), nothing)
         longest = max(len(caption) for item in read for caption in item.captions)
         tokens = torch.full((len(read), self.rows, longest), PAD)
         for b, item in enumerate(read):

@@ -108,9 +108,7 @@ class CLI(LightningCLI):
         named = {"best": checkpoint.BEST, "last": LAST}
         given = given or "best"
         file = self.root / named[given] if given in named else Path(given)
-        if file.is_file():
-            checkpoint.read_lightning(file)  # or Lightning meets a broken one after the work
-        else:
+        if not file.is_file():
             raise UsageError(
                 f"no checkpoint '{file}': train first with captioner fit, name the run folder with "
                 "--trainer.default_root_dir DIR, or give a file with --ckpt_path FILE"
@@ -132,14 +130,21 @@ class CLI(LightningCLI):
         return trainer
 
     def before_fit(self) -> None:
-        """An empty split is found before the cache is filled."""
-        self.datamodule.of_split(VAL)
+        """What can be wrong is found before the cache is filled."""
+        self._before(VAL)
 
     def before_test(self) -> None:
         """Likewise."""
-        self.datamodule.of_split(self.datamodule.test_split)
+        self._before(self.datamodule.test_split)
 
-    before_predict = before_test
+    before_validate, before_predict = before_fit, before_test
+
+    def _before(self, split: str) -> None:
+        """The split has pictures; the checkpoint is whole and speaks the words of the data."""
+        self.datamodule.of_split(split)
+        if (given := self._get(self.config, "ckpt_path")) is not None:
+            content = checkpoint.read_lightning(Path(given))
+            self.model.on_load_checkpoint(dict(content))
 
     def after_fit(self) -> None:
         """Scores the best checkpoint on the development split and writes it as a model folder."""
@@ -331,6 +336,7 @@ def _quiet() -> None:
         r"Found \d+ module.s. in eval mode",  # the frozen encoder
         "You.re using the WeightAveraging callback, but loading a checkpoint",  # the average itself
         r"The number of training batches .* is smaller than the logging interval",
+        "`training_step` returned `None`",  # no picture of a batch could be read
         r"The '\w+_dataloader' does not have many workers",  # the cache needs none
     ):
         warnings.filterwarnings("ignore", message)

@@ -13,7 +13,7 @@ from torch import Tensor
 from captioner.data.module import Batch, CaptionDataModule, global_seed
 from captioner.data.records import VAL
 from captioner.decoding import Decoding, search
-from captioner.errors import CheckpointError, UsageError
+from captioner.errors import CheckpointError, DataError, UsageError
 from captioner.evaluation.captions import CaptionScorer
 from captioner.models.annotations import Annotations
 from captioner.models.captioner import PARTS, Captioner
@@ -118,8 +118,10 @@ class CaptioningTask(pl.LightningModule):
         self.val_decoding = replace(decoding, beam_size=val_beam_size)
         self._generated: dict[int | str, str] = {}
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        """Teacher forcing on one batch."""
+    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+        """Teacher forcing on one batch; None, no step, where none of its pictures could be read."""
+        if not batch.image_ids:
+            return None
         seed = np.random.SeedSequence(
             [global_seed(), self.current_epoch, batch_idx, self.global_rank]
         )
@@ -138,14 +140,20 @@ class CaptioningTask(pl.LightningModule):
 
     def validation_step(self, batch: Batch) -> None:
         """Generates captions; also logs the teacher-forced likelihood, named as such."""
+        if not batch.image_ids:
+            return
         nll = self._loss(batch, training=False).measures["nll"]
         self.log("val/teacher_forced_nll", nll, batch_size=len(batch.image_ids))
         self._generate(batch, self.val_decoding)
 
     def on_validation_epoch_end(self) -> None:
         """Scores the generated captions; NLTK's tokenizer, for speed (``test`` takes Java's)."""
-        if self.trainer.sanity_checking or not self._generated:
+        if self.trainer.sanity_checking:
             return
+        if not self._generated:
+            raise DataError(
+                "none of the development pictures could be read; see the warnings above"
+            )
         scores = self._scorer(VAL).score(self._generated).as_dict()
         for name in ("bleu_1", "bleu_2", "bleu_3", "bleu_4", "rouge_l", "cider"):
             self.log(
@@ -245,6 +253,8 @@ class CaptioningTask(pl.LightningModule):
         return Annotations(batch.vectors.float(), batch.grid)
 
     def _generate(self, batch: Batch, decoding: Decoding) -> list[tuple[int | str, str]]:
+        if not batch.image_ids:
+            return []
         annotations = self.captioner.refiner(self._annotations(batch))
         found = search(self.captioner.decoder, annotations, decoding)
         decode = self.captioner.vocabulary.decode
