@@ -22,7 +22,7 @@ def overlay(picture: Image.Image, weights: np.ndarray, brightest: float) -> Imag
     light = Image.fromarray((255 * np.clip(weights / brightest, 0, 1)).astype(np.uint8))
     # Smooth for the eye only; the grid itself is coarse.
     mask = light.resize(picture.size, Image.Resampling.BICUBIC)
-    dark = Image.eval(picture, lambda value: value // 5)
+    dark = Image.eval(picture, lambda value: value // 4)
     return Image.composite(picture, dark, mask)
 
 
@@ -49,7 +49,7 @@ def figure(caption: captioner.Caption, picture: Image.Image) -> Image.Image:
 
 
 def main() -> None:
-    """Takes the first held-out scene of three things with a true relation about two of them."""
+    """Takes the first held-out scene of three colours whose caption is true and names two things."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", required=True)
     parser.add_argument("--output", type=Path, required=True)
@@ -58,8 +58,12 @@ def main() -> None:
     for index in range(1, 200):
         drawn = scene(HELD_OUT, index)
         caption = model.caption(drawn.image)
-        two = caption.text.count(" a ") >= 1 and " of " in f" {caption.text} "
-        if len(drawn.things) == 3 and two and true_of(caption.text, drawn.things):
+        two = len({thing.colour for thing in drawn.things} & set(caption.words)) >= 2
+        if (
+            len({thing.colour for thing in drawn.things}) == 3
+            and two
+            and true_of(caption.text, drawn.things)
+        ):
             figure(caption, drawn.image).save(options.output)
             print(f"scene {index}: {caption.text}")
             return

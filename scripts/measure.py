@@ -27,7 +27,6 @@ from captioner.checkpoint import write_text
 from captioner.data.features import AnnotationCache
 from captioner.data.pixels import read_batches
 from captioner.data.readers import read
-from captioner.decoding import Decoding
 from captioner.models.encoder import CNNEncoder
 from captioner.predictor import Predictor
 from captioner.training.run import provenance
@@ -91,7 +90,7 @@ def sameness(paths: list[str], predictor: Predictor) -> dict[str, Any]:
     times: dict[int, float] = {}
     for size in (64, 1):
         began = time.perf_counter()
-        results = list(predictor.captions(paths, Decoding(5), batch_size=size))
+        results = list(predictor.captions(paths, batch_size=size))
         times[size] = time.perf_counter() - began
         found[size] = [result.text for result in results if isinstance(result, captioner.Caption)]
     assert len(found[1]) == len(found[64]) == len(paths)

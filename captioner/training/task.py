@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -83,8 +83,8 @@ class CaptioningTask(pl.LightningModule):
         weight_decay: of AdamW.
         warmup: part of all steps in which the learning rate rises.
         word_dropout: probability that an input word is replaced by ``<unk>`` while training.
-        val_beam_size: beam size of the captions generated and scored at every validation, searched
-            for as ``decoding`` says otherwise.
+        val_beam_size: beam size of the captions generated and scored at every validation; the rest of
+            their decoding is the default, so that runs that differ in ``decoding`` alone agree.
         decoding: how ``test``, ``predict`` and the scores after ``fit`` search, and ``captioner
             caption`` after them.
     """
@@ -115,7 +115,7 @@ class CaptioningTask(pl.LightningModule):
         self.learning_rate, self.weight_decay, self.warmup = learning_rate, weight_decay, warmup
         self.word_dropout = word_dropout
         self.decoding = decoding
-        self.val_decoding = replace(decoding, beam_size=val_beam_size)
+        self.val_decoding = Decoding(val_beam_size)
         self._generated: dict[int | str, str] = {}
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
