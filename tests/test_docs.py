@@ -30,11 +30,17 @@ def test_results_page_is_made_from_the_files():
 
 
 def test_every_figure_of_the_readme_stands_in_the_results():
-    """The line about Flickr8k's development split repeats the file's figures."""
-    scores = json.loads((ROOT / "docs" / "results" / "show-attend-tell.json").read_text())["scores"]
-    readme = (ROOT / "README.md").read_text()
-    for metric in ("bleu_4", "meteor", "cider"):
-        assert f"{scores[metric]:.1f}" in readme
+    """The lines about Flickr8k's development split repeat the files' figures."""
+    seeing, blind = (
+        json.loads((ROOT / "docs" / "results" / f"{name}.json").read_text())
+        for name in ("show-attend-tell", "image-blind")
+    )
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    b, m, c = (seeing["scores"][metric] for metric in ("bleu_4", "meteor", "cider"))
+    assert f"scores BLEU-4 {b:.1f}, METEOR {m:.1f} and CIDEr {c:.1f} (generated" in readme
+    assert f"after {seeing['training_seconds'] / 60:.0f} minutes on two CPU cores" in readme
+    b, m, c = (blind["scores"][metric] for metric in ("bleu_4", "meteor", "cider"))
+    assert f"blind to the picture scores {b:.1f}, {m:.1f} and {c:.1f}." in readme
 
 
 def test_results_come_from_a_commit():

@@ -13,30 +13,26 @@ import captioner
 PACKAGE = Path(captioner.__file__).parent
 
 # The layout of the package, from what knows nothing to what knows everything.
-ORDER = [
-    "errors",
-    "shipped",
-    "images",
-    "text",
-    "data",
-    "models",
-    "decoding",
-    "evaluation",
-    "training.objectives",
-    "checkpoint",
-    "predictor",
-    "training",
-    "cli",
-    "__main__",
-]
+# The name of a folder stands for its __init__, which gathers what is in it.
+ORDER = """
+    errors shipped images text
+    data.records data.readers data.shapes data.shapes_folder data.pixels data.features data.module data
+    models.registry models.annotations models.encoder models.refiners models.attention models.decoder
+    models.lstm models.captioner models
+    decoding
+    evaluation.java evaluation.captions evaluation
+    training.objectives
+    checkpoint predictor
+    training.task training.averaging training.run training
+    cli __main__
+""".split()
 
 
 def rank(module: str) -> int:
-    """The place of a module of this package in the order; the longest name that fits."""
-    parts = module.split(".")
-    for length in (2, 1):
-        if (name := ".".join(parts[:length])) in ORDER:
-            return ORDER.index(name)
+    """The place of a module of this package in the order; folders in folders count as one."""
+    name = ".".join(module.split(".")[:2])
+    if name in ORDER:
+        return ORDER.index(name)
     raise AssertionError(f"captioner.{module} has no place in the layout")
 
 
@@ -54,9 +50,16 @@ def imports(file: Path) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found.add(node.module)
+            inside = {f"{node.module}.{alias.name}" for alias in node.names}
+            files = {
+                name
+                for name in inside
+                if (PACKAGE.parent / (name.replace(".", "/") + ".py")).is_file()
+            }
             if node.module == "captioner":
-                found |= {f"captioner.{alias.name}" for alias in node.names}
+                files |= inside
+            # A module taken from its folder is a module, not what the folder gathers.
+            found |= files or {node.module}
     return found
 
 
