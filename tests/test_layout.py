@@ -14,18 +14,42 @@ PACKAGE = Path(captioner.__file__).parent
 
 # The layout of the package, from what knows nothing to what knows everything.
 # The name of a folder stands for its __init__, which gathers what is in it.
-ORDER = """
-    errors shipped images text
-    data.records data.readers data.shapes data.shapes_folder data.pixels data.features data.module data
-    models.registry models.annotations models.encoder models.refiners models.attention models.decoder
-    models.lstm models.captioner models
-    decoding
-    evaluation.java evaluation.captions evaluation
-    training.objectives
-    checkpoint predictor
-    training.task training.averaging training.run training
-    cli __main__
-""".split()
+ORDER = [
+    "errors",
+    "shipped",
+    "images",
+    "text",
+    "data.records",
+    "data.readers",
+    "data.shapes",
+    "data.shapes_folder",
+    "data.pixels",
+    "data.features",
+    "data.module",
+    "data",
+    "models.registry",
+    "models.annotations",
+    "models.encoder",
+    "models.refiners",
+    "models.attention",
+    "models.decoder",
+    "models.lstm",
+    "models.captioner",
+    "models",
+    "decoding",
+    "evaluation.java",
+    "evaluation.captions",
+    "evaluation",
+    "training.objectives",
+    "checkpoint",
+    "predictor",
+    "training.task",
+    "training.averaging",
+    "training.run",
+    "training",
+    "cli",
+    "__main__",
+]
 
 
 def rank(module: str) -> int:
