@@ -57,7 +57,8 @@ def page() -> str:
         "",
         "Published for the *test* split with VGG features (Xu et al. 2015, soft attention):",
         "67 / 44.8 / 29.9 / 19.5, METEOR 18.93. Another split and another encoder: an orientation,",
-        "no comparison.",
+        "no comparison. The blind model sees the mean of all annotations and so says one sentence of",
+        "every picture; its best epoch is chosen, as for the others, by its score on this split.",
         "",
         *[
             f"- **{name}**: `{r['command']}`, commit {r['commit']}, {r['machine']}."

@@ -101,6 +101,13 @@ def test_options_count_more_than_the_checkpoint(given, run_folder, shapes_cache)
     assert record["decoding"]["beam_size"] == 2
 
 
+def test_a_broken_configuration_is_named(tmp_path, capsys):
+    file = tmp_path / "broken.yaml"
+    file.write_text("data: {name: [\n")
+    assert main(["fit", f"--config={file}"]) == 2
+    assert f"in {file}, line 2" in capsys.readouterr().err
+
+
 def test_a_broken_checkpoint_is_named(run_folder, tmp_path, capsys):
     file = tmp_path / "junk.ckpt"
     file.write_bytes(b"junk")

@@ -324,6 +324,9 @@ def main(arguments: list[str]) -> None:
         )
     except (ArgumentError, MisconfigurationException) as error:
         message = " ".join(str(error).split())
+        files = [a.rpartition("=")[2] for a in arguments if a.endswith((".yaml", ".yml"))]
+        # YAML's parser is given text and does not know where it came from.
+        message = message.replace('"<unicode string>"', " or ".join(files) or "an option")
         raise UsageError(f"{message} (see captioner {arguments[0]} --help)") from error
     finally:
         sys.argv = given
