@@ -39,9 +39,7 @@ def build_error(kind, tree, /, **sizes) -> str:
 
 
 def test_a_tree_becomes_nested_parts_with_the_sizes_of_their_surroundings():
-    tree = copy.deepcopy(DECODER)
-    tree["init_args"]["vocab_size"] = 3  # not for the tree to say
-    decoder = build("decoder", tree, **SIZES)
+    decoder = build("decoder", DECODER, **SIZES)
     assert type(decoder) is LSTMDecoder
     assert decoder.attention.score.energy.weight.shape == (1, 3)
     assert decoder.attention.score.query.weight.shape == (3, 6)
