@@ -114,7 +114,10 @@ def test_what_is_no_option_of_it(options, says):
 def test_an_error_deep_inside_shows_the_options_as_given():
     wrong = copy.deepcopy(DECODER)
     wrong["init_args"]["attention"]["init_args"]["score"]["init_args"] = {"dims": 3}
-    assert build_error("decoder", wrong, **SIZES) == "unknown option of Additive 'dims'; known: dim"
+    assert (
+        build_error("decoder", wrong, **SIZES)
+        == "unknown option of Additive 'dims'; known: dim, project"
+    )
     wrong = copy.deepcopy(DECODER) | {"class_path": "LSTMDecoder"}
     wrong["init_args"]["dropout"] = 3
     assert f"from {wrong['init_args']}: " in build_error("decoder", wrong, **SIZES)
@@ -122,7 +125,10 @@ def test_an_error_deep_inside_shows_the_options_as_given():
 
 def test_a_part_without_options_says_so():
     tree = {"class_path": "Soft", "init_args": {"args": 3}}
-    assert build_error("distribution", tree) == "unknown option of Soft 'args'; known: none"
+    assert (
+        build_error("distribution", tree, query_dim=8)
+        == "unknown option of Soft 'args'; known: none"
+    )
 
 
 @pytest.mark.parametrize("name", ["os.system", "subprocess.Popen", "evil.Payload", "builtins.eval"])

@@ -26,6 +26,11 @@ class Annotations:
             raise ValueError(
                 f"{self.vectors.shape[1]} annotation vectors do not fill a {rows}×{columns} grid"
             )
+        if self.mask is not None and self.mask.shape != self.vectors.shape[:2]:
+            raise ValueError(
+                f"a mask of shape {tuple(self.mask.shape)} does not fit annotations of shape "
+                f"{tuple(self.vectors.shape)}: expected {tuple(self.vectors.shape[:2])}"
+            )
 
     def __len__(self) -> int:
         return self.vectors.shape[0]

@@ -1,7 +1,7 @@
 """The LSTM decoder of "Show, Attend and Tell": attend, then update."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -9,7 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from captioner.models.annotations import Annotations
-from captioner.models.attention.attention import Attended, Attention, Keys
+from captioner.models.attention.attention import Attended, Attention, AttentionBase, Keys
 from captioner.models.decoder import Decoded, Decoder
 
 
@@ -17,7 +17,7 @@ from captioner.models.decoder import Decoded, Decoder
 class AttentionFactory(Protocol):
     """Makes an attention once the sizes are known."""
 
-    def __call__(self, *, query_dim: int, memory_dim: int) -> Attention:
+    def __call__(self, *, query_dim: int, memory_dim: int) -> AttentionBase:
         """An attention for queries of width ``query_dim`` over vectors of width ``memory_dim``."""
         ...
 
@@ -150,7 +150,7 @@ class LSTMDecoder(Decoder):
         state = LSTMState(
             hidden.view_as(state.hidden), cell.view_as(state.cell), state.keys, state.words + 1
         )
-        return Attended(context, attended.weights, attended.log_prob, attended.entropy), state
+        return replace(attended, context=context), state
 
     def _read_out(
         self,

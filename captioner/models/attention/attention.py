@@ -1,13 +1,13 @@
 """Attention: A(q, K, V) = Σ_i p(a(k_i, q)) · v_i, a score composed with a distribution."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from captioner.models.annotations import Annotations
-from captioner.models.attention.distributions import Distribution, Soft
+from captioner.models.attention.distributions import Asked, Distribution, Soft
 from captioner.models.attention.scores import Additive, Score
 from captioner.models.registry import Component
 
@@ -20,11 +20,13 @@ class Keys:
         prepared: the keys as the score wants them.
         values: what the context vector is a weighted sum of.
         mask: True where a position may be attended; None when all may.
+        grid: (rows, columns) in which the positions lie.
     """
 
     prepared: Float[Tensor, "B L A"]
     values: Float[Tensor, "B L D"]
     mask: Bool[Tensor, "B L"] | None
+    grid: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -33,15 +35,23 @@ class Attended:
 
     Attributes:
         context: the context vector ẑ, the weighted sum of the values.
-        weights: α, how much each position counts.
-        log_prob: log-probability of the positions drawn; None for a deterministic distribution.
-        entropy: entropy in nats of what they were drawn from; None likewise.
+        weights: α, how much each position counts; with several heads, the mean over them.
+        log_prob: log-probability of the positions drawn, of all heads together; None where nothing
+            is drawn.
+        entropy: entropy in nats of what they were drawn from; None for a deterministic distribution.
+        heads: the weights of every head; None where there is one.
     """
 
     context: Float[Tensor, "B *T D"]
     weights: Float[Tensor, "B *T L"]
     log_prob: Float[Tensor, "B *T"] | None = None
     entropy: Float[Tensor, "B *T"] | None = None
+    heads: Float[Tensor, "B *T h L"] | None = None
+
+    def of_one_query(self) -> "Attended":
+        """Without the axis T, which has length 1."""
+        there = {k: v.squeeze(1) for k, v in vars(self).items() if v is not None}
+        return replace(self, **there)
 
 
 @runtime_checkable
@@ -55,19 +65,63 @@ class ScoreFactory(Protocol):
 
 @runtime_checkable
 class DistributionFactory(Protocol):
-    """Makes a distribution."""
+    """Makes a distribution once the size of a query is known."""
 
-    def __call__(self) -> Distribution:
-        """A distribution."""
+    def __call__(self, *, query_dim: int) -> Distribution:
+        """A distribution that may look at queries of width ``query_dim``."""
         ...
 
 
-class Attention(Component, kind="attention", abstract=False):
-    """A score composed with a distribution (Hu 2018; Chaudhari et al. 2019).
+class AttentionBase(Component, kind="attention"):
+    """Base of all attentions: what depends on the picture alone, and the answer to a query.
 
     It keeps no state: ``keys = attention.prepare(annotations)`` once per picture, then
     ``attention(query, keys)`` for every word, for several captions of the picture at once or for
-    all words of one.
+    all words of one. ``out_dim`` is the width of a context vector.
+    """
+
+    out_dim: int
+
+    def prepare(
+        self, annotations: Annotations, values: Float[Tensor, "B L D"] | None = None
+    ) -> Keys:
+        """What no query changes, computed once per picture.
+
+        Args:
+            annotations: what is compared with the query.
+            values: what the context vector is made of, if not the same vectors.
+        """
+        raise NotImplementedError
+
+    def forward(
+        self,
+        query: Float[Tensor, "B *T n"],
+        keys: Keys,
+        step: int | Int[Tensor, " T"] | None = None,
+    ) -> Attended:
+        """The context vector for each query.
+
+        Args:
+            query: one query a picture, (B, n), or T of them, (B, T, n); both give the same numbers.
+            keys: from ``prepare``.
+            step: which word the queries ask for, counted from 0, for distributions that need it.
+        """
+        if query.ndim == 3:
+            return self.answer(query, keys, step)
+        return self.answer(query.unsqueeze(1), keys, step).of_one_query()
+
+    def answer(
+        self,
+        queries: Float[Tensor, "B T n"],
+        keys: Keys,
+        step: int | Int[Tensor, " T"] | None,
+    ) -> Attended:
+        """The context vectors of T queries; what a subclass writes."""
+        raise NotImplementedError
+
+
+class Attention(AttentionBase):
+    """A score composed with a distribution (Hu 2018; Chaudhari et al. 2019).
 
     Args:
         query_dim: n, the width of a query.
@@ -84,34 +138,31 @@ class Attention(Component, kind="attention", abstract=False):
         distribution: DistributionFactory = Soft,
     ) -> None:
         super().__init__()
+        self.out_dim = memory_dim
         self.score = score(query_dim=query_dim, key_dim=memory_dim)
-        self.distribution = distribution()
+        self.distribution = distribution(query_dim=query_dim)
 
-    def prepare(self, annotations: Annotations) -> Keys:
-        """What no query changes, computed once per picture."""
-        return Keys(self.score.prepare(annotations.vectors), annotations.vectors, annotations.mask)
-
-    def forward(
-        self,
-        query: Float[Tensor, "B *T n"],
-        keys: Keys,
-        step: int | Int[Tensor, " T"] | None = None,
-    ) -> Attended:
-        """The context vector for each query.
-
-        Args:
-            query: one query a picture, (B, n), or T of them, (B, T, n); both give the same numbers.
-            keys: from ``prepare``.
-            step: which word the queries ask for, counted from 0, for distributions that need it.
-        """
-        queries = query.unsqueeze(1) if query.ndim == 2 else query  # (B, T, n)
-        drawn = self.distribution(self.score(queries, keys.prepared), keys.mask, step)
-        context = drawn.weights.to(keys.values.dtype) @ keys.values  # (B, T, D)
-        if query.ndim == 3:
-            return Attended(context, drawn.weights, drawn.log_prob, drawn.entropy)
-        return Attended(
-            context.squeeze(1),
-            drawn.weights.squeeze(1),
-            None if drawn.log_prob is None else drawn.log_prob.squeeze(1),
-            None if drawn.entropy is None else drawn.entropy.squeeze(1),
+    def prepare(
+        self, annotations: Annotations, values: Float[Tensor, "B L D"] | None = None
+    ) -> Keys:
+        """The score's part of it, and the values."""
+        vectors = annotations.vectors
+        return Keys(
+            self.score.prepare(vectors),
+            vectors if values is None else values,
+            annotations.mask,
+            annotations.grid,
         )
+
+    def answer(
+        self,
+        queries: Float[Tensor, "B T n"],
+        keys: Keys,
+        step: int | Int[Tensor, " T"] | None,
+    ) -> Attended:
+        """Scores, weights, and the weighted sum of the values."""
+        mask = None if keys.mask is None else keys.mask.unsqueeze(1)
+        scores = self.score(queries, keys.prepared)
+        drawn = self.distribution(scores, mask, Asked(queries, keys.grid, step))
+        context = drawn.weights.to(keys.values.dtype) @ keys.values  # (B, T, D)
+        return Attended(context, drawn.weights, drawn.log_prob, drawn.entropy)

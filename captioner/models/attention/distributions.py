@@ -1,12 +1,16 @@
 """Distributions α = p(e): from scores to weights over the annotations."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from captioner.errors import ModelError
 from captioner.models.registry import Component
+
+TestTime = Literal["argmax", "sample", "expectation"]
 
 
 @dataclass(frozen=True)
@@ -24,21 +28,46 @@ class Weights:
     entropy: Float[Tensor, "B T"] | None = None
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What a positional distribution reads beside the scores.
+
+    Attributes:
+        query: the queries that the scores answer.
+        grid: (rows, columns) in which the positions lie, raster order; (1, L) for a sequence.
+        step: which word each query asks for, counted from 0; None where nobody counts.
+    """
+
+    query: Float[Tensor, "B T n"]
+    grid: tuple[int, int]
+    step: int | Int[Tensor, " T"] | None
+
+
 class Distribution(Component, kind="distribution"):
-    """Base of all distributions."""
+    """Base of all distributions.
+
+    Args:
+        query_dim: n, the width of a query, for those that look at it.
+    """
+
+    # Whether the order of the positions means something: permuting them does more than permute.
+    positional = False
+
+    def __init__(self, query_dim: int) -> None:  # noqa: ARG002
+        super().__init__()
 
     def forward(
         self,
         scores: Float[Tensor, "B T L"],
-        mask: Bool[Tensor, "B L"] | None,
-        step: int | Int[Tensor, " T"] | None,
+        mask: Bool[Tensor, "B 1 L"] | None,
+        asked: Asked,
     ) -> Weights:
         """Weights for scores.
 
         Args:
             scores: any real numbers.
             mask: True where a position may be attended.
-            step: which word each query asks for, counted from 0; only positional ones need it.
+            asked: the queries, for positional distributions.
         """
         raise NotImplementedError
 
@@ -49,21 +78,108 @@ class Soft(Distribution):
     def forward(
         self,
         scores: Float[Tensor, "B T L"],
-        mask: Bool[Tensor, "B L"] | None,
-        step: int | Int[Tensor, " T"] | None,  # noqa: ARG002 - the same for every word
+        mask: Bool[Tensor, "B 1 L"] | None,
+        asked: Asked,  # noqa: ARG002
     ) -> Weights:
         """Weights sum to 1, or are all 0 where everything is masked."""
         return Weights(masked_softmax(scores, mask))
 
 
+class Sparsemax(Distribution):
+    """The point of the simplex nearest to the scores: exact zeros (Martins, Astudillo 2016)."""
+
+    def forward(
+        self,
+        scores: Float[Tensor, "B T L"],
+        mask: Bool[Tensor, "B 1 L"] | None,
+        asked: Asked,  # noqa: ARG002
+    ) -> Weights:
+        """Weights sum to 1, or are all 0 where everything is masked. Algorithm 1 of the paper."""
+        scores = _wide(scores)
+        if mask is not None:
+            scores = _blocked(scores, mask)
+        # Only differences count; a score 1 or more below the largest has no part, however far it is,
+        # nor has a masked one.
+        scores = (scores - scores.amax(-1, keepdim=True)).clamp(min=-2.0)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -2.0)
+        ordered = scores.sort(-1, descending=True).values
+        count = torch.arange(1, scores.shape[-1] + 1, device=scores.device)
+        excess = ordered.cumsum(-1) - 1
+        support = (count * ordered > excess).sum(-1, keepdim=True).clamp(min=1)  # k(z)
+        threshold = excess.gather(-1, support - 1) / support  # τ(z)
+        weights = (scores - threshold).clamp(min=0.0)
+        if mask is not None:
+            weights = weights.masked_fill(~mask, 0.0)
+        return Weights(weights)
+
+
+class Hard(Distribution):
+    """One position, drawn: s ~ Multinoulli(softmax(e)) (Xu et al. 2015 §4.1).
+
+    While training, a position is sampled. The weights are one-hot and carry no gradient; an objective
+    reaches the scores through ``log_prob`` and ``entropy``.
+
+    Args:
+        query_dim: not used.
+        test_time: what counts outside training: ``argmax``, the most probable position; ``sample``;
+            or ``expectation``, the probabilities themselves, as if the attention were soft.
+    """
+
+    def __init__(self, query_dim: int, test_time: TestTime = "argmax") -> None:
+        super().__init__(query_dim)
+        if test_time not in ("argmax", "sample", "expectation"):
+            raise ModelError(f"test_time must be argmax, sample or expectation, got {test_time!r}")
+        self.test_time = test_time
+
+    def forward(
+        self,
+        scores: Float[Tensor, "B T L"],
+        mask: Bool[Tensor, "B 1 L"] | None,
+        asked: Asked,  # noqa: ARG002
+    ) -> Weights:
+        """One-hot weights, all 0 where everything is masked; for an expectation, no ``log_prob``."""
+        probabilities = masked_softmax(scores, mask)
+        log_probs = probabilities.clamp(min=torch.finfo(probabilities.dtype).tiny).log()
+        entropy = -(probabilities * log_probs).sum(-1)
+        how = "sample" if self.training else self.test_time
+        if how == "expectation":
+            return Weights(probabilities, None, entropy)
+        if how == "sample":
+            # The exponential race: the position whose Exp(1) / p is smallest is drawn with
+            # probability p. Unlike torch.multinomial it takes rows of zeros and any number of rows.
+            race = torch.empty_like(probabilities).exponential_()
+            place = (probabilities.detach() / race).argmax(-1, keepdim=True)
+        else:
+            place = probabilities.argmax(-1, keepdim=True)
+        drawn = torch.zeros_like(probabilities).scatter(-1, place, 1.0)
+        if mask is not None:
+            drawn = drawn * mask.any(-1, keepdim=True)
+        log_prob = log_probs.gather(-1, place).squeeze(-1)
+        return Weights(drawn, log_prob, entropy)
+
+
 def masked_softmax(
-    scores: Float[Tensor, "B T L"], mask: Bool[Tensor, "B L"] | None
+    scores: Float[Tensor, "B T L"], mask: Bool[Tensor, "B #T L"] | None
 ) -> Float[Tensor, "B T L"]:
-    """Softmax over the last axis in at least float32; a fully masked row gives zeros, not NaN."""
-    scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+    """Softmax over the last axis in at least float32; a fully masked row gives zeros, not NaN.
+
+    Args:
+        scores: any real numbers.
+        mask: True where a position may be attended: (B, 1, L), or (B, T, L) for windows.
+    """
+    scores = _wide(scores)
     if mask is None:
         return scores.softmax(-1)
-    blocked = ~mask.unsqueeze(1)  # (B, 1, L)
-    # The smallest finite number instead of -inf: a row of -inf would be 0/0.
-    lowest = torch.finfo(scores.dtype).min
-    return scores.masked_fill(blocked, lowest).softmax(-1).masked_fill(blocked, 0.0)
+    return _blocked(scores, mask).softmax(-1).masked_fill(~mask, 0.0)
+
+
+def _wide(scores: Float[Tensor, "B T L"]) -> Float[Tensor, "B T L"]:
+    return scores.to(torch.promote_types(scores.dtype, torch.float32))
+
+
+def _blocked(
+    scores: Float[Tensor, "B T L"], mask: Bool[Tensor, "B #T L"]
+) -> Float[Tensor, "B T L"]:
+    """The smallest finite number instead of -inf where masked: a row of -inf would be 0/0."""
+    return scores.masked_fill(~mask, torch.finfo(scores.dtype).min)

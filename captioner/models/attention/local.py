@@ -1,0 +1,183 @@
+"""Local attention: weights within a window around a position (Luong, Pham, Manning 2015, §3.2)."""
+
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from captioner.errors import ModelError, UsageError
+from captioner.models.attention.distributions import Asked, Distribution, Weights, masked_softmax
+
+
+class Positions(NamedTuple):
+    """Where the positions lie among those that exist: a mask closes ranks.
+
+    Attributes:
+        number: s, counted from 0 in raster order; that of a masked position means nothing.
+        existing: S, how many exist.
+    """
+
+    number: Float[Tensor, "B 1 L"]
+    existing: Float[Tensor, "B 1 1"]
+
+
+class Local(Distribution, abstract=True):
+    """What local distributions share: a window.
+
+    Args:
+        query_dim: n, the width of a query.
+        window: D in the paper: how many positions the window reaches to either side, 1 or more.
+    """
+
+    positional = True
+
+    def __init__(self, query_dim: int, window: int) -> None:
+        super().__init__(query_dim)
+        if window < 1:
+            raise ModelError(
+                f"{type(self).__name__} needs a window of 1 position or more to either side, "
+                f"got {window}"
+            )
+        self.window = window
+
+
+class LocalM(Local):
+    """Monotonic local attention: a softmax within [p_t − D, p_t + D], p_t = t, at most the last one.
+
+    Args:
+        query_dim: not used.
+        window: D.
+    """
+
+    def __init__(self, query_dim: int, window: int = 10) -> None:
+        super().__init__(query_dim, window)
+
+    def forward(
+        self,
+        scores: Float[Tensor, "B T L"],
+        mask: Bool[Tensor, "B 1 L"] | None,
+        asked: Asked,
+    ) -> Weights:
+        """Weights sum to 1, or are all 0 where everything is masked.
+
+        Raises:
+            UsageError: the query does not say for which word it asks.
+        """
+        if asked.step is None:
+            raise UsageError("LocalM needs to know the step: attention(query, keys, step=t)")
+        step = torch.as_tensor(asked.step, device=scores.device).view(1, -1, 1)  # (1, T or 1, 1)
+        where = _positions(mask, scores)
+        center = torch.minimum(step.to(where.number.dtype), where.existing - 1)
+        return Weights(masked_softmax(scores, _near(where.number - center, self.window, mask)))
+
+
+class LocalP(Local):
+    """Predictive local attention: p_t = S · σ(v_pᵀ tanh(W_p q)), eq. 9 and 10.
+
+    A softmax within [p_t − D, p_t + D], times exp(−(s − p_t)² / 2σ²) with σ = D / 2.
+
+    Args:
+        query_dim: n, the width of a query.
+        window: D.
+        dim: the width of the hidden layer that predicts p_t.
+        renormalise: divide by the sum: the paper multiplies *after* the softmax, so that its weights
+            sum to less than 1.
+    """
+
+    def __init__(
+        self, query_dim: int, window: int = 10, dim: int = 128, renormalise: bool = False
+    ) -> None:
+        super().__init__(query_dim, window)
+        self.place = _place(query_dim, dim, 1)
+        self.renormalise = renormalise
+
+    def forward(
+        self,
+        scores: Float[Tensor, "B T L"],
+        mask: Bool[Tensor, "B 1 L"] | None,
+        asked: Asked,
+    ) -> Weights:
+        """Weights sum to at most 1; to exactly 1 if renormalised; 0 where everything is masked."""
+        where = _positions(mask, scores)
+        center = where.existing * self.place(asked.query).to(where.existing.dtype)  # (B, T, 1)
+        distance = where.number - center
+        weights = masked_softmax(scores, _near(distance, self.window, mask))
+        return Weights(_bell(weights, distance**2, self.window, self.renormalise))
+
+
+class LocalP2D(Local):
+    """``LocalP`` on the feature grid: p_t is a (row, column), window and Gaussian are square and round.
+
+    This project's own. A picture's regions have no order; neighbours in a column are as near as those
+    in a row, which raster order does not know.
+
+    Args:
+        query_dim: n, the width of a query.
+        window: D, in cells.
+        dim: the width of the hidden layer that predicts p_t.
+        renormalise: as for ``LocalP``.
+    """
+
+    def __init__(
+        self, query_dim: int, window: int = 2, dim: int = 128, renormalise: bool = False
+    ) -> None:
+        super().__init__(query_dim, window)
+        self.place = _place(query_dim, dim, 2)
+        self.renormalise = renormalise
+
+    def forward(
+        self,
+        scores: Float[Tensor, "B T L"],
+        mask: Bool[Tensor, "B 1 L"] | None,
+        asked: Asked,
+    ) -> Weights:
+        """Weights sum to at most 1; to 1 if renormalised; 0 where all of the window is masked."""
+        rows, columns = asked.grid
+        wide = torch.promote_types(scores.dtype, torch.float32)
+        place = self.place(asked.query).to(wide)  # (B, T, 2)
+        cells = torch.arange(rows * columns, device=scores.device)
+        # Cell r covers [r, r + 1) of an axis of length R, so that σ reaches every cell's centre.
+        down = (cells // columns + 0.5).to(wide) - rows * place[..., :1]  # (B, T, L)
+        right = (cells % columns + 0.5).to(wide) - columns * place[..., 1:]
+        near = _near(down, self.window, mask) & _near(right, self.window, mask)
+        weights = masked_softmax(scores, near)
+        return Weights(_bell(weights, down**2 + right**2, self.window, self.renormalise))
+
+
+def _place(query_dim: int, dim: int, axes: int) -> nn.Sequential:
+    """``σ(v_pᵀ tanh(W_p q))``, a number in (0, 1) per axis."""
+    return nn.Sequential(
+        nn.Linear(query_dim, dim, bias=False),
+        nn.Tanh(),
+        nn.Linear(dim, axes, bias=False),
+        nn.Sigmoid(),
+    )
+
+
+def _positions(mask: Bool[Tensor, "B 1 L"] | None, scores: Float[Tensor, "B T L"]) -> Positions:
+    there = torch.ones_like(scores[:, :1], dtype=torch.bool) if mask is None else mask
+    wide = torch.promote_types(scores.dtype, torch.float32)
+    number = (there.cumsum(-1) - 1).to(wide)
+    return Positions(number, there.sum(-1, keepdim=True).to(wide))
+
+
+def _near(
+    distance: Float[Tensor, "B #T L"], window: int, mask: Bool[Tensor, "B 1 L"] | None
+) -> Bool[Tensor, "B #T L"]:
+    """True within the window, where not masked."""
+    near = distance.abs() <= window
+    return near if mask is None else near & mask
+
+
+def _bell(
+    weights: Float[Tensor, "B T L"],
+    squared: Float[Tensor, "B T L"],
+    window: int,
+    renormalise: bool,
+) -> Float[Tensor, "B T L"]:
+    """The weights times a Gaussian of σ = window / 2 of the squared distance."""
+    weights = weights * torch.exp(-squared / (2 * (window / 2) ** 2))
+    if renormalise:
+        weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+    return weights
