@@ -1,7 +1,6 @@
 """What every score × distribution promises; a newly registered one is tested by existing."""
 
 import inspect
-import math
 
 import pytest
 import torch

@@ -8,11 +8,11 @@ import math
 
 import pytest
 import torch
-from test_attention import COLUMNS, GRID, LAWS, ROWS, L, ask, make
 
 from captioner.models import Annotations, attention
 from captioner.models.attention import Additive, Concat, MultiHead, ScaledDot
 from captioner.models.registry import names
+from test_attention import COLUMNS, GRID, LAWS, ROWS, L, ask, make
 
 B, T, WIDTH = 2, 3, 6
 EXISTS = [[True] * L, [True, False, True, True, False, True]]

@@ -2,7 +2,6 @@
 
 import math
 
-import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
