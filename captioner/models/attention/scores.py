@@ -241,7 +241,7 @@ class Distance(Score):
     def forward(
         self, query: Float[Tensor, "B T n"], prepared: Float[Tensor, "B L A"]
     ) -> Float[Tensor, "B T L"]:
-        """Distances by differences, in at least float32: ‖q‖² + ‖k‖² − 2 qᵀk cancels where they are near."""
+        """By differences, in at least float32: ‖q‖² + ‖k‖² − 2 qᵀk cancels where they are near."""
         wide = torch.promote_types(prepared.dtype, torch.float32)
         distances = torch.cdist(
             self.query(query).to(wide),
