@@ -75,7 +75,10 @@ def test_every_name_is_a_usable_class_of_its_kind():
     ("tree", "says"),
     [
         ({"class_path": "LSTMDecode"}, "unknown decoder 'LSTMDecode'; known: LSTMDecoder"),
-        ({"class_path": "a.b.Nonsense"}, "unknown decoder 'Nonsense'; known: LSTMDecoder"),
+        (
+            {"class_path": "a.b.Nonsense"},
+            "unknown decoder 'Nonsense'; known: LuongDecoder, LSTMDecoder",
+        ),
         ({"class_path": "Additive"}, "unknown decoder 'Additive'"),  # of another kind
         ("LSTMDecoder", "a decoder is described by {'class_path': name"),
         ({"class_path": None}, "a decoder is described by {'class_path': name"),

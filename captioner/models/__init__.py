@@ -6,6 +6,7 @@ from captioner.models.captioner import Captioner
 from captioner.models.decoder import Decoded, Decoder
 from captioner.models.encoder import CNNEncoder, Encoder
 from captioner.models.lstm import LSTMDecoder
+from captioner.models.luong import LuongDecoder
 from captioner.models.refiners import Blind, Identity, Projection, Refiner
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Encoder",
     "Identity",
     "LSTMDecoder",
+    "LuongDecoder",
     "Projection",
     "Refiner",
     "Score",

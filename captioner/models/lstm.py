@@ -1,6 +1,5 @@
 """The LSTM decoder of "Show, Attend and Tell": attend, then update."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -40,12 +39,9 @@ class LSTMState:
 
     def select(self, rows: Int[Tensor, "B K"]) -> "LSTMState":
         """The state in which row k of picture b continues what row ``rows[b, k]`` remembered."""
-        index = rows.unsqueeze(-1).expand(-1, -1, self.hidden.shape[-1])  # (B, K, n)
-
-        def gather(memory: Tensor) -> Tensor:
-            return memory.reshape(len(memory), -1, memory.shape[-1]).gather(1, index)
-
-        return LSTMState(gather(self.hidden), gather(self.cell), self.keys, self.words)
+        return LSTMState(
+            gather_rows(self.hidden, rows), gather_rows(self.cell, rows), self.keys, self.words
+        )
 
 
 class LSTMDecoder(Decoder):
@@ -128,12 +124,12 @@ class LSTMDecoder(Decoder):
             attended, state = self._advance(word, state)
             steps.append(attended)
             hidden.append(state.hidden)
-        contexts = torch.stack([step.context for step in steps], -2)
+        attended = Attended.stack(steps)
         return Decoded(
-            logits=self._read_out(embedded, torch.stack(hidden, -2), contexts),
-            weights=torch.stack([step.weights for step in steps], -2),
-            log_prob=_stack([step.log_prob for step in steps]),
-            entropy=_stack([step.entropy for step in steps]),
+            self._read_out(embedded, torch.stack(hidden, -2), attended.context),
+            attended.weights,
+            attended.log_prob,
+            attended.entropy,
         )
 
     def _advance(
@@ -163,6 +159,9 @@ class LSTMDecoder(Decoder):
         return self.output(self.dropout(torch.tanh(deep)))
 
 
-def _stack(steps: Sequence[Tensor | None]) -> Tensor | None:
-    present = [step for step in steps if step is not None]
-    return torch.stack(present, -1) if present else None
+def gather_rows(
+    memory: Float[Tensor, "B *R n"], rows: Int[Tensor, "B K"]
+) -> Float[Tensor, "B K n"]:
+    """Row k of picture b is what row ``rows[b, k]`` was; no axis R means one row."""
+    memory = memory.reshape(len(memory), -1, memory.shape[-1])
+    return memory.gather(1, rows.unsqueeze(-1).expand(-1, -1, memory.shape[-1]))

@@ -1,8 +1,10 @@
 """Attention: A(q, K, V) = Σ_i p(a(k_i, q)) · v_i, a score composed with a distribution."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
+import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -50,8 +52,36 @@ class Attended:
 
     def of_one_query(self) -> "Attended":
         """Without the axis T, which has length 1."""
-        there = {k: v.squeeze(1) for k, v in vars(self).items() if v is not None}
+        return self._map(lambda values: values.squeeze(1))
+
+    def reshape(self, axes: tuple[int, ...]) -> "Attended":
+        """With the axis T as several axes."""
+        return self._map(lambda values: values.view(len(values), *axes, *values.shape[2:]))
+
+    @staticmethod
+    def stack(steps: Sequence["Attended"]) -> "Attended":
+        """Answers without an axis of time, joined along a new one behind all but their last axes."""
+        return Attended(*(_join(torch.stack, steps, *part) for part in _PARTS))
+
+    @staticmethod
+    def cat(steps: Sequence["Attended"]) -> "Attended":
+        """Answers joined along their axis of time, the last but their own."""
+        return Attended(*(_join(torch.cat, steps, *part) for part in _PARTS))
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> "Attended":
+        there = {name: change(values) for name, values in vars(self).items() if values is not None}
         return replace(self, **there)
+
+
+# The parts of an answer in order, and where the axis of time is in each.
+_PARTS = (("context", -2), ("weights", -2), ("log_prob", -1), ("entropy", -1), ("heads", -3))
+
+
+def _join(
+    how: Callable[[list[Tensor], int], Tensor], steps: Sequence[Attended], part: str, axis: int
+) -> Any:
+    values = [getattr(step, part) for step in steps]
+    return None if values[0] is None else how(values, axis)
 
 
 @runtime_checkable
