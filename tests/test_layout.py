@@ -34,6 +34,7 @@ ORDER = [
     "models.attention",
     "models.decoder",
     "models.lstm",
+    "models.luong",
     "models.captioner",
     "models",
     "decoding",

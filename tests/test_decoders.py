@@ -1,0 +1,171 @@
+"""What every decoder promises, with every attention; a newly registered one is tested by existing."""
+
+import inspect
+
+import pytest
+import torch
+
+from captioner import models
+from captioner.models import Annotations
+from captioner.models.registry import build, names
+from test_attention import LAWS, tree
+
+B, R, T, D, V = 2, 3, 5, 6, 9
+ROWS, COLUMNS = 2, 3
+L = ROWS * COLUMNS
+MASK = torch.tensor([[1, 1, 0, 1, 1, 1], [0, 1, 1, 0, 0, 1]], dtype=torch.bool)
+SMALL = {"hidden": 6, "embedding": 4, "dropout": 0.3}
+
+
+def variants(name: str) -> list[dict]:
+    """A decoder with each of its switches on and off."""
+    parameters = inspect.signature(getattr(models, name)).parameters
+    switches = [p.name for p in parameters.values() if isinstance(p.default, bool)]
+    return [{}, *({switch: False} for switch in switches), *({switch: True} for switch in switches)]
+
+
+DECODERS = [(name, switches) for name in names("decoder") for switches in variants(name)]
+ATTENTIONS = [("Attention", law) for law in LAWS] + [("MultiHead", "Soft"), ("MultiHead", "Hard")]
+every_decoder = pytest.mark.parametrize(("name", "switches"), DECODERS)
+every_attention = pytest.mark.parametrize(("attention", "law"), ATTENTIONS)
+
+
+def make(name, switches=None, attention="Attention", law="Soft"):
+    """In eval mode and double precision, parameters large enough to matter."""
+    torch.manual_seed(4)
+    described = tree(attention, distribution=tree(law))
+    options = {**SMALL, **(switches or {}), "attention": described}
+    decoder = build(
+        "decoder", {"class_path": name, "init_args": options}, vocab_size=V, annotation_dim=D
+    )
+    for parameter in decoder.parameters():
+        torch.nn.init.normal_(parameter, std=0.7)
+    return decoder.double().eval()
+
+
+def seen(mask=MASK):
+    generator = torch.Generator().manual_seed(5)
+    vectors = torch.randn(B, L, D, generator=generator, dtype=torch.double)
+    return Annotations(vectors, (ROWS, COLUMNS), mask)
+
+
+def captions():
+    return torch.randint(V, (B, R, T), generator=torch.Generator().manual_seed(6))
+
+
+def close(one, other):
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
+
+
+def stepped(decoder, annotations, tokens):
+    """Word by word, as a search does it: logits (B, *R, T, V) and weights (B, *R, T, L)."""
+    state = decoder.start(annotations)
+    if tokens.ndim == 3:
+        state = state.select(torch.zeros(tokens.shape[:2], dtype=torch.long))
+    steps = []
+    for word in tokens.unbind(-1):
+        logits, weights, state = decoder.step(word, state)
+        steps.append((logits, weights))
+    return [torch.stack(parts, -2) for parts in zip(*steps, strict=True)]
+
+
+@pytest.mark.parametrize("tokens", [captions()[:, 0], captions()], ids=["B T", "B R T"])
+@every_attention
+@every_decoder
+def test_stepping_equals_teacher_forcing(name, switches, attention, law, tokens):
+    decoder = make(name, switches, attention, law)
+    decoded = decoder(seen(), tokens)
+    logits, weights = stepped(decoder, seen(), tokens)
+    assert logits.shape == (*tokens.shape, V)
+    close(decoded.logits, logits)
+    close(decoded.weights, weights)
+
+
+@every_decoder
+def test_every_caption_of_a_picture_is_decoded_as_if_alone(name, switches):
+    decoder, annotations, tokens = make(name, switches), seen(), captions()
+    together = decoder(annotations, tokens)
+    for b in range(B):
+        picture = Annotations(annotations.vectors[b : b + 1], (ROWS, COLUMNS), MASK[b : b + 1])
+        for r in range(R):
+            alone = decoder(picture, tokens[b, r].unsqueeze(0))
+            close(together.logits[b, r], alone.logits[0])
+            close(together.weights[b, r], alone.weights[0])
+
+
+@pytest.mark.parametrize("changed", range(1, T))
+@every_decoder
+def test_a_later_word_changes_nothing_earlier(name, switches, changed):
+    decoder, tokens = make(name, switches), captions()
+    other = tokens.clone()
+    other[..., changed] = (other[..., changed] + 1) % V
+    one, two = decoder(seen(), tokens), decoder(seen(), other)
+    close(one.logits[..., :changed, :], two.logits[..., :changed, :])
+    close(one.weights[..., :changed, :], two.weights[..., :changed, :])
+    moved = (one.logits - two.logits).abs().amax(-1)
+    assert (moved[..., changed:] > 1e-6).all()  # and everything later
+
+
+@every_decoder
+def test_select_takes_the_memory_of_the_chosen_rows(name, switches):
+    decoder, tokens = make(name, switches), captions()
+    state = decoder.start(seen()).select(torch.zeros(B, R, dtype=torch.long))
+    for t in range(3):
+        _, _, state = decoder.step(tokens[:, :, t], state)
+    rows = torch.tensor([[2, 0, 0, 1], [1, 1, 2, 0]])
+    word = torch.tensor([[5, 6, 7, 8], [8, 7, 6, 5]])
+    logits, weights, _ = decoder.step(word, state.select(rows))
+    history = tokens[:, :, :3].gather(1, rows.unsqueeze(-1).expand(-1, -1, 3))
+    forced = decoder(seen(), torch.cat([history, word.unsqueeze(-1)], -1))
+    close(logits, forced.logits[..., -1, :])
+    close(weights, forced.weights[..., -1, :])
+
+
+@pytest.mark.parametrize("law", [law for law in LAWS if law != "LocalP2D"])  # it knows the grid
+@every_decoder
+def test_what_is_masked_might_as_well_not_exist(name, switches, law):
+    decoder, tokens = make(name, switches, law=law), captions()
+    vectors = seen().vectors
+    hidden = torch.where(MASK.unsqueeze(-1), vectors, 1e3)
+    decoded = decoder(Annotations(hidden, (ROWS, COLUMNS), MASK), tokens)
+    assert (decoded.weights[~MASK[:, None, None].expand_as(decoded.weights)] == 0).all()
+    for b in range(B):
+        rest = vectors[b : b + 1, MASK[b]]
+        without = decoder(Annotations(rest, (1, rest.shape[1])), tokens[b : b + 1])
+        close(decoded.logits[b], without.logits[0])
+        close(decoded.weights[b][..., MASK[b]], without.weights[0])
+
+
+@every_attention
+@every_decoder
+def test_gradient_reaches_every_parameter(name, switches, attention, law):
+    decoder = make(name, switches, attention, law)
+    for parameter in decoder.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)  # no distribution is so sharp that nothing flows
+    decoded = decoder(seen(), captions())
+    loss = decoded.logits.log_softmax(-1)[..., 0].sum()
+    if decoded.log_prob is not None:
+        loss = loss + decoded.log_prob.sum()
+    loss.backward()
+    for parameter_name, parameter in decoder.named_parameters():
+        assert parameter.grad is not None, parameter_name
+        assert parameter.grad.isfinite().all(), parameter_name
+        assert parameter.grad.any(), parameter_name
+
+
+@every_decoder
+def test_dropout_is_for_training_only(name, switches):
+    decoder, annotations, tokens = make(name, switches), seen(), captions()
+    one, two = (decoder(annotations, tokens).logits for _ in range(2))
+    assert torch.equal(one, two)
+    decoder.train()
+    one, two = (decoder(annotations, tokens).logits for _ in range(2))
+    assert not torch.equal(one, two)
+
+
+@pytest.mark.parametrize("name", names("decoder"))
+def test_starts_from_even_odds(name):
+    torch.manual_seed(7)
+    fresh = getattr(models, name)(1000, D).eval()
+    log_probs = fresh(Annotations(torch.randn(B, L, D), (2, 3)), captions()).logits.log_softmax(-1)
+    assert log_probs.mean().item() == pytest.approx(-6.9, abs=0.3)
