@@ -1,5 +1,6 @@
 """What the documents say is true: figures come from files, commands exist, links lead somewhere."""
 
+import copy
 import json
 import re
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 
 import captioner
 from captioner.cli import main
+from captioner.models import registry
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -80,3 +82,19 @@ def test_commands_exist(page, capsys):
 def test_configurations_exist(page):
     for name in re.findall(r"configs/[\w/-]+\.yaml", page.read_text()):
         assert (ROOT / name).is_file(), f"{page.name} names {name}"
+
+
+@pytest.mark.parametrize(
+    "code",
+    re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "attention.md").read_text(), re.DOTALL),
+)
+def test_the_examples_of_the_attention_page_run(code, monkeypatch):
+    monkeypatch.setattr(registry, "_TABLE", copy.deepcopy(registry._TABLE))
+    exec(code, {"__name__": "example"})
+
+
+def test_the_attention_page_lists_every_part():
+    listed = set(
+        re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "attention.md").read_text(), re.MULTILINE)
+    )
+    assert listed == {*registry.names("score"), *registry.names("distribution")}
