@@ -9,10 +9,12 @@ t it must look at digit T - 1 - t: the map shows the anti-diagonal. ``LocalM`` l
 """
 
 import argparse
+import inspect
 import json
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +23,7 @@ from torch import Tensor, nn
 
 from captioner.decoding import Decoding, search
 from captioner.models import Annotations
+from captioner.models import attention as attention_parts
 from captioner.models.registry import build, names
 from captioner.text import END, START, UNK
 from captioner.training.objectives import Likelihood
@@ -47,13 +50,11 @@ class Reverser(nn.Module):
         self.length = length
         self.embedding = nn.Embedding(DIGITS, width)
         self.reader = nn.LSTM(width, width // 2, batch_first=True, bidirectional=True)
-        options = {"positions": length} if score == "Location" else {}
+        parts = {"score": score, "distribution": distribution}
+        sizes = {"positions": length, "dim": width, "window": 2}
         attention = {
             "class_path": "Attention",
-            "init_args": {
-                "score": {"class_path": score, "init_args": options},
-                "distribution": {"class_path": distribution},
-            },
+            "init_args": {kind: _sized(name, sizes) for kind, name in parts.items()},
         }
         self.decoder = build(
             "decoder",
@@ -74,6 +75,12 @@ class Reverser(nn.Module):
         """One annotation per digit: what it is, plus what is around it."""
         embedded = self.embedding(digits)
         return Annotations(embedded + self.reader(embedded)[0], (1, self.length))
+
+
+def _sized(name: str, sizes: dict[str, int]) -> dict[str, Any]:
+    """The part with those of the sizes that it knows."""
+    known = inspect.signature(getattr(attention_parts, name)).parameters
+    return {"class_path": name, "init_args": {k: v for k, v in sizes.items() if k in known}}
 
 
 def strings(count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
