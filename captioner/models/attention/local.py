@@ -72,7 +72,29 @@ class LocalM(Local):
         return Weights(masked_softmax(scores, _near(where.number - center, self.window, mask)))
 
 
-class LocalP(Local):
+class Predictive(Local, abstract=True):
+    """What local distributions share that predict their position: ``σ(v_pᵀ tanh(W_p q))`` per axis."""
+
+    def __init__(self, query_dim: int, window: int, dim: int, renormalise: bool, axes: int) -> None:
+        super().__init__(query_dim, window)
+        self.renormalise = renormalise
+        self.place = nn.Sequential(
+            nn.Linear(query_dim, dim, bias=False),
+            nn.Tanh(),
+            nn.Linear(dim, axes, bias=False),
+            nn.Sigmoid(),
+        )
+
+    def bell(self, weights: Float[Tensor, "B T L"], squared: Float[Tensor, "B T L"]) -> Weights:
+        """The weights times a Gaussian of σ = window / 2 of the squared distance."""
+        weights = weights * torch.exp(-squared / (2 * (self.window / 2) ** 2))
+        if self.renormalise:
+            least = torch.finfo(weights.dtype).tiny
+            weights = weights / weights.sum(-1, keepdim=True).clamp(min=least)
+        return Weights(weights)
+
+
+class LocalP(Predictive):
     """Predictive local attention: p_t = S · σ(v_pᵀ tanh(W_p q)), eq. 9 and 10.
 
     A softmax within [p_t − D, p_t + D], times exp(−(s − p_t)² / 2σ²) with σ = D / 2.
@@ -88,9 +110,7 @@ class LocalP(Local):
     def __init__(
         self, query_dim: int, window: int = 10, dim: int = 128, renormalise: bool = False
     ) -> None:
-        super().__init__(query_dim, window)
-        self.place = _place(query_dim, dim, 1)
-        self.renormalise = renormalise
+        super().__init__(query_dim, window, dim, renormalise, axes=1)
 
     def forward(
         self,
@@ -103,10 +123,10 @@ class LocalP(Local):
         center = where.existing * self.place(asked.query).to(where.existing.dtype)  # (B, T, 1)
         distance = where.number - center
         weights = masked_softmax(scores, _near(distance, self.window, mask))
-        return Weights(_bell(weights, distance**2, self.window, self.renormalise))
+        return self.bell(weights, distance**2)
 
 
-class LocalP2D(Local):
+class LocalP2D(Predictive):
     """``LocalP`` on the feature grid: p_t is a (row, column), window and Gaussian are square and round.
 
     This project's own. A picture's regions have no order; neighbours in a column are as near as those
@@ -122,9 +142,7 @@ class LocalP2D(Local):
     def __init__(
         self, query_dim: int, window: int = 2, dim: int = 128, renormalise: bool = False
     ) -> None:
-        super().__init__(query_dim, window)
-        self.place = _place(query_dim, dim, 2)
-        self.renormalise = renormalise
+        super().__init__(query_dim, window, dim, renormalise, axes=2)
 
     def forward(
         self,
@@ -142,17 +160,7 @@ class LocalP2D(Local):
         right = (cells % columns + 0.5).to(wide) - columns * place[..., 1:]
         near = _near(down, self.window, mask) & _near(right, self.window, mask)
         weights = masked_softmax(scores, near)
-        return Weights(_bell(weights, down**2 + right**2, self.window, self.renormalise))
-
-
-def _place(query_dim: int, dim: int, axes: int) -> nn.Sequential:
-    """``σ(v_pᵀ tanh(W_p q))``, a number in (0, 1) per axis."""
-    return nn.Sequential(
-        nn.Linear(query_dim, dim, bias=False),
-        nn.Tanh(),
-        nn.Linear(dim, axes, bias=False),
-        nn.Sigmoid(),
-    )
+        return self.bell(weights, down**2 + right**2)
 
 
 def _positions(mask: Bool[Tensor, "B 1 L"] | None, scores: Float[Tensor, "B T L"]) -> Positions:
@@ -168,16 +176,3 @@ def _near(
     """True within the window, where not masked."""
     near = distance.abs() <= window
     return near if mask is None else near & mask
-
-
-def _bell(
-    weights: Float[Tensor, "B T L"],
-    squared: Float[Tensor, "B T L"],
-    window: int,
-    renormalise: bool,
-) -> Float[Tensor, "B T L"]:
-    """The weights times a Gaussian of σ = window / 2 of the squared distance."""
-    weights = weights * torch.exp(-squared / (2 * (window / 2) ** 2))
-    if renormalise:
-        weights = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
-    return weights

@@ -87,7 +87,25 @@ class Concat(Score):
         return _energies(self.energy, query @ self.joint.weight[:, : self.query_dim].T, prepared)
 
 
-class Dot(Score):
+class Product(Score, abstract=True):
+    """What the scores that are one matrix product share: ``query(q)ᵀ key(k)``, times a scale."""
+
+    query: nn.Module
+    key: nn.Module
+    scale: "Scale"
+
+    def prepare(self, keys: Float[Tensor, "B L D"]) -> Float[Tensor, "B L A"]:
+        """The keys projected and scaled."""
+        return self.scale(self.key(keys))
+
+    def forward(
+        self, query: Float[Tensor, "B T n"], prepared: Float[Tensor, "B L A"]
+    ) -> Float[Tensor, "B T L"]:
+        """One matrix product."""
+        return self.query(query) @ prepared.mT
+
+
+class Dot(Product):
     """``qᵀ k``, times a scale (Luong et al. 2015, §3.1; the ``Attention`` of Keras).
 
     Args:
@@ -99,20 +117,11 @@ class Dot(Score):
 
     def __init__(self, query_dim: int, key_dim: int, scale: ScaleName = "none") -> None:
         super().__init__()
+        self.query, self.key = nn.Identity(), nn.Identity()
         self.scale = Scale(scale, _common(self, query_dim, key_dim))
 
-    def prepare(self, keys: Float[Tensor, "B L D"]) -> Float[Tensor, "B L A"]:
-        """The scaled keys."""
-        return self.scale(keys)
 
-    def forward(
-        self, query: Float[Tensor, "B T n"], prepared: Float[Tensor, "B L A"]
-    ) -> Float[Tensor, "B T L"]:
-        """One matrix product."""
-        return query @ prepared.mT
-
-
-class General(Score):
+class General(Product):
     """``qᵀ W_a k``, times a scale (Luong et al. 2015, §3.1; multiplicative or bilinear attention).
 
     Args:
@@ -123,21 +132,11 @@ class General(Score):
 
     def __init__(self, query_dim: int, key_dim: int, scale: ScaleName = "none") -> None:
         super().__init__()
-        self.key = nn.Linear(key_dim, query_dim, bias=False)
+        self.query, self.key = nn.Identity(), nn.Linear(key_dim, query_dim, bias=False)
         self.scale = Scale(scale, query_dim)
 
-    def prepare(self, keys: Float[Tensor, "B L D"]) -> Float[Tensor, "B L A"]:
-        """``W_a k``, scaled."""
-        return self.scale(self.key(keys))
 
-    def forward(
-        self, query: Float[Tensor, "B T n"], prepared: Float[Tensor, "B L A"]
-    ) -> Float[Tensor, "B T L"]:
-        """One matrix product."""
-        return query @ prepared.mT
-
-
-class ScaledDot(Score):
+class ScaledDot(Product):
     """``(W_q q)ᵀ (W_k k) / √d`` (Vaswani et al. 2017, eq. 1).
 
     Args:
@@ -162,16 +161,6 @@ class ScaledDot(Score):
         self.query = nn.Linear(query_dim, dim, bias=False) if project else nn.Identity()
         self.key = nn.Linear(key_dim, dim, bias=False) if project else nn.Identity()
         self.scale = Scale(scale, dim)
-
-    def prepare(self, keys: Float[Tensor, "B L D"]) -> Float[Tensor, "B L A"]:
-        """``W_k k``, scaled."""
-        return self.scale(self.key(keys))
-
-    def forward(
-        self, query: Float[Tensor, "B T n"], prepared: Float[Tensor, "B L A"]
-    ) -> Float[Tensor, "B T L"]:
-        """One matrix product."""
-        return self.query(query) @ prepared.mT
 
 
 class Location(Score):
