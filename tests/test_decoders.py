@@ -14,7 +14,15 @@ B, R, T, D, V = 2, 3, 5, 6, 9
 ROWS, COLUMNS = 2, 3
 L = ROWS * COLUMNS
 MASK = torch.tensor([[1, 1, 0, 1, 1, 1], [0, 1, 1, 0, 0, 1]], dtype=torch.bool)
-SMALL = {"hidden": 6, "embedding": 4, "dropout": 0.3}
+SMALL = {
+    "hidden": 6,
+    "embedding": 4,
+    "dropout": 0.3,
+    "dim": 8,
+    "layers": 2,
+    "heads": 2,
+    "feed_forward": 5,
+}
 
 
 def variants(name: str) -> list[dict]:
@@ -34,7 +42,9 @@ def make(name, switches=None, attention="Attention", law="Soft"):
     """In eval mode and double precision, parameters large enough to matter."""
     torch.manual_seed(4)
     described = tree(attention, distribution=tree(law))
-    options = {**SMALL, **(switches or {}), "attention": described}
+    known = inspect.signature(getattr(models, name)).parameters
+    small = {option: value for option, value in SMALL.items() if option in known}
+    options = {**small, **(switches or {}), "attention": described}
     decoder = build(
         "decoder", {"class_path": name, "init_args": options}, vocab_size=V, annotation_dim=D
     )

@@ -7,24 +7,39 @@ from captioner.models.decoder import Decoded, Decoder
 from captioner.models.encoder import CNNEncoder, Encoder
 from captioner.models.lstm import LSTMDecoder
 from captioner.models.luong import LuongDecoder
-from captioner.models.refiners import Blind, Identity, Projection, Refiner
+from captioner.models.refiners import (
+    SAGAN,
+    Blind,
+    Convolutional,
+    Identity,
+    Local2D,
+    Projection,
+    Refiner,
+    TransformerRefiner,
+)
+from captioner.models.transformer import TransformerDecoder
 
 __all__ = [
+    "SAGAN",
     "Additive",
     "Annotations",
     "Attention",
     "Blind",
     "CNNEncoder",
     "Captioner",
+    "Convolutional",
     "Decoded",
     "Decoder",
     "Distribution",
     "Encoder",
     "Identity",
     "LSTMDecoder",
+    "Local2D",
     "LuongDecoder",
     "Projection",
     "Refiner",
     "Score",
     "Soft",
+    "TransformerDecoder",
+    "TransformerRefiner",
 ]

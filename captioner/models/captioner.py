@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from captioner.errors import ModelError, unknown
 from captioner.models.annotations import Annotations
-from captioner.models.decoder import Decoded, Decoder
+from captioner.models.decoder import Decoded, Decoder, Detail
 from captioner.models.encoder import Encoder
 from captioner.models.refiners import Refiner
 from captioner.models.registry import build, portable
@@ -76,6 +76,8 @@ class Captioner(nn.Module):
         """Images at the encoder's size → annotations as the encoder gives them."""
         return self.encoder(images)
 
-    def forward(self, annotations: Annotations, tokens: Int[Tensor, "B *R T"]) -> Decoded:
+    def forward(
+        self, annotations: Annotations, tokens: Int[Tensor, "B *R T"], detail: Detail = "shown"
+    ) -> Decoded:
         """Teacher forcing from encoded images: refine, then decode."""
-        return self.decoder(self.refiner(annotations), tokens)
+        return self.decoder(self.refiner(annotations), tokens, detail)

@@ -1,10 +1,12 @@
 """What every decoder is: start, step, and teacher forcing."""
 
+import math
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
+import torch
 from jaxtyping import Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from captioner.models.annotations import Annotations
 from captioner.models.registry import Component
@@ -23,21 +25,34 @@ class State(Protocol):
         ...
 
 
+# How much a decoder says about where it looked: nothing, which may be faster; what is shown for a
+# word; or all there is.
+Detail = Literal["none", "shown", "all"]
+
+
 @dataclass(frozen=True)
 class Decoded:
     """All steps of a caption, teacher forced. ``*R`` is there when a picture has several captions.
 
     Attributes:
         logits: the scores of the next word, at every step.
-        weights: where the model looked, at every step.
+        weights: where the model looked, at every step; None where nobody asked.
         log_prob: log-probability of the locations drawn; None for deterministic attention.
         entropy: entropy in nats of what they were drawn from; None likewise.
+        centre: the (row, column) that local attention looks around, in cells; None for any other.
+        layers: the weights of every layer and head; None unless asked for, or where there is one.
+        past: how much each earlier word counts, for every layer and head, where the decoder attends
+            to what it wrote: ``past[…, t, l, h, j]`` is the weight of input j, ``<start>`` being
+            input 0, at step t; 0 for every j > t. None unless asked for.
     """
 
     logits: Float[Tensor, "B *R T V"]
-    weights: Float[Tensor, "B *R T L"]
+    weights: Float[Tensor, "B *R T L"] | None
     log_prob: Float[Tensor, "B *R T"] | None = None
     entropy: Float[Tensor, "B *R T"] | None = None
+    centre: Float[Tensor, "B *R T 2"] | None = None
+    layers: Float[Tensor, "B *R T l h L"] | None = None
+    past: Float[Tensor, "B *R T l h T"] | None = None
 
 
 class Decoder(Component, kind="decoder"):
@@ -46,9 +61,24 @@ class Decoder(Component, kind="decoder"):
     Stepping equals teacher forcing: ``forward`` does at once what ``step`` does word by word.
     """
 
+    @property
+    def mechanism(self) -> str:
+        """How it attends, for people."""
+        return type(self).__name__
+
+    @property
+    def window(self) -> int | None:
+        """How many cells local attention reaches to either side of its centre; None for any other."""
+        return None
+
     def start(self, annotations: Annotations) -> Any:
         """The state before the first word, with one row (B,) per picture."""
         raise NotImplementedError
+
+    def begin(self, annotations: Annotations, tokens: Int[Tensor, "B *R T"]) -> Any:
+        """The state before the first word, with a row for each caption in ``tokens``."""
+        state = self.start(annotations)
+        return state if tokens.ndim == 2 else state.select(torch.zeros_like(tokens[..., 0]))
 
     def step(
         self, tokens: Int[Tensor, "B *R"], state: Any
@@ -56,10 +86,53 @@ class Decoder(Component, kind="decoder"):
         """One word in, the scores of the next out: (logits, weights, state)."""
         raise NotImplementedError
 
-    def forward(self, annotations: Annotations, tokens: Int[Tensor, "B *R T"]) -> Decoded:
+    def forward(
+        self, annotations: Annotations, tokens: Int[Tensor, "B *R T"], detail: Detail = "shown"
+    ) -> Decoded:
         """Teacher forcing: ``tokens`` are the inputs, beginning with ``<start>``.
 
         The logits at step t depend on tokens 0 … t. The shift between inputs and targets is the
         caller's.
         """
         raise NotImplementedError
+
+
+class WordDecoder(Decoder, abstract=True):
+    """What the decoders of this package share: word embeddings and an output layer.
+
+    Args:
+        vocab_size: V.
+        embedding: m, the width of a word embedding and of what the output layer reads.
+        dropout: probability of dropping a component while training.
+        tied: whether the output layer is the embedding matrix (Press, Wolf 2017, arXiv 1608.05859):
+            fewer parameters, less overfitting on a small data set.
+        spread: standard deviation of the first embeddings.
+    """
+
+    def __init__(
+        self, vocab_size: int, embedding: int, dropout: float, tied: bool, spread: float = 0.05
+    ) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocab_size, embedding)
+        self.output = nn.Linear(embedding, vocab_size)
+        self.dropout = nn.Dropout(dropout)
+        # Unit variance, torch's choice for embeddings, would make the first logits enormous.
+        nn.init.normal_(self.embedding.weight, std=spread)
+        if tied:
+            self.output.weight = self.embedding.weight
+
+
+def gather_rows(
+    memory: Float[Tensor, "B *more"], rows: Int[Tensor, "B K"], trailing: int = 1
+) -> Float[Tensor, "B K *own"]:
+    """Row k of picture b is what row ``rows[b, k]`` was.
+
+    Args:
+        memory: (B, *R, …): what every row remembers; no axis R means one row.
+        rows: for every new row the old one that it continues.
+        trailing: how many axes what a row remembers has.
+    """
+    own = memory.shape[memory.ndim - trailing :]
+    memory = memory.view(len(memory), math.prod(memory.shape[1 : memory.ndim - trailing]), *own)
+    index = rows.view(*rows.shape, *[1] * trailing).expand(*rows.shape, *own)
+    return memory.gather(1, index)

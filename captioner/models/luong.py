@@ -7,41 +7,30 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from captioner.models.annotations import Annotations
-from captioner.models.attention.attention import Attended, Attention, Keys
-from captioner.models.decoder import Decoded, Decoder
-from captioner.models.lstm import AttentionFactory, gather_rows
+from captioner.models.attention.attention import Attended, Attention
+from captioner.models.decoder import Decoded, Detail, gather_rows
+from captioner.models.recurrent import AttentionFactory, LSTMState, RecurrentDecoder
 
 
 @dataclass(frozen=True)
-class LuongState:
-    """Memory of the decoder.
+class LuongState(LSTMState):
+    """What the decoder knows between two words.
 
     Attributes:
-        hidden: h_t, for every row of every picture.
-        cell: c_t, likewise.
-        attentional: h̃_t, likewise; what input feeding feeds.
-        keys: what the attention computed once per picture.
-        words: how many words have been fed in.
+        attentional: h̃_t, for every row of every picture; what input feeding feeds. None before the
+            first word.
     """
 
-    hidden: Float[Tensor, "B *R n"]
-    cell: Float[Tensor, "B *R n"]
-    attentional: Float[Tensor, "B *R m"]
-    keys: Keys
-    words: int = 0
+    attentional: Float[Tensor, "B *R m"] | None = None
 
     def select(self, rows: Int[Tensor, "B K"]) -> "LuongState":
         """The state in which row k of picture b continues what row ``rows[b, k]`` remembered."""
-        return LuongState(
-            gather_rows(self.hidden, rows),
-            gather_rows(self.cell, rows),
-            gather_rows(self.attentional, rows),
-            self.keys,
-            self.words,
-        )
+        fed = self.attentional
+        fed = None if fed is None else gather_rows(fed, rows)
+        return replace(self, memory=self.memory.select(rows), attentional=fed)
 
 
-class LuongDecoder(Decoder):
+class LuongDecoder(RecurrentDecoder):
     """Update, then attend (Luong, Pham, Manning 2015, arXiv 1508.04025, §3).
 
     At step t, with h and c the LSTM's memory, E the word embeddings, and a the annotations::
@@ -64,6 +53,7 @@ class LuongDecoder(Decoder):
         dropout: probability of dropping a component of the embeddings and of h̃ before the output.
         input_feeding: whether h̃_{t-1} is part of the input.
         tied: whether the output layer W_s is the embedding matrix E.
+        intra: whether the LSTM looks back at all its memories: ``IntraAttention``.
     """
 
     def __init__(
@@ -76,84 +66,87 @@ class LuongDecoder(Decoder):
         dropout: float = 0.5,
         input_feeding: bool = True,
         tied: bool = True,
+        intra: bool = False,
     ) -> None:
-        super().__init__()
+        inputs = embedding * (2 if input_feeding else 1)
+        super().__init__(
+            *(vocab_size, annotation_dim, attention, hidden, embedding, dropout, tied),
+            inputs if intra else None,
+        )
         self.input_feeding = input_feeding
-        self.embedding = nn.Embedding(vocab_size, embedding)
-        self.attention = attention(query_dim=hidden, memory_dim=annotation_dim)
-        self.lstm = nn.LSTM(embedding * (2 if input_feeding else 1), hidden, batch_first=True)
-        self.start_hidden = nn.Sequential(nn.Linear(annotation_dim, hidden), nn.Tanh())
-        self.start_cell = nn.Sequential(nn.Linear(annotation_dim, hidden), nn.Tanh())
+        self.lstm = nn.LSTM(inputs, hidden, batch_first=True)
         self.attentional = nn.Linear(annotation_dim + hidden, embedding, bias=False)
-        self.output = nn.Linear(embedding, vocab_size)
-        self.dropout = nn.Dropout(dropout)
-        if tied:
-            nn.init.normal_(self.embedding.weight, std=0.05)  # as LSTMDecoder
-            self.output.weight = self.embedding.weight
 
     def start(self, annotations: Annotations) -> LuongState:
-        """h_0 and c_0 from the mean annotation, h̃_0 = 0; the keys, once per picture."""
-        mean = annotations.mean()
-        return LuongState(
-            self.start_hidden(mean),
-            self.start_cell(mean),
-            mean.new_zeros(len(mean), self.embedding.embedding_dim),
-            self.attention.prepare(annotations),
-        )
+        """h_0 and c_0 from the mean annotation; the keys, once per picture."""
+        state = super().start(annotations)
+        return LuongState(state.memory, state.keys)
 
     def step(
         self, tokens: Int[Tensor, "B *R"], state: LuongState
     ) -> tuple[Float[Tensor, "B *R V"], Float[Tensor, "B *R L"], LuongState]:
         """One word in, the scores of the next out: (logits, weights, state)."""
         embedded = self.dropout(self.embedding(tokens))  # (B, *R, m)
-        attended, state = self._advance(embedded.unsqueeze(-2), state)
+        attended, _, state = self._advance(embedded, state, need_weights=True)
+        assert attended.weights is not None
+        assert state.attentional is not None
         return self._read_out(state.attentional), attended.weights.squeeze(-2), state
 
-    def forward(self, annotations: Annotations, tokens: Int[Tensor, "B *R T"]) -> Decoded:
+    def forward(
+        self, annotations: Annotations, tokens: Int[Tensor, "B *R T"], detail: Detail = "shown"
+    ) -> Decoded:
         """Teacher forcing; the vocabulary is projected once."""
-        state = self.start(annotations)
-        if tokens.ndim == 3:
-            state = state.select(torch.zeros_like(tokens[:, :, 0]))
+        state = self.begin(annotations, tokens)
         embedded = self.dropout(self.embedding(tokens))  # (B, *R, T, m)
-        if self.input_feeding:
+        need_weights = detail != "none"
+        looked: list[Tensor] = []
+        if self.input_feeding or self.intra is not None:
             steps: list[Attended] = []
-            for word in embedded.split(1, -2):
-                attended, state = self._advance(word, state)
+            for word in embedded.unbind(-2):
+                attended, looks, state = self._advance(word, state, need_weights)
                 steps.append(attended)
+                looked.append(looks)
             attended = Attended.cat(steps)
         else:
-            attended, _ = self._advance(embedded, state)
-        return Decoded(
-            self._read_out(attended.context), attended.weights, attended.log_prob, attended.entropy
-        )
+            memory = (state.memory.hidden.flatten(0, -2), state.memory.cell.flatten(0, -2))
+            hidden, _ = self.lstm(embedded.flatten(0, -3), tuple(m.unsqueeze(0) for m in memory))
+            attended = self._attend(hidden.view(*tokens.shape, -1), state, need_weights)
+        return self.decoded(self._read_out(attended.context), attended, looked, detail)
+
+    def cell(
+        self, inputs: Float[Tensor, "N i"], hidden: Float[Tensor, "N n"], cell: Float[Tensor, "N n"]
+    ) -> tuple[Float[Tensor, "N n"], Float[Tensor, "N n"]]:
+        """One step of the LSTM."""
+        _, (hidden, cell) = self.lstm(inputs.unsqueeze(1), (hidden[None], cell[None]))
+        return hidden[0], cell[0]
 
     def _advance(
-        self, embedded: Float[Tensor, "B *R T m"], state: LuongState
-    ) -> tuple[Attended, LuongState]:
-        """Update with T words, then attend with all T memories. The context returned is h̃."""
-        *rows, words, _ = embedded.shape
+        self, embedded: Float[Tensor, "B *R m"], state: LuongState, need_weights: bool
+    ) -> tuple[Attended, Tensor, LuongState]:
+        """Update with one word, then attend with the new memory. The context returned is h̃."""
         inputs = embedded
         if self.input_feeding:
-            inputs = torch.cat([embedded, state.attentional.unsqueeze(-2)], -1)  # T is 1
-        memory = (state.hidden.flatten(0, -2).unsqueeze(0), state.cell.flatten(0, -2).unsqueeze(0))
-        hidden, (_, cell) = self.lstm(inputs.flatten(0, -3), memory)
-        hidden = hidden.view(*rows, words, -1)
+            fed = state.attentional
+            fed = torch.zeros_like(embedded) if fed is None else fed.to(embedded.dtype)
+            inputs = torch.cat([embedded, fed], -1)
+        memory, looked = self.update(inputs, state.memory)
+        attended = self._attend(memory.hidden.unsqueeze(-2), state, need_weights)
+        attentional = attended.context.squeeze(-2)
+        return attended, looked, LuongState(memory, state.keys, state.words + 1, attentional)
 
+    def _attend(
+        self, hidden: Float[Tensor, "B *R T n"], state: LuongState, need_weights: bool
+    ) -> Attended:
+        """Attend with T memories at once. The context returned is h̃."""
+        *rows, words, _ = hidden.shape
         # Several captions of a picture are queries of one attention.
-        step = state.words + torch.arange(words, device=embedded.device)
+        step = state.words + torch.arange(words, device=hidden.device)
         queries = hidden.flatten(1, -2)  # (B, R·T, n)
-        attended = self.attention(queries, state.keys, step=step.repeat(queries.shape[1] // words))
+        step = step.repeat(queries.shape[1] // words)
+        attended = self.attention(queries, state.keys, step, need_weights)
         attended = attended.reshape((*rows[1:], words))
         joined = torch.cat([attended.context.to(hidden.dtype), hidden], -1)
-        attentional = torch.tanh(self.attentional(joined))
-        state = LuongState(
-            hidden[..., -1, :],
-            cell.view_as(state.cell),
-            attentional[..., -1, :],
-            state.keys,
-            state.words + words,
-        )
-        return replace(attended, context=attentional), state
+        return replace(attended, context=torch.tanh(self.attentional(joined)))
 
     def _read_out(self, attentional: Float[Tensor, "B *R m"]) -> Float[Tensor, "B *R V"]:
         """The scores of the next word."""

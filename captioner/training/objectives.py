@@ -28,7 +28,9 @@ class Loss:
 
 
 class Objective(Component, kind="objective"):
-    """Base of all objectives."""
+    """Base of all objectives. ``needs_weights`` says whether it reads where the decoder looked."""
+
+    needs_weights = True
 
     def forward(self, decoded: Decoded, targets: Int[Tensor, "B R T"]) -> Loss:
         """The loss of teacher-forced captions; a target of ``<pad>`` counts nowhere."""
@@ -51,6 +53,7 @@ class Likelihood(Objective):
     def __init__(self, doubly_stochastic: float = 0.5, label_smoothing: float = 0.1) -> None:
         super().__init__()
         self.doubly_stochastic = doubly_stochastic
+        self.needs_weights = bool(doubly_stochastic)
         self.label_smoothing = label_smoothing
 
     def forward(self, decoded: Decoded, targets: Int[Tensor, "B R T"]) -> Loss:
@@ -64,7 +67,8 @@ class Likelihood(Objective):
         uniform = -(log_probs.mean(-1) * there).sum()
         smoothed = (1 - self.label_smoothing) * nll + self.label_smoothing * uniform
         terms = {"likelihood": smoothed / words}
-        if self.doubly_stochastic:
+        if self.needs_weights:
+            assert decoded.weights is not None
             terms["doubly_stochastic"] = self.doubly_stochastic * doubly_stochastic(
                 decoded.weights, there
             )

@@ -17,7 +17,7 @@ from captioner.errors import CheckpointError, DataError, UsageError
 from captioner.evaluation.captions import CaptionScorer
 from captioner.models.annotations import Annotations
 from captioner.models.captioner import PARTS, Captioner
-from captioner.models.decoder import Decoder
+from captioner.models.decoder import Decoder, Detail
 from captioner.models.encoder import CNNEncoder, Encoder
 from captioner.models.lstm import LSTMDecoder
 from captioner.models.refiners import Projection, Refiner
@@ -242,7 +242,8 @@ class CaptioningTask(pl.LightningModule):
         inputs, targets = batch.tokens[..., :-1], batch.tokens[..., 1:]
         if training and self.word_dropout:
             inputs = _drop_words(inputs, self.word_dropout)
-        decoded = self.captioner(self._annotations(batch), inputs)
+        detail: Detail = "shown" if self.objective.needs_weights else "none"
+        decoded = self.captioner(self._annotations(batch), inputs, detail)
         return self.objective(decoded, targets)
 
     def _annotations(self, batch: Batch) -> Annotations:

@@ -14,6 +14,7 @@ from captioner.models.attention.scores import (
     ScaledDot,
     Score,
 )
+from captioner.models.attention.self_attention import SelfAttention
 
 __all__ = [
     "Additive",
@@ -35,6 +36,7 @@ __all__ = [
     "MultiHead",
     "ScaledDot",
     "Score",
+    "SelfAttention",
     "Soft",
     "Sparsemax",
 ]

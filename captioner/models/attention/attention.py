@@ -37,18 +37,22 @@ class Attended:
 
     Attributes:
         context: the context vector ẑ, the weighted sum of the values.
-        weights: α, how much each position counts; with several heads, the mean over them.
+        weights: α, how much each position counts; with several heads, the mean over them; None
+            where nobody asked and they were not computed.
         log_prob: log-probability of the positions drawn, of all heads together; None where nothing
             is drawn.
         entropy: entropy in nats of what they were drawn from; None for a deterministic distribution.
         heads: the weights of every head; None where there is one.
+        centre: the (row, column) that local attention looks around, in cells: cell r covers
+            [r, r + 1); None for any other.
     """
 
     context: Float[Tensor, "B *T D"]
-    weights: Float[Tensor, "B *T L"]
+    weights: Float[Tensor, "B *T L"] | None
     log_prob: Float[Tensor, "B *T"] | None = None
     entropy: Float[Tensor, "B *T"] | None = None
     heads: Float[Tensor, "B *T h L"] | None = None
+    centre: Float[Tensor, "B *T 2"] | None = None
 
     def of_one_query(self) -> "Attended":
         """Without the axis T, which has length 1."""
@@ -74,7 +78,10 @@ class Attended:
 
 
 # The parts of an answer in order, and where the axis of time is in each.
-_PARTS = (("context", -2), ("weights", -2), ("log_prob", -1), ("entropy", -1), ("heads", -3))
+_PARTS = (
+    *(("context", -2), ("weights", -2), ("log_prob", -1)),
+    *(("entropy", -1), ("heads", -3), ("centre", -2)),
+)
 
 
 def _join(
@@ -107,10 +114,17 @@ class AttentionBase(Component, kind="attention"):
 
     It keeps no state: ``keys = attention.prepare(annotations)`` once per picture, then
     ``attention(query, keys)`` for every word, for several captions of the picture at once or for
-    all words of one. ``out_dim`` is the width of a context vector.
+    all words of one. ``out_dim`` is the width of a context vector; ``distribution`` what its weights
+    come from.
     """
 
     out_dim: int
+    distribution: Distribution
+
+    @property
+    def mechanism(self) -> str:
+        """What it is called, for people: ``Additive × Soft``."""
+        return f"{type(self).__name__} × {type(self.distribution).__name__}"
 
     def prepare(
         self, annotations: Annotations, values: Float[Tensor, "B L D"] | None = None
@@ -128,6 +142,7 @@ class AttentionBase(Component, kind="attention"):
         query: Float[Tensor, "B *T n"],
         keys: Keys,
         step: int | Int[Tensor, " T"] | None = None,
+        need_weights: bool = True,
     ) -> Attended:
         """The context vector for each query.
 
@@ -135,16 +150,18 @@ class AttentionBase(Component, kind="attention"):
             query: one query a picture, (B, n), or T of them, (B, T, n); both give the same numbers.
             keys: from ``prepare``.
             step: which word the queries ask for, counted from 0, for distributions that need it.
+            need_weights: False lets the weights be left out where the context is had faster without.
         """
         if query.ndim == 3:
-            return self.answer(query, keys, step)
-        return self.answer(query.unsqueeze(1), keys, step).of_one_query()
+            return self.answer(query, keys, step, need_weights)
+        return self.answer(query.unsqueeze(1), keys, step, need_weights).of_one_query()
 
     def answer(
         self,
         queries: Float[Tensor, "B T n"],
         keys: Keys,
         step: int | Int[Tensor, " T"] | None,
+        need_weights: bool,
     ) -> Attended:
         """The context vectors of T queries; what a subclass writes."""
         raise NotImplementedError
@@ -172,6 +189,11 @@ class Attention(AttentionBase):
         self.score = score(query_dim=query_dim, key_dim=memory_dim)
         self.distribution = distribution(query_dim=query_dim)
 
+    @property
+    def mechanism(self) -> str:
+        """The score and the distribution."""
+        return f"{type(self.score).__name__} × {type(self.distribution).__name__}"
+
     def prepare(
         self, annotations: Annotations, values: Float[Tensor, "B L D"] | None = None
     ) -> Keys:
@@ -189,10 +211,11 @@ class Attention(AttentionBase):
         queries: Float[Tensor, "B T n"],
         keys: Keys,
         step: int | Int[Tensor, " T"] | None,
+        need_weights: bool,  # noqa: ARG002 - the context is made of them
     ) -> Attended:
         """Scores, weights, and the weighted sum of the values."""
         mask = None if keys.mask is None else keys.mask.unsqueeze(1)
         scores = self.score(queries, keys.prepared)
         drawn = self.distribution(scores, mask, Asked(queries, keys.grid, step))
         context = drawn.weights.to(keys.values.dtype) @ keys.values  # (B, T, D)
-        return Attended(context, drawn.weights, drawn.log_prob, drawn.entropy)
+        return Attended(context, drawn.weights, drawn.log_prob, drawn.entropy, centre=drawn.centre)

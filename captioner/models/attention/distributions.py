@@ -21,11 +21,13 @@ class Weights:
         weights: how much each position counts, in [0, 1]; exactly 0 where masked.
         log_prob: log-probability of the choice made; None where nothing is drawn.
         entropy: entropy in nats of what the choice was drawn from; None where nothing is drawn.
+        centre: the (row, column) of a local window's centre, in cells; None for any other.
     """
 
     weights: Float[Tensor, "B T L"]
     log_prob: Float[Tensor, "B T"] | None = None
     entropy: Float[Tensor, "B T"] | None = None
+    centre: Float[Tensor, "B T 2"] | None = None
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,11 @@ class LocalM(Local):
         step = torch.as_tensor(asked.step, device=scores.device).view(1, -1, 1)  # (1, T or 1, 1)
         where = _positions(mask, scores)
         center = torch.minimum(step.to(where.number.dtype), where.existing - 1)
-        return Weights(masked_softmax(scores, _near(where.number - center, self.window, mask)))
+        weights = masked_softmax(scores, _near(where.number - center, self.window, mask))
+        centre = _cell(center, asked.grid, mask)
+        return Weights(
+            weights, centre=None if centre is None else centre.expand(*scores.shape[:2], 2)
+        )
 
 
 class Predictive(Local, abstract=True):
@@ -85,13 +89,18 @@ class Predictive(Local, abstract=True):
             nn.Sigmoid(),
         )
 
-    def bell(self, weights: Float[Tensor, "B T L"], squared: Float[Tensor, "B T L"]) -> Weights:
+    def bell(
+        self,
+        weights: Float[Tensor, "B T L"],
+        squared: Float[Tensor, "B T L"],
+        centre: Float[Tensor, "B T 2"] | None,
+    ) -> Weights:
         """The weights times a Gaussian of σ = window / 2 of the squared distance."""
         weights = weights * torch.exp(-squared / (2 * (self.window / 2) ** 2))
         if self.renormalise:
             least = torch.finfo(weights.dtype).tiny
             weights = weights / weights.sum(-1, keepdim=True).clamp(min=least)
-        return Weights(weights)
+        return Weights(weights, centre=centre)
 
 
 class LocalP(Predictive):
@@ -123,7 +132,7 @@ class LocalP(Predictive):
         center = where.existing * self.place(asked.query).to(where.existing.dtype)  # (B, T, 1)
         distance = where.number - center
         weights = masked_softmax(scores, _near(distance, self.window, mask))
-        return self.bell(weights, distance**2)
+        return self.bell(weights, distance**2, _cell(center, asked.grid, mask))
 
 
 class LocalP2D(Predictive):
@@ -160,7 +169,8 @@ class LocalP2D(Predictive):
         right = (cells % columns + 0.5).to(wide) - columns * place[..., 1:]
         near = _near(down, self.window, mask) & _near(right, self.window, mask)
         weights = masked_softmax(scores, near)
-        return self.bell(weights, down**2 + right**2)
+        centre = place.detach() * place.new_tensor(asked.grid)
+        return self.bell(weights, down**2 + right**2, centre)
 
 
 def _positions(mask: Bool[Tensor, "B 1 L"] | None, scores: Float[Tensor, "B T L"]) -> Positions:
@@ -176,3 +186,14 @@ def _near(
     """True within the window, where not masked."""
     near = distance.abs() <= window
     return near if mask is None else near & mask
+
+
+def _cell(
+    position: Float[Tensor, "B T 1"], grid: tuple[int, int], mask: Bool[Tensor, "B 1 L"] | None
+) -> Float[Tensor, "B T 2"] | None:
+    """A place in raster order as (row, column) on the grid; None where a mask has closed ranks."""
+    if mask is not None:
+        return None
+    columns = grid[1]
+    row = position.detach().div(columns, rounding_mode="floor").clamp(max=grid[0] - 1)
+    return torch.cat([row, position.detach() - row * columns], -1) + 0.5

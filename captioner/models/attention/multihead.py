@@ -2,7 +2,8 @@
 
 import math
 
-from jaxtyping import Float, Int
+import torch.nn.functional as F
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from captioner.errors import ModelError
@@ -41,10 +42,7 @@ class MultiHead(AttentionBase):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        if heads < 1 or dim % heads:
-            raise ModelError(
-                f"{heads} heads do not divide a width of {dim}: choose heads that do, or another dim"
-            )
+        check_heads(heads, dim)
         self.heads = heads
         self.out_dim = memory_dim
         self.query = nn.Linear(query_dim, dim, bias=False)
@@ -71,34 +69,68 @@ class MultiHead(AttentionBase):
         queries: Float[Tensor, "B T n"],
         keys: Keys,
         step: int | Int[Tensor, " T"] | None,
+        need_weights: bool,
     ) -> Attended:
-        """Every head for itself; then all together."""
-        pictures, words, _ = queries.shape
-        query, key, value = map(self._split, (self.query(queries), keys.prepared, keys.values))
-        scores = query @ key.mT / math.sqrt(query.shape[-1])  # (B·h, T, L)
-        mask = keys.mask
-        if mask is not None:
-            mask = mask.unsqueeze(1).repeat_interleave(self.heads, 0)
-        drawn = self.distribution(scores, mask, Asked(query, keys.grid, step))
-        found = self.dropout(drawn.weights).to(value.dtype) @ value  # (B·h, T, d/h)
-        context = self.output(
-            found.view(pictures, self.heads, words, -1).transpose(1, 2).flatten(2)
-        )
-        weights = drawn.weights.view(pictures, self.heads, words, -1).transpose(1, 2)
+        """Every head for itself; then all together. Soft weights nobody asks for are never made."""
+        query, key, value = (
+            split_heads(vectors, self.heads)
+            for vectors in (self.query(queries), keys.prepared, keys.values)
+        )  # (B, h, T or L, d/h)
+        mask = None if keys.mask is None else keys.mask[:, None, None]  # (B, 1, 1, L)
+        if not need_weights and isinstance(self.distribution, Soft):
+            dropout = self.dropout.p if self.training else 0.0
+            found = fused(query, key, value, mask, dropout)
+            return Attended(self.output(join_heads(found)), None)
+        pictures, heads, words, width = query.shape
+        scores = query @ key.mT / math.sqrt(width)  # (B, h, T, L)
+        drawn = self.distribution(
+            scores.flatten(0, 1),
+            None if mask is None else mask.expand(-1, heads, -1, -1).flatten(0, 1),
+            Asked(query.flatten(0, 1), keys.grid, step),
+        )  # every head as if it were a picture
+        weights = drawn.weights.view(pictures, heads, words, -1)
+        found = self.dropout(weights).to(value.dtype) @ value
 
         def together(values: Tensor | None) -> Tensor | None:
             """Heads draw independently: log-probabilities and entropies add up."""
-            return None if values is None else values.view(pictures, self.heads, words).sum(1)
+            return None if values is None else values.view(pictures, heads, words).sum(1)
 
         return Attended(
-            context, weights.mean(2), together(drawn.log_prob), together(drawn.entropy), weights
+            self.output(join_heads(found)),
+            weights.mean(1),
+            together(drawn.log_prob),
+            together(drawn.entropy),
+            weights.transpose(1, 2),
         )
 
-    def _split(self, vectors: Float[Tensor, "B N d"]) -> Float[Tensor, "Bh N e"]:
-        """Heads become pictures of their own."""
-        pictures, positions, _ = vectors.shape
-        return (
-            vectors.view(pictures, positions, self.heads, -1)
-            .transpose(1, 2)
-            .reshape(pictures * self.heads, positions, -1)
+
+def check_heads(heads: int, dim: int) -> None:
+    """Raises ModelError where the heads do not divide the width."""
+    if heads < 1 or dim % heads:
+        raise ModelError(
+            f"{heads} heads do not divide a width of {dim}: choose heads that do, or another dim"
         )
+
+
+def split_heads(vectors: Float[Tensor, "N T d"], heads: int) -> Float[Tensor, "N h T e"]:
+    """The components of each vector dealt out to the heads, e = d / h each."""
+    return vectors.view(*vectors.shape[:2], heads, -1).transpose(1, 2)
+
+
+def join_heads(vectors: Float[Tensor, "N h T e"]) -> Float[Tensor, "N T d"]:
+    """The heads side by side again."""
+    return vectors.transpose(1, 2).flatten(2)
+
+
+def fused(
+    query: Float[Tensor, "N h T e"],
+    key: Float[Tensor, "N h L e"],
+    value: Float[Tensor, "N h L f"],
+    mask: Bool[Tensor, "#N #h #T #L"] | None,
+    dropout: float,
+) -> Float[Tensor, "N h T f"]:
+    """Softmax attention in torch's own kernel, which keeps no weights; zeros where all is masked."""
+    found = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+    if mask is None:
+        return found
+    return found.masked_fill(~mask.any(-1, keepdim=True), 0.0)

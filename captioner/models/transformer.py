@@ -1,0 +1,226 @@
+"""The Transformer decoder (Vaswani et al. 2017), attending through any attention of the package."""
+
+import math
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from captioner.errors import ModelError
+from captioner.models.annotations import Annotations
+from captioner.models.attention.attention import Attended, Keys
+from captioner.models.attention.multihead import MultiHead
+from captioner.models.attention.self_attention import SelfAttention, causal
+from captioner.models.decoder import Decoded, Detail, WordDecoder, gather_rows
+from captioner.models.positions import sinusoids
+from captioner.models.recurrent import AttentionFactory
+
+
+@dataclass(frozen=True)
+class TransformerState:
+    """What the decoder knows between two words.
+
+    Attributes:
+        past: keys and values of the P words so far, of every layer, side by side; R rows.
+        keys: what the cross-attention of every layer computed once per picture.
+    """
+
+    past: tuple[Float[Tensor, "B R P dd"], ...]
+    keys: tuple[Keys, ...]
+
+    @property
+    def words(self) -> int:
+        """How many words have been fed in."""
+        return self.past[0].shape[2]
+
+    def select(self, rows: Int[Tensor, "B K"]) -> "TransformerState":
+        """The state in which row k of picture b continues what row ``rows[b, k]`` remembered."""
+        return replace(self, past=tuple(gather_rows(past, rows, 2) for past in self.past))
+
+
+class Layer(nn.Module):
+    """Self-attention, cross-attention, feed-forward: each on a normed input, added to it (pre-norm).
+
+    Args:
+        dim: d, the width of everything.
+        heads: of the self-attention.
+        feed_forward: the width of the hidden layer.
+        dropout: probability of dropping a component of what is added, while training.
+        attention: makes the cross-attention.
+    """
+
+    def __init__(
+        self, dim: int, heads: int, feed_forward: int, dropout: float, attention: AttentionFactory
+    ) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(3))
+        self.self_attention = SelfAttention(dim, heads)
+        self.attention = attention(query_dim=dim, memory_dim=dim)
+        self.feed_forward = nn.Sequential(
+            nn.Linear(dim, feed_forward),
+            nn.ReLU(),
+            nn.Dropout(dropout),
+            nn.Linear(feed_forward, dim),
+        )
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(
+        self,
+        words: Float[Tensor, "B R T d"],
+        past: Float[Tensor, "B R P dd"],
+        keys: Keys,
+        need_weights: bool,
+        need_past: bool,
+    ) -> tuple[Tensor, Attended, Tensor | None, Tensor]:
+        """The words described anew; what was looked at; what of the past; the past with them."""
+        pictures, rows, length, _ = words.shape
+        before = past.shape[2]
+        found, looked, past = self.self_attention(
+            self.norms[0](words).flatten(0, 1),
+            causal(length, before, words.device),
+            past.flatten(0, 1),
+            need_past,
+        )
+        words = words + self.dropout(found.view_as(words))
+        # Several captions of a picture are queries of one attention.
+        step = before + torch.arange(length, device=words.device).repeat(rows)
+        queries = self.norms[1](words).flatten(1, 2)
+        attended = self.attention(queries, keys, step, need_weights).reshape((rows, length))
+        words = words + self.dropout(attended.context.to(words.dtype))
+        words = words + self.dropout(self.feed_forward(self.norms[2](words)))
+        if looked is not None:
+            looked = looked.view(pictures, rows, length, *looked.shape[2:])
+        return words, attended, looked, past.view(pictures, rows, *past.shape[1:])
+
+
+class TransformerDecoder(WordDecoder):
+    """Causal self-attention over the words, cross-attention to the annotations (arXiv 1706.03762).
+
+    Words are embeddings times √d plus sinusoidal positions; N layers, pre-norm; the output layer
+    reads the norm of the last. Annotations of another width than d are projected to it. When
+    generating, keys and values of earlier words are kept. What is shown for a word is the mean over
+    the heads of the last layer; the other layers' weights are made only if asked for.
+
+    Args:
+        vocab_size: V.
+        annotation_dim: D, the width of an annotation vector.
+        attention: makes every layer's cross-attention, given ``query_dim`` and ``memory_dim``.
+        dim: d, the width of everything; a multiple of ``heads``, even.
+        layers: N.
+        heads: of the self-attention.
+        feed_forward: the width of the feed-forward networks' hidden layer.
+        dropout: probability of dropping a component of the embeddings, of what each part adds, and
+            of what the output layer reads.
+        tied: whether the output layer is the embedding matrix.
+
+    Raises:
+        ModelError: the heads do not divide the width, it is odd, or there are no layers.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        annotation_dim: int,
+        attention: AttentionFactory = MultiHead,
+        dim: int = 512,
+        layers: int = 3,
+        heads: int = 8,
+        feed_forward: int = 2048,
+        dropout: float = 0.1,
+        tied: bool = True,
+    ) -> None:
+        if dim % 2 or layers < 1:
+            raise ModelError(
+                f"a Transformer needs an even width and 1 layer or more, got {dim} and {layers}"
+            )
+        super().__init__(vocab_size, dim, dropout, tied, spread=0.25 / math.sqrt(dim))
+        self.memory = (
+            nn.Identity() if annotation_dim == dim else nn.Linear(annotation_dim, dim, bias=False)
+        )
+        self.layers = nn.ModuleList(
+            Layer(dim, heads, feed_forward, dropout, attention) for _ in range(layers)
+        )
+        self.norm = nn.LayerNorm(dim)
+
+    @property
+    def mechanism(self) -> str:
+        """Its cross-attention."""
+        layers = self._layers()
+        return f"{type(self).__name__} × {len(layers)}: {layers[-1].attention.mechanism}"
+
+    @property
+    def window(self) -> int | None:
+        """Of local attention, in the layer that is shown."""
+        return getattr(self._layers()[-1].attention.distribution, "window", None)
+
+    def start(self, annotations: Annotations) -> TransformerState:
+        """No words yet; the keys of every layer, once per picture."""
+        memory = annotations.with_vectors(self.memory(annotations.vectors))
+        empty = memory.vectors.new_zeros(len(memory), 1, 0, 2 * self.embedding.embedding_dim)
+        return TransformerState(
+            tuple(empty for _ in self.layers),
+            tuple(layer.attention.prepare(memory) for layer in self._layers()),
+        )
+
+    def step(
+        self, tokens: Int[Tensor, "B *R"], state: TransformerState
+    ) -> tuple[Float[Tensor, "B *R V"], Float[Tensor, "B *R L"], TransformerState]:
+        """One word in, the scores of the next out: (logits, weights, state)."""
+        decoded, state = self._advance(tokens.view(len(tokens), -1, 1), state, "shown")
+        assert decoded.weights is not None
+        shape = tokens.shape
+        return decoded.logits.view(*shape, -1), decoded.weights.view(*shape, -1), state
+
+    def forward(
+        self, annotations: Annotations, tokens: Int[Tensor, "B *R T"], detail: Detail = "shown"
+    ) -> Decoded:
+        """Teacher forcing: all words at once."""
+        rows = tokens.view(len(tokens), -1, tokens.shape[-1])
+        decoded, _ = self._advance(rows, self.begin(annotations, rows), detail)
+        if tokens.ndim == 3:
+            return decoded
+        there = {name: part for name, part in vars(decoded).items() if part is not None}
+        return replace(decoded, **{name: part.squeeze(1) for name, part in there.items()})
+
+    def _advance(
+        self, tokens: Int[Tensor, "B R T"], state: TransformerState, detail: Detail
+    ) -> tuple[Decoded, TransformerState]:
+        """T more words of every row."""
+        length, dim = tokens.shape[-1], self.embedding.embedding_dim
+        places = torch.arange(state.words, state.words + length, device=tokens.device)
+        words = math.sqrt(dim) * self.embedding(tokens)
+        words = self.dropout(words + sinusoids(places.to(words.dtype), dim))
+        steps, looks, pasts = [], [], []
+        for number, (layer, past, keys) in enumerate(
+            zip(self._layers(), state.past, state.keys, strict=True), 1
+        ):
+            shown = detail == "shown" and number == len(self.layers)
+            everything = detail == "all"
+            words, attended, looked, past = layer(
+                words, past, keys, shown or everything, everything
+            )
+            steps.append(attended)
+            looks.append(looked)
+            pasts.append(past)
+        decoded = Decoded(
+            self.output(self.dropout(self.norm(words))),
+            steps[-1].weights,
+            _sum([step.log_prob for step in steps]),
+            _sum([step.entropy for step in steps]),
+            steps[-1].centre,
+        )
+        if detail == "all":
+            heads = [
+                step.weights.unsqueeze(-2) if step.heads is None else step.heads for step in steps
+            ]
+            decoded = replace(decoded, layers=torch.stack(heads, 3), past=torch.stack(looks, 3))
+        return decoded, TransformerState(tuple(pasts), state.keys)
+
+    def _layers(self) -> list[Layer]:
+        return list(self.layers)  # type: ignore[arg-type]
+
+
+def _sum(values: list[Tensor | None]) -> Tensor | None:
+    """Layers draw independently: log-probabilities and entropies add up."""
+    return None if values[0] is None else torch.stack([v for v in values if v is not None]).sum(0)
