@@ -55,6 +55,10 @@ class Hypothesis:
         log_prob: of the whole caption, its end included.
         weights: where the model looked for each word; (T, L).
         score: what hypotheses are ranked by.
+        centre: the (row, column) that local attention looks around, in cells, where asked for.
+        layers: the weights of every layer and head, where asked for and there are several.
+        past: how much each input word counts, ``<start>`` being input 0, for every layer and head,
+            where asked for and the decoder attends to what it wrote.
     """
 
     tokens: list[int]
@@ -62,6 +66,9 @@ class Hypothesis:
     log_prob: float
     weights: Float[Tensor, "T L"]
     score: float
+    centre: Float[Tensor, "T 2"] | None = None
+    layers: Float[Tensor, "T l h L"] | None = None
+    past: Float[Tensor, "T l s T"] | None = None
 
 
 @torch.inference_mode()
@@ -181,6 +188,8 @@ class _Trace:
 def force(decoder: Decoder, annotations: Annotations, tokens: Sequence[int]) -> Hypothesis:
     """The given words as a hypothesis about one picture: how probable, and where the model looks.
 
+    It says all there is to say; ``search``, which tries many hypotheses, does not.
+
     Args:
         decoder: in eval mode.
         annotations: of one picture, refined.
@@ -192,14 +201,24 @@ def force(decoder: Decoder, annotations: Annotations, tokens: Sequence[int]) -> 
     if not tokens:
         raise UsageError("a caption to explain needs at least one word")
     inputs = torch.tensor([[START, *tokens]], device=annotations.vectors.device)
-    decoded = decoder(annotations, inputs)
+    decoded = decoder(annotations, inputs, "all")
     targets = torch.tensor([*tokens, END], device=inputs.device)
     log_probs = decoded.logits[0].float().log_softmax(-1).gather(1, targets.unsqueeze(1)).squeeze(1)
     total = float(log_probs.sum())
+    assert decoded.weights is not None
     return Hypothesis(
         list(tokens),
         log_probs[:-1].tolist(),
         total,
         decoded.weights[0, :-1].float().cpu(),
         total / len(targets),
+        centre=_words(decoded.centre),
+        layers=_words(decoded.layers),
+        # Nor the word that only the step that ends the caption has seen.
+        past=None if decoded.past is None else _words(decoded.past[..., :-1]),
     )
+
+
+def _words(steps: Float[Tensor, "1 S *more"] | None) -> Float[Tensor, "T *more"] | None:
+    """What was said of every word, without the step that ends the caption."""
+    return None if steps is None else steps[0, :-1].float().cpu()

@@ -33,6 +33,13 @@ class Caption:
         weights: where the model looked for each word.
         geometry: how the grid lies on the original picture.
         model: name of the model that wrote it.
+        mechanism: how it attends, e.g. ``LSTMDecoder: Additive × Soft``.
+        layers: the weights of every layer and head, if details were asked for and there are several.
+        past: where details were asked for and the model attends to what it wrote: how much each input
+            word counts when a word is written; input 0 is ``<start>``, input j is ``words[j - 1]``;
+            0 for a later one.
+        centre: the (row, column) that local attention looks around, in cells; cell r covers [r, r + 1).
+        window: how many cells local attention reaches to either side of its centre.
         alternatives: what else was found, best first.
     """
 
@@ -44,6 +51,11 @@ class Caption:
     weights: Float32[np.ndarray, "T rows columns"]
     geometry: Geometry
     model: str
+    mechanism: str = ""
+    layers: Float32[np.ndarray, "T layers heads rows columns"] | None = None
+    past: Float32[np.ndarray, "T layers past_heads T"] | None = None
+    centre: Float32[np.ndarray, "T 2"] | None = None
+    window: int | None = None
     alternatives: tuple["Caption", ...] = ()
 
     def record(self) -> dict[str, Any]:
@@ -100,6 +112,7 @@ class Predictor:
         images: Source | list[Source],
         beam_size: int | None = None,
         batch_size: int = 32,
+        details: bool = False,
         **options: Any,
     ) -> Caption | list[Caption]:
         """The best caption of a picture, or of each picture of a list.
@@ -108,6 +121,7 @@ class Predictor:
             images: a path, bytes, an open file or a Pillow picture; or a list of these.
             beam_size: hypotheses kept while searching; 1 is greedy; None for the model's own.
             batch_size: pictures computed together.
+            details: whether to say all there is to say: ``layers``, ``past`` and ``centre``.
             options: other options of ``captioner.decoding.Decoding``, where not the model's own.
 
         Raises:
@@ -119,14 +133,19 @@ class Predictor:
         found = []
         if beam_size is not None:
             options["beam_size"] = beam_size
-        for result in self.captions(sources, self.decoding.with_options(options), batch_size):
+        decoding = self.decoding.with_options(options)
+        for result in self.captions(sources, decoding, batch_size, details):
             if isinstance(result, ImageError):
                 raise result
             found.append(result)
         return found if several else found[0]
 
     def captions(
-        self, images: Sequence[Source], decoding: Decoding | None = None, batch_size: int = 32
+        self,
+        images: Sequence[Source],
+        decoding: Decoding | None = None,
+        batch_size: int = 32,
+        details: bool = False,
     ) -> Iterator[Caption | ImageError]:
         """For each picture in order its caption, or what is wrong with it; a stream."""
         decoding = decoding or self.decoding
@@ -136,8 +155,12 @@ class Predictor:
             if batch.indices:
                 annotations = self._annotate(batch.pixels)
                 found = search(self.captioner.decoder, annotations, decoding)
-                for index, size, hypotheses in zip(batch.indices, batch.sizes, found, strict=True):
+                for row, (index, size, hypotheses) in enumerate(
+                    zip(batch.indices, batch.sizes, found, strict=True)
+                ):
                     geometry = Geometry(*size, annotations.grid)
+                    if details:
+                        hypotheses = self._explain(annotations.of(row), hypotheses)
                     best, *others = [self._caption(images[index], h, geometry) for h in hypotheses]
                     results[index] = _with_alternatives(best, others)
             yield from (results[index] for index in sorted(results))
@@ -160,6 +183,16 @@ class Predictor:
         geometry = Geometry(*batch.sizes[0], annotations.grid)
         return self._caption(image, hypothesis, geometry, words)
 
+    def _explain(
+        self, annotations: Annotations, hypotheses: Sequence[Hypothesis]
+    ) -> list[Hypothesis]:
+        """What was found about one picture, with all that its decoder can say about it."""
+        forced = [force(self.captioner.decoder, annotations, h.tokens) for h in hypotheses]
+        return [
+            replace(h, centre=told.centre, layers=told.layers, past=told.past)
+            for h, told in zip(hypotheses, forced, strict=True)
+        ]
+
     @torch.inference_mode()
     def _annotate(self, pixels: torch.Tensor) -> Annotations:
         return self.captioner.refiner(self.captioner.encode(pixels.to(self.device)))
@@ -173,15 +206,28 @@ class Predictor:
     ) -> Caption:
         if words is None:
             words = self.vocabulary.decode(hypothesis.tokens)
+
+        def on_grid(weights: torch.Tensor) -> np.ndarray:
+            return weights.unflatten(-1, geometry.grid).numpy().astype(np.float32)  # type: ignore[no-untyped-call]
+
+        def plain(values: torch.Tensor | None) -> np.ndarray | None:
+            return None if values is None else values.numpy().astype(np.float32)
+
+        layers = hypothesis.layers
         return Caption(
             image=str(image) if isinstance(image, str | Path) else None,
             text=join(words),
             words=tuple(words),
             log_prob=hypothesis.log_prob,
             word_log_probs=tuple(hypothesis.log_probs),
-            weights=hypothesis.weights.reshape(-1, *geometry.grid).numpy().astype(np.float32),
+            weights=on_grid(hypothesis.weights),
             geometry=geometry,
             model=self.name,
+            mechanism=self.captioner.decoder.mechanism,
+            layers=None if layers is None else on_grid(layers),
+            past=plain(hypothesis.past),
+            centre=plain(hypothesis.centre),
+            window=self.captioner.decoder.window,
         )
 
 

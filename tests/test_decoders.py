@@ -7,6 +7,7 @@ import torch
 
 from captioner import models
 from captioner.models import Annotations
+from captioner.models import attention as laws
 from captioner.models.registry import build, names
 from test_attention import LAWS, tree
 
@@ -34,6 +35,7 @@ def variants(name: str) -> list[dict]:
 
 DECODERS = [(name, switches) for name in names("decoder") for switches in variants(name)]
 ATTENTIONS = [("Attention", law) for law in LAWS] + [("MultiHead", "Soft"), ("MultiHead", "Hard")]
+LOCAL = [law for law in LAWS if issubclass(getattr(laws, law), laws.LocalM.__base__)]
 every_decoder = pytest.mark.parametrize(("name", "switches"), DECODERS)
 every_attention = pytest.mark.parametrize(("attention", "law"), ATTENTIONS)
 
@@ -89,6 +91,65 @@ def test_stepping_equals_teacher_forcing(name, switches, attention, law, tokens)
     assert logits.shape == (*tokens.shape, V)
     close(decoded.logits, logits)
     close(decoded.weights, weights)
+
+
+@every_attention
+@every_decoder
+def test_detail_changes_nothing_but_how_much_is_said(name, switches, attention, law):
+    """With all there is to say: every layer and head, the mean over the last layer's is shown."""
+    decoder = make(name, switches, attention, law)
+    told = {detail: decoder(seen(), captions(), detail) for detail in ("none", "shown", "all")}
+    for detail in ("none", "all"):
+        close(told[detail].logits, told["shown"].logits)
+    everything = told["all"]
+    close(everything.weights, told["shown"].weights)
+    assert told["shown"].layers is None
+    assert told["shown"].past is None
+    if everything.layers is not None:
+        assert everything.layers.shape[:3] == (B, R, T)
+        close(everything.layers[..., -1, :, :].mean(-2), everything.weights)
+
+
+@every_decoder
+def test_earlier_words_count_and_no_later_one(name, switches):
+    past = make(name, switches)(seen(), captions(), "all").past
+    looks_back = name == "TransformerDecoder" or (switches or {}).get("intra", False)
+    assert (past is not None) == looks_back
+    if past is None:
+        return
+    assert past.shape[:3] == (B, R, T)
+    assert past.shape[-1] == T
+    assert (past >= 0).all()
+    sums = past.sum(-1)
+    if name != "TransformerDecoder":  # an LSTM looks at what came before; at first, nothing did
+        assert (sums[:, :, 0] == 0).all()
+        sums = sums[:, :, 1:]
+    close(sums, torch.ones_like(sums))
+    for t in range(T):
+        assert (past[:, :, t, :, :, t + 1 :] == 0).all()
+
+
+@pytest.mark.parametrize("law", LOCAL)
+@every_decoder
+def test_the_centre_of_local_attention_lies_on_the_grid(name, switches, law):
+    """And is the middle of what is looked at: nothing beyond the window around it has weight."""
+    decoder = make(name, switches, law=law)
+    decoded = decoder(seen(None), captions())
+    assert decoder.window == 1
+    assert decoded.centre.shape == (B, R, T, 2)
+    row, column = decoded.centre.unbind(-1)
+    assert ((row >= 0) & (row <= ROWS)).all()
+    assert ((column >= 0) & (column <= COLUMNS)).all()
+    if law == "LocalP2D":
+        cells = torch.arange(L)
+        far = ((cells // COLUMNS + 0.5 - row[..., None]).abs() > 1) | (
+            (cells % COLUMNS + 0.5 - column[..., None]).abs() > 1
+        )
+    else:
+        place = (row - 0.5) * COLUMNS + column - 0.5  # at most half a cell from the last
+        far = (torch.arange(L) - place[..., None]).abs() > 1.5
+    assert far.any()
+    assert (decoded.weights[far] == 0).all()
 
 
 @every_decoder

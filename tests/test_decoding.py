@@ -15,7 +15,7 @@ from captioner.text import END, PAD, START, UNK
 
 V, L, D, PICTURES = 7, 4, 3, 5
 WORDS = range(UNK + 1, V)
-SEEDS = range(4)
+SEEDS = (0, 1, 2, 5)  # with these the hypotheses of a picture end at different lengths
 
 
 def sharp_decoder(seed: int, vocab_size: int = V) -> LSTMDecoder:

@@ -42,6 +42,11 @@ class Annotations:
         weights = self.mask.to(self.vectors.dtype).unsqueeze(-1)  # (B, L, 1)
         return (self.vectors * weights).sum(1) / weights.sum(1).clamp(min=1)
 
+    def of(self, row: int) -> "Annotations":
+        """Those of one picture alone."""
+        mask = None if self.mask is None else self.mask[row : row + 1]
+        return Annotations(self.vectors[row : row + 1], self.grid, mask)
+
     def with_vectors(self, vectors: Float[Tensor, "B L E"]) -> "Annotations":
         """The same regions with other vectors."""
         return replace(self, vectors=vectors)

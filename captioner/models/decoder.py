@@ -52,7 +52,7 @@ class Decoded:
     entropy: Float[Tensor, "B *R T"] | None = None
     centre: Float[Tensor, "B *R T 2"] | None = None
     layers: Float[Tensor, "B *R T l h L"] | None = None
-    past: Float[Tensor, "B *R T l h T"] | None = None
+    past: Float[Tensor, "B *R T l s T"] | None = None
 
 
 class Decoder(Component, kind="decoder"):

@@ -194,6 +194,7 @@ def _cell(
     """A place in raster order as (row, column) on the grid; None where a mask has closed ranks."""
     if mask is not None:
         return None
-    columns = grid[1]
-    row = position.detach().div(columns, rounding_mode="floor").clamp(max=grid[0] - 1)
-    return torch.cat([row, position.detach() - row * columns], -1) + 0.5
+    rows, columns = grid
+    place = position.detach() + 0.5  # position s is the middle of cell s
+    row = place.div(columns, rounding_mode="floor").clamp(max=rows - 1)
+    return torch.cat([row + 0.5, (place - row * columns).clamp(max=columns)], -1)

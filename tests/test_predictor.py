@@ -1,0 +1,100 @@
+"""What a caption says about where its model looked, for every kind of decoder."""
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from captioner.models.captioner import Captioner
+from captioner.predictor import Predictor
+from captioner.text import Vocabulary
+
+WORDS = ["a", "red", "blue", "circle", "square", "above", "below", "the", "of", "and"]
+SOFT = {"class_path": "Soft"}
+MULTI = {"class_path": "MultiHead", "init_args": {"heads": 2, "dim": 8, "distribution": SOFT}}
+LOCAL = {
+    "class_path": "Attention",
+    "init_args": {"distribution": {"class_path": "LocalP2D", "init_args": {"window": 1}}},
+}
+LSTM = {"hidden": 8, "embedding": 6}
+TRANSFORMER = {"dim": 8, "layers": 3, "heads": 4, "feed_forward": 8, "attention": MULTI}
+
+
+def predictor(name, **options):
+    """Untrained, and so sure of nothing; what it says of itself can be checked all the same."""
+    tree = {
+        "encoder": {
+            "class_path": "CNNEncoder",
+            "init_args": {"name": "efficientnet_lite0", "image_size": 64, "stride": 16},
+        },
+        "refiner": {"class_path": "Projection", "init_args": {"dim": 8}},
+        "decoder": {"class_path": name, "init_args": options},
+    }
+    captioner = Captioner.from_config(tree, Vocabulary(WORDS))
+    captioner.encoder.load_pretrained()
+    return Predictor(captioner, "tiny", "cpu")
+
+
+@pytest.fixture(scope="module")
+def picture():
+    noise = np.random.default_rng(1).integers(0, 255, (90, 120, 3), dtype=np.uint8)
+    return Image.fromarray(noise)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "mechanism", "layers", "past"),
+    [
+        ("LSTMDecoder", LSTM, "LSTMDecoder: Additive × Soft", None, None),
+        (
+            "LSTMDecoder",
+            {**LSTM, "intra": True},
+            "LSTMDecoder: Additive × Soft, intra-attention",
+            None,
+            (1, 1),
+        ),
+        (
+            "LuongDecoder",
+            {**LSTM, "attention": MULTI},
+            "LuongDecoder: MultiHead × Soft",
+            (1, 2),
+            None,
+        ),
+        (
+            "TransformerDecoder",
+            TRANSFORMER,
+            "TransformerDecoder × 3: MultiHead × Soft",
+            (3, 2),
+            (3, 4),
+        ),
+    ],
+)
+def test_details_say_all_there_is(name, options, mechanism, layers, past, picture):
+    model = predictor(name, **options)
+    plain = model.caption(picture, beam_size=3, max_length=6)
+    told = model.caption(picture, beam_size=3, max_length=6, details=True)
+    assert (plain.layers, plain.past, plain.centre) == (None, None, None)
+    assert told.words == plain.words
+    for caption in (told, *told.alternatives, model.explain(picture, "a red zebra above")):
+        words = len(caption.words)
+        assert caption.mechanism == mechanism
+        assert caption.window is None
+        assert (caption.layers is None) == (layers is None)
+        assert (caption.past is None) == (past is None)
+        if layers is not None:
+            assert caption.layers.shape == (words, *layers, 4, 4)
+            np.testing.assert_allclose(caption.layers[:, -1].mean(1), caption.weights, atol=1e-6)
+        if past is not None:
+            assert caption.past.shape == (words, *past, words)
+            assert (np.triu(caption.past.transpose(1, 2, 0, 3), 1) == 0).all()
+
+
+def test_local_attention_says_where_its_window_is(picture):
+    model = predictor("LuongDecoder", **LSTM, attention=LOCAL)
+    told = model.explain(picture, "a red circle")
+    assert told.window == 1
+    assert told.centre.shape == (3, 2)
+    rows, columns = np.indices((4, 4)) + 0.5
+    for weights, (row, column) in zip(told.weights, told.centre, strict=True):
+        outside = (abs(rows - row) > 1) | (abs(columns - column) > 1)
+        assert outside.any()
+        assert (weights[outside] == 0).all()
+        assert weights.any()
