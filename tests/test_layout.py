@@ -45,6 +45,7 @@ ORDER = [
     "evaluation.captions",
     "evaluation",
     "training.objectives",
+    "training.lower_bound",
     "checkpoint",
     "predictor",
     "training.task",

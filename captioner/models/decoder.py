@@ -40,6 +40,7 @@ class Decoded:
         log_prob: log-probability of the locations drawn; None for deterministic attention.
         entropy: entropy in nats of what they were drawn from; None likewise.
         centre: the (row, column) that local attention looks around, in cells; None for any other.
+        expected: the probabilities that the locations were drawn from; None where none was drawn.
         layers: the weights of every layer and head; None unless asked for, or where there is one.
         past: how much each earlier word counts, for every layer and head, where the decoder attends
             to what it wrote: ``past[…, t, l, h, j]`` is the weight of input j, ``<start>`` being
@@ -51,6 +52,7 @@ class Decoded:
     log_prob: Float[Tensor, "B *R T"] | None = None
     entropy: Float[Tensor, "B *R T"] | None = None
     centre: Float[Tensor, "B *R T 2"] | None = None
+    expected: Float[Tensor, "B *R T L"] | None = None
     layers: Float[Tensor, "B *R T l h L"] | None = None
     past: Float[Tensor, "B *R T l s T"] | None = None
 

@@ -230,6 +230,7 @@ class RecurrentDecoder(WordDecoder, abstract=True):
             attended.log_prob,
             attended.entropy,
             attended.centre,
+            attended.expected,
             heads.unsqueeze(-3) if everything and heads is not None else None,
             past,
         )

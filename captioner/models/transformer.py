@@ -209,6 +209,7 @@ class TransformerDecoder(WordDecoder):
             _sum([step.log_prob for step in steps]),
             _sum([step.entropy for step in steps]),
             steps[-1].centre,
+            steps[-1].expected,
         )
         if detail == "all":
             heads = [

@@ -1,13 +1,15 @@
 """What training minimises. Objectives see targets; models do not."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from captioner.models.decoder import Decoded
+from captioner.errors import UsageError
+from captioner.models.attention.distributions import Hard
+from captioner.models.decoder import Decoded, Decoder
 from captioner.models.registry import Component
 from captioner.text import PAD
 
@@ -28,9 +30,25 @@ class Loss:
 
 
 class Objective(Component, kind="objective"):
-    """Base of all objectives. ``needs_weights`` says whether it reads where the decoder looked."""
+    """Base of all objectives.
+
+    ``needs_weights`` says whether it reads where the decoder looked; ``samples`` how many times each
+    caption is decoded while training, its copies following one another: (B, R · samples, T).
+    """
 
     needs_weights = True
+    samples = 1
+
+    def check(self, decoder: Decoder) -> None:
+        """Refuses a decoder that this objective cannot train.
+
+        Raises:
+            UsageError: with what to choose instead.
+        """
+
+    def heat(self, progress: float) -> float:  # noqa: ARG002
+        """The factor of the temperature of hard attention after this part of the training, 0 to 1."""
+        return 1.0
 
     def forward(self, decoded: Decoded, targets: Int[Tensor, "B R T"]) -> Loss:
         """The loss of teacher-forced captions; a target of ``<pad>`` counts nowhere."""
@@ -56,24 +74,61 @@ class Likelihood(Objective):
         self.needs_weights = bool(doubly_stochastic)
         self.label_smoothing = label_smoothing
 
+    def check(self, decoder: Decoder) -> None:
+        """Hard attention whose samples carry no gradient would never learn where to look."""
+        if any(m.gradient == "score_function" for m in hard_attention(decoder)):
+            raise UsageError(
+                "Likelihood does not train the scores of hard attention: choose the objective "
+                "LowerBound, or give Hard the option gradient: straight_through"
+            )
+
     def forward(self, decoded: Decoded, targets: Int[Tensor, "B R T"]) -> Loss:
         """Loss terms ``likelihood`` and ``doubly_stochastic``; measure ``nll`` in nats per word."""
         there = targets != PAD  # (B, R, T)
         words = there.sum().clamp(min=1)
-        log_probs = decoded.logits.float().log_softmax(-1)
-        nll = F.nll_loss(
-            log_probs.flatten(0, -2), targets.flatten(), ignore_index=PAD, reduction="sum"
-        )
-        uniform = -(log_probs.mean(-1) * there).sum()
-        smoothed = (1 - self.label_smoothing) * nll + self.label_smoothing * uniform
+        said = said_words(decoded, targets)
+        nll = -said.exact.sum()
+        smoothed = (1 - self.label_smoothing) * nll - self.label_smoothing * said.uniform.sum()
         terms = {"likelihood": smoothed / words}
         if self.needs_weights:
-            assert decoded.weights is not None
             terms["doubly_stochastic"] = self.doubly_stochastic * doubly_stochastic(
-                decoded.weights, there
+                looked_at(decoded), there
             )
         total = torch.stack(list(terms.values())).sum()
         return Loss(total, terms, {"nll": nll.detach() / words})
+
+
+class Said(NamedTuple):
+    """What a decoder thought of the words it was to say; 0 where there is none.
+
+    Attributes:
+        exact: log-probability of the word.
+        uniform: the mean log-probability of all words.
+    """
+
+    exact: Float[Tensor, "B R T"]
+    uniform: Float[Tensor, "B R T"]
+
+
+def said_words(decoded: Decoded, targets: Int[Tensor, "B R T"]) -> Said:
+    """In nats, at least float32."""
+    there = targets != PAD
+    wide = torch.promote_types(decoded.logits.dtype, torch.float32)
+    log_probs = decoded.logits.to(wide).log_softmax(-1)
+    exact = log_probs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    return Said(exact.where(there, 0.0), log_probs.mean(-1).where(there, 0.0))
+
+
+def looked_at(decoded: Decoded) -> Float[Tensor, "B R T L"]:
+    """The weights; where locations are drawn, the probabilities they are drawn from."""
+    looked = decoded.weights if decoded.expected is None else decoded.expected
+    assert looked is not None
+    return looked
+
+
+def hard_attention(decoder: Decoder) -> list[Hard]:
+    """The hard distributions of a decoder."""
+    return [module for module in decoder.modules() if isinstance(module, Hard)]
 
 
 def doubly_stochastic(weights: Float[Tensor, "B R T L"], there: Tensor) -> Float[Tensor, ""]:

@@ -194,6 +194,7 @@ class CLI(LightningCLI):
             "scores": scores.as_dict(),
             "decoding": decoding,
             "captions": "generated",
+            "mechanism": self.model.captioner.decoder.mechanism,
             "seed": self._get(self.config, "seed_everything"),
             "parameters": sum(p.numel() for p in self.model.parameters() if p.requires_grad),
             **more,

@@ -10,20 +10,24 @@ import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
+from captioner import checkpoint
 from captioner.data.module import Batch, CaptionDataModule, global_seed
 from captioner.data.records import VAL
 from captioner.decoding import Decoding, search
 from captioner.errors import CheckpointError, DataError, UsageError
 from captioner.evaluation.captions import CaptionScorer
 from captioner.models.annotations import Annotations
+from captioner.models.attention.attention import AttentionBase
 from captioner.models.captioner import PARTS, Captioner
 from captioner.models.decoder import Decoder, Detail
 from captioner.models.encoder import CNNEncoder, Encoder
 from captioner.models.lstm import LSTMDecoder
 from captioner.models.refiners import Projection, Refiner
 from captioner.models.registry import build
+from captioner.predictor import find_model
 from captioner.text import UNK, Vocabulary, join
-from captioner.training.objectives import Likelihood, Objective
+from captioner.training import lower_bound  # noqa: F401 - its objective enters the registry
+from captioner.training.objectives import Likelihood, Objective, hard_attention
 
 
 @runtime_checkable
@@ -79,6 +83,8 @@ class CaptioningTask(pl.LightningModule):
         refiner: what is learned between CNN and decoder.
         decoder: writes the caption.
         objective: what is minimised.
+        init_from: a run, checkpoint or model folder whose refiner and decoder the training starts
+            from, e.g. a soft model for a hard one: whatever differs must have no weights of its own.
         learning_rate: its peak.
         weight_decay: of AdamW.
         warmup: part of all steps in which the learning rate rises.
@@ -96,6 +102,7 @@ class CaptioningTask(pl.LightningModule):
         refiner: RefinerFactory = Projection,  # noqa: ARG002
         decoder: DecoderFactory = LSTMDecoder,  # noqa: ARG002
         objective: ObjectiveFactory = Likelihood,  # noqa: ARG002
+        init_from: str | None = None,
         learning_rate: float = 1.2e-3,
         weight_decay: float = 0.01,
         warmup: float = 0.1,
@@ -111,12 +118,32 @@ class CaptioningTask(pl.LightningModule):
         objective_tree = trees.pop("objective")
         self.captioner = Captioner.from_config(trees, Vocabulary(words))
         self.objective: Objective = build("objective", objective_tree)
+        self.objective.check(self.captioner.decoder)
         self.hparams["decoding"] = asdict(decoding)
+        self.init_from = init_from
         self.learning_rate, self.weight_decay, self.warmup = learning_rate, weight_decay, warmup
         self.word_dropout = word_dropout
         self.decoding = decoding
         self.val_decoding = Decoding(val_beam_size)
         self._generated: dict[int | str, str] = {}
+
+    def setup(self, stage: str) -> None:
+        """Takes over the weights of ``init_from``, unless a run is resumed."""
+        if stage == "fit" and self.init_from is not None and self.trainer.ckpt_path is None:
+            start_from(self.captioner, self.init_from)
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:  # noqa: ARG002
+        """Logs how much the attention is asked to change."""
+        gradients = [
+            parameter.grad
+            for module in self.captioner.decoder.modules()
+            if isinstance(module, AttentionBase)
+            for parameter in module.parameters()
+            if parameter.grad is not None
+        ]
+        if gradients:
+            norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
+            self.log("train/attention_gradient_norm", norm)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """Teacher forcing on one batch; None, no step, where none of its pictures could be read."""
@@ -242,6 +269,11 @@ class CaptioningTask(pl.LightningModule):
         inputs, targets = batch.tokens[..., :-1], batch.tokens[..., 1:]
         if training and self.word_dropout:
             inputs = _drop_words(inputs, self.word_dropout)
+        if training:
+            inputs = inputs.repeat_interleave(self.objective.samples, 1)
+            progress = self.global_step / self.trainer.estimated_stepping_batches
+            for distribution in hard_attention(self.captioner.decoder):
+                distribution.heat = self.objective.heat(progress)
         detail: Detail = "shown" if self.objective.needs_weights else "none"
         decoded = self.captioner(self._annotations(batch), inputs, detail)
         return self.objective(decoded, targets)
@@ -274,6 +306,33 @@ class CaptioningTask(pl.LightningModule):
             data: CaptionDataModule = self.trainer.datamodule  # type: ignore[attr-defined]
             self._scorers[split] = CaptionScorer(data.references(split), java=False)
         return self._scorers[split]
+
+
+def start_from(captioner: Captioner, model: str) -> None:
+    """Gives a captioner the refiner and decoder weights of another.
+
+    Args:
+        captioner: what is to be trained.
+        model: a run, checkpoint or model folder.
+
+    Raises:
+        UsageError: its words or its weights are others.
+        CheckpointError: there is none, or it cannot be read.
+    """
+    other = checkpoint.load(find_model(model)).captioner
+    if other.vocabulary != captioner.vocabulary:
+        raise UsageError(
+            f"'{model}' speaks other words ({len(other.vocabulary):,}) than this data gives "
+            f"({len(captioner.vocabulary):,}): start from a model trained with the same data options"
+        )
+    for part in ("refiner", "decoder"):
+        try:
+            getattr(captioner, part).load_state_dict(getattr(other, part).state_dict())
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())
+            raise UsageError(
+                f"the {part} of '{model}' has other weights than the one to be trained: {reason}"
+            ) from error
 
 
 def _tree(given: Any) -> dict[str, Any]:

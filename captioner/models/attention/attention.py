@@ -23,12 +23,14 @@ class Keys:
         values: what the context vector is a weighted sum of.
         mask: True where a position may be attended; None when all may.
         grid: (rows, columns) in which the positions lie.
+        coins: what the distribution drew once per picture; None for nothing.
     """
 
     prepared: Float[Tensor, "B L A"]
     values: Float[Tensor, "B L D"]
     mask: Bool[Tensor, "B L"] | None
     grid: tuple[int, int]
+    coins: Bool[Tensor, " B"] | None = None
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class Attended:
         heads: the weights of every head; None where there is one.
         centre: the (row, column) that local attention looks around, in cells: cell r covers
             [r, r + 1); None for any other.
+        expected: the probabilities that the positions were drawn from, with several heads the mean
+            over them; None where nothing is drawn.
     """
 
     context: Float[Tensor, "B *T D"]
@@ -53,6 +57,7 @@ class Attended:
     entropy: Float[Tensor, "B *T"] | None = None
     heads: Float[Tensor, "B *T h L"] | None = None
     centre: Float[Tensor, "B *T 2"] | None = None
+    expected: Float[Tensor, "B *T L"] | None = None
 
     def of_one_query(self) -> "Attended":
         """Without the axis T, which has length 1."""
@@ -80,7 +85,7 @@ class Attended:
 # The parts of an answer in order, and where the axis of time is in each.
 _PARTS = (
     *(("context", -2), ("weights", -2), ("log_prob", -1)),
-    *(("entropy", -1), ("heads", -3), ("centre", -2)),
+    *(("entropy", -1), ("heads", -3), ("centre", -2), ("expected", -2)),
 )
 
 
@@ -124,7 +129,7 @@ class AttentionBase(Component, kind="attention"):
     @property
     def mechanism(self) -> str:
         """What it is called, for people: ``Additive × Soft``."""
-        return f"{type(self).__name__} × {type(self.distribution).__name__}"
+        return f"{type(self).__name__} × {self.distribution.name}"
 
     def prepare(
         self, annotations: Annotations, values: Float[Tensor, "B L D"] | None = None
@@ -192,7 +197,7 @@ class Attention(AttentionBase):
     @property
     def mechanism(self) -> str:
         """The score and the distribution."""
-        return f"{type(self.score).__name__} × {type(self.distribution).__name__}"
+        return f"{type(self.score).__name__} × {self.distribution.name}"
 
     def prepare(
         self, annotations: Annotations, values: Float[Tensor, "B L D"] | None = None
@@ -204,6 +209,7 @@ class Attention(AttentionBase):
             vectors if values is None else values,
             annotations.mask,
             annotations.grid,
+            self.distribution.coins(vectors),
         )
 
     def answer(
@@ -216,6 +222,10 @@ class Attention(AttentionBase):
         """Scores, weights, and the weighted sum of the values."""
         mask = None if keys.mask is None else keys.mask.unsqueeze(1)
         scores = self.score(queries, keys.prepared)
-        drawn = self.distribution(scores, mask, Asked(queries, keys.grid, step))
+        drawn = self.distribution(scores, mask, Asked(queries, keys.grid, step, keys.coins))
         context = drawn.weights.to(keys.values.dtype) @ keys.values  # (B, T, D)
-        return Attended(context, drawn.weights, drawn.log_prob, drawn.entropy, centre=drawn.centre)
+        return Attended(
+            *(context, drawn.weights, drawn.log_prob, drawn.entropy),
+            centre=drawn.centre,
+            expected=drawn.expected,
+        )

@@ -11,6 +11,7 @@ from captioner.errors import ModelError
 from captioner.models.registry import Component
 
 TestTime = Literal["argmax", "sample", "expectation"]
+GradientName = Literal["score_function", "straight_through"]
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,14 @@ class Weights:
         log_prob: log-probability of the choice made; None where nothing is drawn.
         entropy: entropy in nats of what the choice was drawn from; None where nothing is drawn.
         centre: the (row, column) of a local window's centre, in cells; None for any other.
+        expected: the probabilities that a choice was drawn from; None where nothing is drawn.
     """
 
     weights: Float[Tensor, "B T L"]
     log_prob: Float[Tensor, "B T"] | None = None
     entropy: Float[Tensor, "B T"] | None = None
     centre: Float[Tensor, "B T 2"] | None = None
+    expected: Float[Tensor, "B T L"] | None = None
 
 
 @dataclass(frozen=True)
@@ -38,11 +41,13 @@ class Asked:
         query: the queries that the scores answer.
         grid: (rows, columns) in which the positions lie, raster order; (1, L) for a sequence.
         step: which word each query asks for, counted from 0; None where nobody counts.
+        coins: what ``Distribution.coins`` drew for each picture.
     """
 
     query: Float[Tensor, "B T n"]
     grid: tuple[int, int]
     step: int | Int[Tensor, " T"] | None
+    coins: Bool[Tensor, " B"] | None = None
 
 
 class Distribution(Component, kind="distribution"):
@@ -57,6 +62,15 @@ class Distribution(Component, kind="distribution"):
 
     def __init__(self, query_dim: int) -> None:  # noqa: ARG002
         super().__init__()
+
+    @property
+    def name(self) -> str:
+        """What it is called, for people."""
+        return type(self).__name__
+
+    def coins(self, vectors: Float[Tensor, "B L D"]) -> Bool[Tensor, " B"] | None:  # noqa: ARG002
+        """What is drawn once per picture, for all words of all its captions; None for nothing."""
+        return None
 
     def forward(
         self,
@@ -119,46 +133,95 @@ class Sparsemax(Distribution):
 class Hard(Distribution):
     """One position, drawn: s ~ Multinoulli(softmax(e)) (Xu et al. 2015 §4.1).
 
-    While training, a position is sampled. The weights are one-hot and carry no gradient; an objective
-    reaches the scores through ``log_prob`` and ``entropy``.
+    While training, a position is sampled. How its gradient is estimated is named by ``gradient``:
+
+    - ``score_function``: the one-hot weights carry none; an objective (``LowerBound``) reaches the
+      scores through ``log_prob`` and ``entropy``.
+    - ``straight_through``: that of a softmax of scores plus Gumbel noise stands in for it (Jang et al.
+      2017, arXiv 1611.01144; Maddison et al. 2017, arXiv 1611.00712). Biased, and less noisy.
 
     Args:
         query_dim: not used.
         test_time: what counts outside training: ``argmax``, the most probable position; ``sample``;
             or ``expectation``, the probabilities themselves, as if the attention were soft.
+        gradient: as above.
+        temperature: the scores are divided by it, above 0.
+        expectation: probability that a picture's samples are replaced, while training, by their
+            expectation: 0.5 in the paper, whose authors drew one coin for a whole minibatch.
+
+    Attributes:
+        heat: another factor of the temperature while training, for an objective that cools it down.
     """
 
-    def __init__(self, query_dim: int, test_time: TestTime = "argmax") -> None:
+    def __init__(
+        self,
+        query_dim: int,
+        test_time: TestTime = "argmax",
+        gradient: GradientName = "score_function",
+        temperature: float = 1.0,
+        expectation: float = 0.0,
+    ) -> None:
         super().__init__(query_dim)
         if test_time not in ("argmax", "sample", "expectation"):
             raise ModelError(f"test_time must be argmax, sample or expectation, got {test_time!r}")
+        if gradient not in ("score_function", "straight_through"):
+            raise ModelError(
+                f"gradient must be score_function or straight_through, got {gradient!r}"
+            )
+        if temperature <= 0:
+            raise ModelError(f"the temperature must be above 0, got {temperature}")
+        if not 0 <= expectation <= 1:
+            raise ModelError(f"expectation is a probability, from 0 to 1, got {expectation}")
         self.test_time = test_time
+        self.gradient = gradient
+        self.temperature = temperature
+        self.expectation = expectation
+        self.heat = 1.0
+
+    @property
+    def name(self) -> str:
+        """With what it does at test time."""
+        return f"Hard ({self.test_time})"
+
+    def coins(self, vectors: Float[Tensor, "B L D"]) -> Bool[Tensor, " B"] | None:
+        """For which pictures the expectation stands in for samples."""
+        if not (self.training and self.expectation):
+            return None
+        return torch.rand(len(vectors), device=vectors.device) < self.expectation
 
     def forward(
         self,
         scores: Float[Tensor, "B T L"],
         mask: Bool[Tensor, "B 1 L"] | None,
-        asked: Asked,  # noqa: ARG002
+        asked: Asked,
     ) -> Weights:
         """One-hot weights, all 0 where everything is masked; for an expectation, no ``log_prob``."""
-        probabilities = masked_softmax(scores, mask)
+        heat = self.temperature * (self.heat if self.training else 1.0)
+        probabilities = masked_softmax(scores / heat, mask)
         log_probs = probabilities.clamp(min=torch.finfo(probabilities.dtype).tiny).log()
         entropy = -(probabilities * log_probs).sum(-1)
         how = "sample" if self.training else self.test_time
         if how == "expectation":
-            return Weights(probabilities, None, entropy)
-        if how == "sample":
-            # The exponential race: the position whose Exp(1) / p is smallest is drawn with
-            # probability p. Unlike torch.multinomial it takes rows of zeros and any number of rows.
-            race = torch.empty_like(probabilities).exponential_()
-            place = (probabilities.detach() / race).argmax(-1, keepdim=True)
-        else:
-            place = probabilities.argmax(-1, keepdim=True)
+            return Weights(probabilities, None, entropy, expected=probabilities)
+        # The exponential race: the position whose Exp(1) / p is smallest is drawn with probability
+        # p. Unlike torch.multinomial it takes rows of zeros and any number of rows. -log of an
+        # Exp(1) is Gumbel noise: the same race, seen from the scores.
+        race = torch.empty_like(probabilities).exponential_() if how == "sample" else 1.0
+        place = (probabilities.detach() / race).argmax(-1, keepdim=True)
         drawn = torch.zeros_like(probabilities).scatter(-1, place, 1.0)
         if mask is not None:
             drawn = drawn * mask.any(-1, keepdim=True)
-        log_prob = log_probs.gather(-1, place).squeeze(-1)
-        return Weights(drawn, log_prob, entropy)
+        log_prob: Tensor | None = log_probs.gather(-1, place).squeeze(-1)
+        if self.training and self.gradient == "straight_through":
+            relaxed = masked_softmax((log_probs - torch.as_tensor(race).log()) / heat, mask)
+            drawn = drawn + relaxed - relaxed.detach()
+            log_prob = None
+        if asked.coins is not None:
+            expected = asked.coins[:, None]  # (B, 1)
+            drawn = torch.where(expected.unsqueeze(-1), probabilities, drawn)
+            if log_prob is not None:
+                log_prob = log_prob.masked_fill(expected, 0.0)  # nothing was drawn
+        return Weights(drawn, log_prob, entropy, expected=probabilities)
 
 
 def masked_softmax(

@@ -62,6 +62,7 @@ class MultiHead(AttentionBase):
             self.value(vectors if values is None else values),
             annotations.mask,
             annotations.grid,
+            self.distribution.coins(vectors),
         )
 
     def answer(
@@ -83,10 +84,11 @@ class MultiHead(AttentionBase):
             return Attended(self.output(join_heads(found)), None)
         pictures, heads, words, width = query.shape
         scores = query @ key.mT / math.sqrt(width)  # (B, h, T, L)
+        coins = None if keys.coins is None else keys.coins.repeat_interleave(heads)
         drawn = self.distribution(
             scores.flatten(0, 1),
             None if mask is None else mask.expand(-1, heads, -1, -1).flatten(0, 1),
-            Asked(query.flatten(0, 1), keys.grid, step),
+            Asked(query.flatten(0, 1), keys.grid, step, coins),
         )  # every head as if it were a picture
         weights = drawn.weights.view(pictures, heads, words, -1)
         found = self.dropout(weights).to(value.dtype) @ value
@@ -95,12 +97,14 @@ class MultiHead(AttentionBase):
             """Heads draw independently: log-probabilities and entropies add up."""
             return None if values is None else values.view(pictures, heads, words).sum(1)
 
+        expected = drawn.expected
         return Attended(
             self.output(join_heads(found)),
             weights.mean(1),
             together(drawn.log_prob),
             together(drawn.entropy),
             weights.transpose(1, 2),
+            expected=None if expected is None else expected.view_as(weights).mean(1),
         )
 
 

@@ -1,0 +1,187 @@
+"""Hard attention: the lower bound on log p(y | a), and the estimators of its gradient."""
+
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from captioner.errors import UsageError
+from captioner.models.decoder import Decoded, Decoder
+from captioner.text import PAD
+from captioner.training.objectives import (
+    Loss,
+    Objective,
+    doubly_stochastic,
+    hard_attention,
+    looked_at,
+    said_words,
+)
+
+BaselineName = Literal["none", "moving_average", "per_step", "leave_one_out"]
+Credit = Literal["caption", "to_go"]
+KEPT = 0.9  # of a running mean, at every batch
+STEPS = 256  # more words than any caption has
+
+
+class LowerBound(Objective):
+    """Maximise Σ_s p(s | a) log p(y | s, a) ≤ log p(y | a) by sampling s (Xu et al. 2015, §4.1).
+
+    For every caption N locations are drawn for every word, and the gradient estimated by::
+
+        1/N Σ_n [∂ log p(y | s̃ⁿ, a) + λ_r (log p(y | s̃ⁿ, a) − b) ∂ log p(s̃ⁿ | a) + λ_e ∂H[s̃ⁿ]]
+
+    Reward and baseline b are constants. All is summed over captions and divided by their words, so
+    that it is on the scale of ``Likelihood``. With λ_r = 1 and λ_e = 0 it is an unbiased estimate of
+    the bound's gradient for every baseline; only the first batch of ``moving_average`` and
+    ``per_step``, from which they take their start, is not.
+
+    Args:
+        samples: N.
+        baseline: b. ``none``; ``moving_average``, one number for all captions, 0.9 b + 0.1 of each
+            batch's mean reward, as in the paper; ``per_step``, one number a step, learned the same
+            way: the reward per word still to come; ``leave_one_out``, the mean of a caption's other
+            samples (Mnih, Rezende 2016, arXiv 1602.06725).
+        credit: ``caption`` gives every location the whole caption's log-probability, as in the paper;
+            ``to_go`` that of its own word and the later ones, which alone depend on it: the same
+            expectation, and with ``per_step`` or ``leave_one_out`` less variance.
+        reward_weight: λ_r.
+        entropy_weight: λ_e.
+        doubly_stochastic: λ of ``Likelihood``'s term, on the probabilities, not on the samples.
+        label_smoothing: as ``Likelihood``; the reward is never smoothed.
+        heat: how much hotter than its own the temperature of the distribution is at first; it falls
+            to 1 geometrically over the first half of the training.
+
+    Raises:
+        UsageError: less than one sample, one sample to leave out, or a heat of 0 or below.
+    """
+
+    means: Tensor
+    seeded: Tensor
+
+    def __init__(
+        self,
+        samples: int = 1,
+        baseline: BaselineName = "moving_average",
+        credit: Credit = "caption",
+        reward_weight: float = 1.0,
+        entropy_weight: float = 0.01,
+        doubly_stochastic: float = 0.5,
+        label_smoothing: float = 0.0,
+        heat: float = 1.0,
+    ) -> None:
+        super().__init__()
+        if samples < 1:
+            raise UsageError(f"LowerBound needs 1 sample or more, got {samples}")
+        if baseline == "leave_one_out" and samples < 2:
+            raise UsageError("the baseline leave_one_out needs 2 samples or more: give samples: 2")
+        if heat <= 0:
+            raise UsageError(f"the heat must be above 0, got {heat}")
+        self.samples = samples
+        self.baseline = baseline
+        self.credit = credit
+        self.reward_weight = reward_weight
+        self.entropy_weight = entropy_weight
+        self.doubly_stochastic = doubly_stochastic
+        self.label_smoothing = label_smoothing
+        self.hot = heat
+        self.register_buffer("means", torch.zeros(STEPS))
+        self.register_buffer("seeded", torch.zeros(STEPS, dtype=torch.bool))
+
+    def check(self, decoder: Decoder) -> None:
+        """Only samples can be scored."""
+        if not any(m.gradient == "score_function" for m in hard_attention(decoder)):
+            raise UsageError(
+                f"LowerBound trains hard attention, and {decoder.mechanism} draws no locations to "
+                "score: choose the distribution Hard, or the objective Likelihood"
+            )
+
+    def heat(self, progress: float) -> float:
+        """From hot to 1 in the first half."""
+        return self.hot ** max(0.0, 1 - 2 * progress)
+
+    def forward(self, decoded: Decoded, targets: Int[Tensor, "B R T"]) -> Loss:
+        """Terms ``likelihood``, ``reinforce``, ``entropy`` and ``doubly_stochastic``.
+
+        Measures: ``nll`` in nats per word given the samples; ``reward`` and ``baseline``, means over
+        samples and steps; ``advantage_variance``; ``location_entropy`` in nats per word; and the
+        share of each term in the sum of their magnitudes.
+        """
+        copies = decoded.logits.shape[1] // targets.shape[1]  # 1 outside training
+        targets = targets.repeat_interleave(copies, 1)
+        there = targets != PAD  # (B, R·N, T)
+        words = there.sum().clamp(min=1)
+
+        def mean(values: Float[Tensor, "B RN T"]) -> Float[Tensor, ""]:
+            return values.where(there, 0.0).sum() / words
+
+        said = said_words(decoded, targets)
+        smoothing = self.label_smoothing
+        terms = {"likelihood": -mean((1 - smoothing) * said.exact + smoothing * said.uniform)}
+        measures = {"nll": -mean(said.exact.detach())}
+        if decoded.log_prob is not None:
+            reward = self._reward(said.exact.detach())
+            baseline = self._baseline(reward, there, copies)
+            advantage = reward - baseline
+            terms["reinforce"] = -self.reward_weight * mean(advantage * decoded.log_prob)
+            measures |= {
+                "reward": mean(reward),
+                "baseline": mean(baseline),
+                "advantage_variance": mean((advantage - mean(advantage)) ** 2),
+            }
+        if decoded.entropy is not None:
+            entropy = mean(decoded.entropy)
+            measures["location_entropy"] = entropy.detach()
+            terms["entropy"] = -self.entropy_weight * entropy
+        if self.doubly_stochastic:
+            terms["doubly_stochastic"] = self.doubly_stochastic * doubly_stochastic(
+                looked_at(decoded), there
+            )
+        magnitudes = {name: term.detach().abs() for name, term in terms.items()}
+        whole = torch.stack(list(magnitudes.values())).sum()
+        measures |= {f"share_{name}": part / whole for name, part in magnitudes.items()}
+        return Loss(torch.stack(list(terms.values())).sum(), terms, measures)
+
+    def _reward(self, log_probs: Float[Tensor, "B RN T"]) -> Float[Tensor, "B RN T"]:
+        """For every location the log-probability of what it is given the credit for."""
+        to_go = log_probs.flip(-1).cumsum(-1).flip(-1)
+        return to_go if self.credit == "to_go" else to_go[..., :1].expand_as(to_go)
+
+    def _baseline(
+        self, reward: Float[Tensor, "B RN T"], there: Bool[Tensor, "B RN T"], copies: int
+    ) -> Float[Tensor, "B RN T"]:
+        """What is subtracted from each reward; while training it learns from them, afterwards."""
+        if self.baseline == "none":
+            return torch.zeros_like(reward)
+        if self.baseline == "leave_one_out":
+            if copies == 1:  # outside training nothing is learned from it
+                return reward
+            each = reward.view(len(reward), -1, copies, reward.shape[-1])
+            others = (each.sum(2, keepdim=True) - each) / (copies - 1)
+            return others.view_as(reward)
+        if self.baseline == "moving_average":
+            rate, unit = reward, torch.ones_like(reward)
+            places = slice(0, 1)  # one number
+        else:
+            unit = self._reward(there.to(reward.dtype))  # the words that the credit is for
+            rate = reward / unit.clamp(min=1)
+            places = slice(0, reward.shape[-1])
+        return self._running(rate, there, places) * unit
+
+    def _running(
+        self, rate: Float[Tensor, "B RN T"], there: Bool[Tensor, "B RN T"], places: slice
+    ) -> Float[Tensor, " #T"]:
+        """Running means of earlier batches, one or one a step; this one's where it is the first."""
+        known, seeded = self.means[places].to(rate.dtype), self.seeded[places]
+        if not self.training:
+            return known
+        axes = (0, 1) if len(known) > 1 else (0, 1, 2)
+        counts = there.sum(axes)
+        now = rate.where(there, 0.0).sum(axes) / counts.clamp(min=1)
+        before = torch.where(seeded, known, now)
+        met = counts > 0
+        self.means[places] = torch.where(met, KEPT * before + (1 - KEPT) * now, known).to(
+            self.means.dtype
+        )
+        self.seeded[places] = seeded | met
+        return before
