@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from captioner.errors import ModelError, UsageError, unknown
@@ -182,6 +182,57 @@ class _Trace:
             torch.stack([weights for _, _, weights in path]).float().cpu(),
             score,
         )
+
+
+def speakable(
+    logits: Float[Tensor, "*rows V"], first: bool | Bool[Tensor, "*rows"]
+) -> Float[Tensor, "*rows V"]:
+    """Logits of what may be written: never ``<pad>``, ``<start>`` or ``<unk>``, nor an end at first.
+
+    Args:
+        logits: of the next word.
+        first: whether it is the first of its caption.
+    """
+    banned = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
+    banned[[PAD, START, UNK]] = True
+    ending = torch.zeros_like(banned)
+    ending[END] = True
+    first = torch.as_tensor(first, device=logits.device).unsqueeze(-1)
+    return logits.float().masked_fill(banned | (ending & first), -torch.inf)
+
+
+@torch.no_grad()
+def sample(
+    decoder: Decoder, annotations: Annotations, count: int, max_length: int
+) -> Int[Tensor, "B S T"]:
+    """Captions drawn word by word from the model's own probabilities.
+
+    Args:
+        decoder: as it is to be sampled: without dropout in eval mode.
+        annotations: refined, as the decoder attends to them.
+        count: S, how many of each picture.
+        max_length: most words in a caption; one that reaches it has no end.
+
+    Returns:
+        ``<start> words <end> <pad> …``, T at most ``max_length`` + 1.
+    """
+    pictures = len(annotations)
+    state = decoder.start(annotations)
+    device = annotations.vectors.device
+    state = state.select(torch.zeros(pictures, count, dtype=torch.long, device=device))
+    tokens = torch.full((pictures, count), START, device=device)
+    written = [tokens]
+    ended = torch.zeros_like(tokens, dtype=torch.bool)
+    for length in range(max_length):
+        logits, _, state = decoder.step(tokens, state)
+        probabilities = speakable(logits, length == 0).softmax(-1)
+        drawn = torch.multinomial(probabilities.flatten(0, 1), 1).view_as(tokens)
+        tokens = drawn.masked_fill(ended, PAD)
+        written.append(tokens)
+        ended = ended | (tokens == END)
+        if ended.all():
+            break
+    return torch.stack(written, -1)
 
 
 @torch.inference_mode()

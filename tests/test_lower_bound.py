@@ -94,7 +94,7 @@ def estimates(decoder, picture, objective):
     found = []
     for _ in range(BATCHES + 1):
         decoded = decoder(picture, inputs(ROWS))
-        loss = objective(decoded, targets(ROWS // GROUP))
+        loss = objective(decoded, targets(ROWS))
         found.append(-T * gradient(loss.total, decoder))
     return torch.stack(found[1:])  # the first set the running means
 
@@ -179,7 +179,7 @@ def test_an_expectation_is_soft_attention():
     hard, picture = toy(distribution=partial(Hard, expectation=1.0))
     soft, _ = toy(distribution=Soft)
     one = objective(entropy_weight=0.0, doubly_stochastic=0.5)(
-        hard(picture, inputs(GROUP)), targets(1)
+        hard(picture, inputs(GROUP)), targets(GROUP)
     )
     two = Likelihood(0.5, 0.0)(soft(picture, inputs(1)), targets(1))
     assert one.terms["reinforce"] == 0
@@ -245,7 +245,7 @@ def test_padding_counts_nowhere(baseline, credit):
     torch.manual_seed(5)
     decoded = decoder(picture, inputs(GROUP))
     whole = objective(baseline=baseline, credit=credit, doubly_stochastic=1.0, entropy_weight=0.1)
-    longer = targets(1).clone()
+    longer = targets(GROUP).clone()
     padded = torch.nn.functional.pad(longer, (0, 2), value=PAD)
     noise = {
         name: torch.nn.functional.pad(part, (0,) * (2 * (part.ndim - 3)) + (0, 2), value=7.0)
@@ -265,9 +265,9 @@ def test_running_means_start_from_the_first_batch_and_rest_in_evaluation():
     decoder, picture = toy()
     kept = objective(baseline="moving_average")
     torch.manual_seed(6)
-    first = kept(decoder(picture, inputs(GROUP)), targets(1)).measures
+    first = kept(decoder(picture, inputs(GROUP)), targets(GROUP)).measures
     assert first["baseline"].item() == pytest.approx(first["reward"].item())
-    second = kept(decoder(picture, inputs(GROUP)), targets(1)).measures
+    second = kept(decoder(picture, inputs(GROUP)), targets(GROUP)).measures
     assert second["baseline"].item() == pytest.approx(first["reward"].item())
     expected = 0.9 * first["reward"].item() + 0.1 * second["reward"].item()
     kept.eval()
@@ -276,10 +276,17 @@ def test_running_means_start_from_the_first_batch_and_rest_in_evaluation():
         assert found.item() == pytest.approx(expected, rel=1e-6)
 
 
+def test_every_caption_is_decoded_several_times():
+    tokens = torch.tensor([[[START, 5, END], [START, 7, END]]])
+    lesson = objective().lesson(*toy(), tokens)
+    assert lesson.tokens.tolist() == [[[START, 5, END]] * GROUP + [[START, 7, END]] * GROUP]
+    assert lesson.rewards is None
+
+
 def test_what_is_logged_adds_up():
     decoder, picture = toy()
     loss = objective(doubly_stochastic=0.3, entropy_weight=0.2)(
-        decoder(picture, inputs(GROUP)), targets(1)
+        decoder(picture, inputs(GROUP)), targets(GROUP)
     )
     assert set(loss.terms) == {"likelihood", "reinforce", "entropy", "doubly_stochastic"}
     assert sum(loss.terms.values()).item() == pytest.approx(loss.total.item())
@@ -312,7 +319,7 @@ def test_hard_attention_learns_where_to_look(decoder):
     for _ in range(400):
         pictures, word, _ = scenes(64)
         given = torch.full((64, 4, 1), START)
-        loss = bound.train()(model.train()(pictures, given), word.view(-1, 1, 1))
+        loss = bound.train()(model.train()(pictures, given), word.view(-1, 1, 1).expand(-1, 4, -1))
         optimizer.zero_grad()
         loss.total.backward()
         optimizer.step()

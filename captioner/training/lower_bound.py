@@ -7,9 +7,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from captioner.errors import UsageError
+from captioner.models.annotations import Annotations
 from captioner.models.decoder import Decoded, Decoder
 from captioner.text import PAD
 from captioner.training.objectives import (
+    Lesson,
     Loss,
     Objective,
     doubly_stochastic,
@@ -100,15 +102,27 @@ class LowerBound(Objective):
         """From hot to 1 in the first half."""
         return self.hot ** max(0.0, 1 - 2 * progress)
 
-    def forward(self, decoded: Decoded, targets: Int[Tensor, "B R T"]) -> Loss:
+    def lesson(
+        self,
+        decoder: Decoder,  # noqa: ARG002
+        annotations: Annotations,  # noqa: ARG002
+        tokens: Int[Tensor, "B R T"],
+    ) -> Lesson:
+        """Every caption ``samples`` times, its copies following one another."""
+        return Lesson(tokens.repeat_interleave(self.samples, 1))
+
+    def forward(
+        self,
+        decoded: Decoded,
+        targets: Int[Tensor, "B RN T"],
+        rewards: Float[Tensor, "B RN"] | None = None,  # noqa: ARG002
+    ) -> Loss:
         """Terms ``likelihood``, ``reinforce``, ``entropy`` and ``doubly_stochastic``.
 
         Measures: ``nll`` in nats per word given the samples; ``reward`` and ``baseline``, means over
         samples and steps; ``advantage_variance``; ``location_entropy`` in nats per word; and the
         share of each term in the sum of their magnitudes.
         """
-        copies = decoded.logits.shape[1] // targets.shape[1]  # 1 outside training
-        targets = targets.repeat_interleave(copies, 1)
         there = targets != PAD  # (B, R·N, T)
         words = there.sum().clamp(min=1)
 
@@ -121,7 +135,7 @@ class LowerBound(Objective):
         measures = {"nll": -mean(said.exact.detach())}
         if decoded.log_prob is not None:
             reward = self._reward(said.exact.detach())
-            baseline = self._baseline(reward, there, copies)
+            baseline = self._baseline(reward, there)
             advantage = reward - baseline
             terms["reinforce"] = -self.reward_weight * mean(advantage * decoded.log_prob)
             measures |= {
@@ -148,16 +162,16 @@ class LowerBound(Objective):
         return to_go if self.credit == "to_go" else to_go[..., :1].expand_as(to_go)
 
     def _baseline(
-        self, reward: Float[Tensor, "B RN T"], there: Bool[Tensor, "B RN T"], copies: int
+        self, reward: Float[Tensor, "B RN T"], there: Bool[Tensor, "B RN T"]
     ) -> Float[Tensor, "B RN T"]:
         """What is subtracted from each reward; while training it learns from them, afterwards."""
         if self.baseline == "none":
             return torch.zeros_like(reward)
         if self.baseline == "leave_one_out":
-            if copies == 1:  # outside training nothing is learned from it
+            if not self.training:  # every caption is there but once
                 return reward
-            each = reward.view(len(reward), -1, copies, reward.shape[-1])
-            others = (each.sum(2, keepdim=True) - each) / (copies - 1)
+            each = reward.view(len(reward), -1, self.samples, reward.shape[-1])
+            others = (each.sum(2, keepdim=True) - each) / (self.samples - 1)
             return others.view_as(reward)
         if self.baseline == "moving_average":
             rate, unit = reward, torch.ones_like(reward)

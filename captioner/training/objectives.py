@@ -1,5 +1,6 @@
 """What training minimises. Objectives see targets; models do not."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -8,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from captioner.errors import UsageError
+from captioner.models.annotations import Annotations
 from captioner.models.attention.distributions import Hard
 from captioner.models.decoder import Decoded, Decoder
 from captioner.models.registry import Component
@@ -29,15 +31,28 @@ class Loss:
     measures: dict[str, Float[Tensor, ""]]
 
 
+@dataclass(frozen=True)
+class Lesson:
+    """What is to be said in a training step.
+
+    Attributes:
+        tokens: ``<start> words <end> <pad> …``, for every row of every picture.
+        rewards: what each caption is worth, where that is not the same for all.
+    """
+
+    tokens: Int[Tensor, "B R T"]
+    rewards: Float[Tensor, "B R"] | None = None
+
+
 class Objective(Component, kind="objective"):
     """Base of all objectives.
 
-    ``needs_weights`` says whether it reads where the decoder looked; ``samples`` how many times each
-    caption is decoded while training, its copies following one another: (B, R · samples, T).
+    ``needs_weights`` says whether it reads where the decoder looked; ``dropout`` whether the model is
+    trained with dropout, and with words left out of its input.
     """
 
     needs_weights = True
-    samples = 1
+    dropout = True
 
     def check(self, decoder: Decoder) -> None:
         """Refuses a decoder that this objective cannot train.
@@ -46,12 +61,41 @@ class Objective(Component, kind="objective"):
             UsageError: with what to choose instead.
         """
 
+    def begin(self, captions: Sequence[Sequence[Sequence[int]]]) -> None:
+        """Before training: all captions of every training picture, as ids."""
+
+    def lesson(
+        self,
+        decoder: Decoder,  # noqa: ARG002
+        annotations: Annotations,  # noqa: ARG002
+        tokens: Int[Tensor, "B R T"],
+    ) -> "Lesson":
+        """What the decoder is to say in a training step: the captions of the pictures, by default.
+
+        Args:
+            decoder: as it is now, for objectives that learn from what it says.
+            annotations: of the pictures, refined.
+            tokens: their captions, ``<start> words <end> <pad> …``.
+        """
+        return Lesson(tokens)
+
     def heat(self, progress: float) -> float:  # noqa: ARG002
         """The factor of the temperature of hard attention after this part of the training, 0 to 1."""
         return 1.0
 
-    def forward(self, decoded: Decoded, targets: Int[Tensor, "B R T"]) -> Loss:
-        """The loss of teacher-forced captions; a target of ``<pad>`` counts nowhere."""
+    def forward(
+        self,
+        decoded: Decoded,
+        targets: Int[Tensor, "B R T"],
+        rewards: Float[Tensor, "B R"] | None = None,
+    ) -> Loss:
+        """The loss of teacher-forced captions; a target of ``<pad>`` counts nowhere.
+
+        Args:
+            decoded: what the decoder said, given all words before each.
+            targets: what it was to say.
+            rewards: of the lesson; None outside training.
+        """
         raise NotImplementedError
 
 
@@ -82,7 +126,12 @@ class Likelihood(Objective):
                 "LowerBound, or give Hard the option gradient: straight_through"
             )
 
-    def forward(self, decoded: Decoded, targets: Int[Tensor, "B R T"]) -> Loss:
+    def forward(
+        self,
+        decoded: Decoded,
+        targets: Int[Tensor, "B R T"],
+        rewards: Float[Tensor, "B R"] | None = None,  # noqa: ARG002
+    ) -> Loss:
         """Loss terms ``likelihood`` and ``doubly_stochastic``; measure ``nll`` in nats per word."""
         there = targets != PAD  # (B, R, T)
         words = there.sum().clamp(min=1)

@@ -32,6 +32,7 @@ from captioner.data.shapes import true_of
 from captioner.data.shapes_folder import read_things
 from captioner.errors import UsageError
 from captioner.evaluation.captions import CaptionScorer, Scores
+from captioner.evaluation.fluency import fluency
 from captioner.shipped import configs_folder
 from captioner.training.task import CaptioningTask
 
@@ -194,6 +195,7 @@ class CLI(LightningCLI):
             "scores": scores.as_dict(),
             "decoding": decoding,
             "captions": "generated",
+            **fluency(self.model.generated.values()),
             "mechanism": self.model.captioner.decoder.mechanism,
             "seed": self._get(self.config, "seed_everything"),
             "parameters": sum(p.numel() for p in self.model.parameters() if p.requires_grad),

@@ -26,8 +26,9 @@ from captioner.models.refiners import Projection, Refiner
 from captioner.models.registry import build
 from captioner.predictor import find_model
 from captioner.text import UNK, Vocabulary, join
-from captioner.training import lower_bound  # noqa: F401 - its objective enters the registry
-from captioner.training.objectives import Likelihood, Objective, hard_attention
+from captioner.training.lower_bound import LowerBound
+from captioner.training.objectives import Likelihood, Loss, Objective, hard_attention
+from captioner.training.self_critical import SelfCritical
 
 
 @runtime_checkable
@@ -64,6 +65,10 @@ class ObjectiveFactory(Protocol):
     def __call__(self) -> Objective:
         """An objective."""
         ...
+
+
+# All objectives, so that their names are known.
+OBJECTIVES = (Likelihood, LowerBound, SelfCritical)
 
 
 class CaptioningTask(pl.LightningModule):
@@ -153,7 +158,7 @@ class CaptioningTask(pl.LightningModule):
             [global_seed(), self.current_epoch, batch_idx, self.global_rank]
         )
         torch.manual_seed(int(seed.generate_state(1)[0]))
-        loss = self._loss(batch, training=True)
+        loss = self._learn(batch)
         logged = {"loss": loss.total, **loss.terms, **loss.measures}
         self.log_dict(
             {f"train/{name}": value.detach() for name, value in logged.items()},
@@ -169,7 +174,7 @@ class CaptioningTask(pl.LightningModule):
         """Generates captions; also logs the teacher-forced likelihood, named as such."""
         if not batch.image_ids:
             return
-        nll = self._loss(batch, training=False).measures["nll"]
+        nll = self._judge(batch).measures["nll"]
         self.log("val/teacher_forced_nll", nll, batch_size=len(batch.image_ids))
         self._generate(batch, self.val_decoding)
 
@@ -239,16 +244,6 @@ class CaptioningTask(pl.LightningModule):
             )
         return max(int(steps) + 1, 4)
 
-    def on_train_start(self) -> None:
-        """Refuses to resume towards another end."""
-        schedule: Any = self.lr_schedulers()
-        if schedule.total_steps != self._steps():
-            raise UsageError(
-                f"the checkpoint is on its way through {schedule.total_steps - 1:,} steps, this run "
-                f"would take {self._steps() - 1:,}: the learning rate follows one cycle over all of "
-                "them; resume with the max_epochs and batch size it began with, or start a new run"
-            )
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Names the encoder's weights, which the checkpoint may not hold."""
         checkpoint["encoder_sha256"] = self.captioner.encoder.fingerprint()
@@ -265,18 +260,38 @@ class CaptioningTask(pl.LightningModule):
                 "caption and evaluate, which take any pictures"
             )
 
-    def _loss(self, batch: Batch, training: bool) -> Any:
-        inputs, targets = batch.tokens[..., :-1], batch.tokens[..., 1:]
-        if training and self.word_dropout:
+    def on_train_start(self) -> None:
+        """Shows the objective all training captions; refuses to resume towards another end."""
+        self.objective.begin(self.trainer.train_dataloader.dataset.captions)  # type: ignore[union-attr]
+        schedule: Any = self.lr_schedulers()
+        if schedule.total_steps != self._steps():
+            raise UsageError(
+                f"the checkpoint is on its way through {schedule.total_steps - 1:,} steps, this run "
+                f"would take {self._steps() - 1:,}: the learning rate follows one cycle over all of "
+                "them; resume with the max_epochs and batch size it began with, or start a new run"
+            )
+
+    def _learn(self, batch: Batch) -> Loss:
+        """The loss of a training step."""
+        objective, captioner = self.objective, self.captioner
+        progress = self.global_step / self.trainer.estimated_stepping_batches
+        for distribution in hard_attention(captioner.decoder):
+            distribution.heat = objective.heat(progress)
+        if not objective.dropout:
+            captioner.eval()
+        annotations = captioner.refiner(self._annotations(batch))
+        lesson = objective.lesson(captioner.decoder, annotations, batch.tokens)
+        inputs, targets = lesson.tokens[..., :-1], lesson.tokens[..., 1:]
+        if objective.dropout and self.word_dropout:
             inputs = _drop_words(inputs, self.word_dropout)
-        if training:
-            inputs = inputs.repeat_interleave(self.objective.samples, 1)
-            progress = self.global_step / self.trainer.estimated_stepping_batches
-            for distribution in hard_attention(self.captioner.decoder):
-                distribution.heat = self.objective.heat(progress)
+        detail: Detail = "shown" if objective.needs_weights else "none"
+        return objective(captioner.decoder(annotations, inputs, detail), targets, lesson.rewards)
+
+    def _judge(self, batch: Batch) -> Loss:
+        """The loss of the captions of a batch, teacher forced, nothing learned."""
         detail: Detail = "shown" if self.objective.needs_weights else "none"
-        decoded = self.captioner(self._annotations(batch), inputs, detail)
-        return self.objective(decoded, targets)
+        inputs, targets = batch.tokens[..., :-1], batch.tokens[..., 1:]
+        return self.objective(self.captioner(self._annotations(batch), inputs, detail), targets)
 
     def _annotations(self, batch: Batch) -> Annotations:
         """As the encoder gives them: from the cache, or computed now."""

@@ -1,0 +1,192 @@
+"""Self-critical training against coco-caption's CIDEr-D and against all captions there are."""
+
+import itertools
+import json
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from pycocoevalcap.cider.cider_scorer import CiderScorer
+
+import runs
+from captioner.cli import main
+from captioner.decoding import sample, speakable
+from captioner.errors import UsageError
+from captioner.evaluation.consensus import Consensus
+from captioner.evaluation.fluency import fluency
+from captioner.models import Additive, Annotations, Attention, LSTMDecoder
+from captioner.text import END, PAD, START, UNK
+from captioner.training.self_critical import SelfCritical
+
+WORDS = ["a", "dog", "cat", "runs", "sits", "on", "the", "grass", "sofa", "big"]
+D, V = 4, UNK + 4  # three words and an end
+LENGTH = 2
+
+
+def sentences(seed, count):
+    rng = np.random.default_rng(seed)
+    return [" ".join(rng.choice(WORDS, rng.integers(1, 9))) for _ in range(count)]
+
+
+def test_consensus_is_coco_captions_cider():
+    references = [sentences(seed, 5) for seed in range(40)]
+    candidates = sentences(99, 40)
+    candidates[3] = references[3][0]  # one that is right
+    scorer = CiderScorer(n=4, sigma=6.0)
+    for candidate, given in zip(candidates, references, strict=True):
+        scorer += (candidate, given)
+    _, expected = scorer.compute_score()
+    consensus = Consensus([[r.split() for r in given] for given in references])
+    found = [
+        consensus([candidate.split()], [r.split() for r in given])[0]
+        for candidate, given in zip(candidates, references, strict=True)
+    ]
+    np.testing.assert_allclose(found, expected, rtol=1e-9)
+    assert found[3] == max(found) > 1
+
+
+def test_consensus_takes_ids_and_several_captions():
+    ids = {word: number for number, word in enumerate(WORDS)}
+    references = [[s.split() for s in sentences(seed, 5)] for seed in range(20)]
+    numbered = [[[ids[word] for word in s] for s in given] for given in references]
+    one, two = Consensus(references), Consensus(numbered)
+    assert one(references[1], references[0]) == two(numbered[1], numbered[0])
+    assert two([[], [0]], numbered[0])[0] == 0.0
+    assert two([[0]], []) == [0.0]
+    with pytest.raises(UsageError, match="got none"):
+        Consensus([])
+
+
+def toy():
+    """One picture; a decoder with opinions."""
+    torch.manual_seed(3)
+    attention = partial(Attention, score=partial(Additive, dim=3))
+    decoder = LSTMDecoder(V, D, attention, hidden=4, embedding=3, dropout=0.0)
+    for parameter in decoder.parameters():
+        torch.nn.init.normal_(parameter, std=0.8)
+    return decoder.double().eval(), Annotations(torch.randn(1, 4, D, dtype=torch.double), (2, 2))
+
+
+def all_captions():
+    """Every caption of at most two words, as sampled: without an end where there is no room."""
+    words = range(UNK + 1, V)
+    return [[first, END] for first in words] + [
+        list(pair) for pair in itertools.product(words, repeat=2)
+    ]
+
+
+def log_probs(decoder, picture, captions):
+    """Of each caption, given what may be written."""
+    tokens = torch.full((1, len(captions), LENGTH), PAD)
+    for row, caption in enumerate(captions):
+        tokens[0, row, : len(caption)] = torch.tensor(caption)
+    start = torch.full((1, len(captions), 1), START)
+    logits = decoder(picture, torch.cat([start, tokens[..., :-1]], -1)).logits
+    first = torch.zeros_like(tokens, dtype=torch.bool)
+    first[..., 0] = True
+    said = speakable(logits, first).double().log_softmax(-1)
+    said = said.gather(-1, tokens.unsqueeze(-1)).squeeze(-1)
+    return said.where(tokens != PAD, 0.0).sum(-1)[0]
+
+
+def test_samples_follow_the_model():
+    decoder, picture = toy()
+    captions = all_captions()
+    torch.manual_seed(4)
+    drawn = sample(decoder, picture, 20_000, LENGTH)
+    assert drawn.shape == (1, 20_000, LENGTH + 1)
+    assert (drawn[..., 0] == START).all()
+    with torch.no_grad():
+        expected = log_probs(decoder, picture, captions).exp()
+    assert expected.sum().item() == pytest.approx(1.0, abs=1e-5)
+    for caption, probability in zip(captions, expected.tolist(), strict=True):
+        share = (drawn[0, :, 1:] == torch.tensor(caption)).all(-1).double().mean().item()
+        error = math.sqrt(probability * (1 - probability) / 20_000)
+        assert abs(share - probability) < 4 * error + 1e-4
+
+
+@pytest.mark.parametrize("baseline", ["greedy", "others"])
+def test_the_gradient_is_that_of_the_expected_reward(baseline):
+    """Σ_w p(w) r(w) over every caption, against the mean of many lessons."""
+    decoder, picture = toy()
+    references = [[4, 5, END], [5, 6, END], [4, END]]
+    corpus = [[[START, *c] for c in references], [[START, 6, 6, END]], [[START, 5, END]]]
+    objective = SelfCritical(4, baseline, LENGTH)
+    objective.begin(corpus)
+    captions = all_captions()
+    consensus = Consensus([[c[1:] for c in given] for given in corpus])
+    rewards = torch.tensor(consensus(captions, references), dtype=torch.double)
+    assert rewards.max() > 1.5 * rewards.mean() > 0
+    parameters = list(decoder.parameters())
+
+    def gradient(value):
+        found = torch.autograd.grad(value, parameters, allow_unused=True)
+        return torch.cat(
+            [
+                (torch.zeros_like(p) if g is None else g).flatten()
+                for p, g in zip(parameters, found, strict=True)
+            ]
+        )
+
+    exact = gradient((log_probs(decoder, picture, captions).exp() * rewards).sum())
+    # 50 copies of the picture: 200 captions a lesson.
+    many = Annotations(picture.vectors.expand(50, -1, -1), picture.grid)
+    tokens = torch.full((50, 3, 4), PAD)
+    for row, caption in enumerate(references):
+        tokens[:, row, : len(caption) + 1] = torch.tensor([START, *caption])
+    torch.manual_seed(5)
+    estimates = []
+    for _ in range(100):
+        lesson = objective.lesson(decoder, many, tokens)
+        decoded = decoder(many, lesson.tokens[..., :-1], "none")
+        targets = lesson.tokens[..., 1:]
+        loss = objective(decoded, targets, lesson.rewards)
+        # The loss is a mean over words; the expected reward one over captions.
+        estimates.append(-gradient(loss.total) * (targets != PAD).sum() / 200)
+    found = torch.stack(estimates)
+    along = found @ exact / exact.norm()
+    assert (along.mean() - exact.norm()).abs() < 3 * along.std() / 10
+    error = (found.mean(0) - exact).abs() / (found.std(0) / 10).clamp(min=1e-9)
+    assert error.max() < 4.5
+
+
+def test_outside_training_it_is_the_likelihood():
+    decoder, picture = toy()
+    targets = torch.tensor([[[4, 5, END], [6, END, PAD]]])
+    inputs = torch.tensor([[[START, 4, 5], [START, 6, END]]])
+    decoded = decoder(picture, inputs)
+    loss = SelfCritical()(decoded, targets)
+    expected = torch.nn.functional.cross_entropy(
+        decoded.logits.flatten(0, -2).float(), targets.flatten(), ignore_index=PAD
+    )
+    torch.testing.assert_close(loss.measures["nll"], expected)
+
+
+def test_fluency_counts_what_breaks_off():
+    captions = ["a dog runs on the", "a dog runs", "two cats sit with a", "a cat ."]
+    assert fluency(captions) == {"mean_length": 3.75, "bad_endings": 50.0}
+
+
+@pytest.mark.parametrize(("samples", "baseline"), [(0, "greedy"), (1, "others")])
+def test_too_few_samples_are_refused(samples, baseline):
+    with pytest.raises(UsageError, match=f"got {samples}"):
+        SelfCritical(samples, baseline)
+
+
+def test_fine_tuning_from_the_command_line(run_folder, shapes_cache, tmp_path):
+    given = runs.arguments(
+        tmp_path / "tuned",
+        shapes_cache,
+        *("--model.objective=SelfCritical", f"--model.init_from={run_folder}"),
+        *("--model.learning_rate=1e-4", "--trainer.log_every_n_steps=1"),
+        epochs=1,
+    )
+    assert main(given) == 0
+    [result] = (tmp_path / "tuned" / "results").glob("*.json")
+    record = json.loads(result.read_text())
+    assert record["mean_length"] > 0
+    assert record["bad_endings"] >= 0
+    logged = (tmp_path / "tuned" / "logs" / "version_0" / "metrics.csv").read_text().split("\n")[0]
+    assert "train/advantage_variance" in logged
