@@ -13,8 +13,14 @@ import runs
 from captioner import checkpoint
 from captioner.cli import main
 from captioner.errors import ModelError, UsageError
-from captioner.models import Annotations, Attention, LSTMDecoder, LuongDecoder
-from captioner.models.attention import Additive, Asked, Hard, Soft
+from captioner.models import (
+    Annotations,
+    Attention,
+    LSTMDecoder,
+    LuongDecoder,
+    TransformerDecoder,
+)
+from captioner.models.attention import Additive, Asked, Hard, MultiHead, ScaledDot, Soft
 from captioner.models.attention.distributions import Distribution, Weights
 from captioner.text import END, PAD, START
 from captioner.training.lower_bound import LowerBound
@@ -37,7 +43,8 @@ class Path(Distribution, abstract=True):
 
     def forward(self, scores, mask, asked):
         log_probs = scores.log_softmax(-1)
-        place = self.paths[:, int(asked.step)].view(1, -1, 1)
+        step = torch.as_tensor(asked.step).flatten()[0]  # the same for all rows
+        place = self.paths[:, step].view(1, -1, 1)
         drawn = torch.zeros_like(scores).scatter(-1, place, 1.0)
         entropy = -(log_probs.exp() * log_probs).sum(-1)
         return Weights(drawn, log_probs.gather(-1, place).squeeze(-1), entropy)
@@ -218,6 +225,80 @@ def test_straight_through_is_hard_forward_and_relaxed_backward():
     assert torch.equal(relaxed.argmax(-1), values.argmax(-1))
 
 
+def marginal(top=L):
+    return partial(Hard, gradient="marginal", top=top)
+
+
+def likelihood(decoder, picture, words=WORDS):
+    given = torch.tensor([[[START, *words[:-1]]]])
+    loss = Likelihood(0.0, 0.0)(decoder(picture, given), torch.tensor([[words]]))
+    return -len(words) * loss.total
+
+
+def test_a_marginal_is_exact_where_the_state_does_not_depend_on_it():
+    """Update, then attend, without feeding: log p(y | a) over every path, and its gradient."""
+    options = {"decoder": LuongDecoder, "input_feeding": False}
+    decoder, picture = toy(distribution=marginal(), **options)
+    found = likelihood(decoder, picture)
+    one, _ = toy(**options)
+    paths = torch.tensor(list(itertools.product(range(L), repeat=T)))
+    log_prob, said = by_hand(one, picture, paths)
+    exact = torch.logsumexp(log_prob + said, 0)
+    torch.testing.assert_close(found, exact)
+    torch.testing.assert_close(gradient(found, decoder), gradient(exact, one))
+
+
+@pytest.mark.parametrize("make", [LSTMDecoder, LuongDecoder])
+def test_a_marginal_of_one_word_is_exact(make):
+    decoder, picture = toy(distribution=marginal(), decoder=make)
+    found = likelihood(decoder, picture, [END])
+    one, _ = toy(decoder=make)
+    log_prob, said = by_hand(one, picture, torch.arange(L).unsqueeze(-1), [END])
+    exact = torch.logsumexp(log_prob + said, 0)
+    torch.testing.assert_close(found, exact)
+    torch.testing.assert_close(gradient(found, decoder), gradient(exact, one))
+
+
+def by_hand(decoder, picture, paths, words=WORDS):
+    """Of every path log p(s | a) and log p(y | s, a), word by word through ``step``."""
+    decoder.attention.distribution = Path(paths)
+    state = decoder.begin(picture, paths.unsqueeze(0))
+    log_prob = said = 0.0
+    for before, word in zip([START, *words[:-1]], words, strict=True):
+        scores = []
+        hook = decoder.attention.score.register_forward_hook(
+            lambda _module, _given, found, scores=scores: scores.append(found)
+        )
+        words_in = int(state.words)
+        logits, weights, state = decoder.step(torch.full((1, len(paths)), before), state)
+        hook.remove()
+        place = paths[:, words_in].unsqueeze(-1)
+        assert torch.equal(weights[0].argmax(-1, keepdim=True), place)
+        log_prob = log_prob + scores[0][0].log_softmax(-1).gather(-1, place).squeeze(-1)
+        said = said + logits[0].log_softmax(-1)[:, word]
+    return log_prob, said
+
+
+def test_a_marginal_of_the_most_probable_position_is_the_argmax():
+    """With one position tried, what is said in training is what argmax says in evaluation."""
+    for make in (LSTMDecoder, LuongDecoder):
+        decoder, picture = toy(distribution=marginal(top=1), decoder=make)
+        trained = decoder(picture, inputs(1)).logits.log_softmax(-1)
+        torch.testing.assert_close(
+            trained, decoder.eval()(picture, inputs(1)).logits.log_softmax(-1)
+        )
+
+
+def test_a_marginal_has_no_noise_and_says_where_it_would_look():
+    decoder, picture = toy(distribution=marginal(top=2))
+    decoded = decoder(picture, inputs(GROUP))
+    assert decoded.log_prob is None
+    assert ((decoded.weights > 0).sum(-1) == 2).all()
+    torch.testing.assert_close(decoded.weights.sum(-1), torch.ones(1, GROUP, T).double())
+    torch.testing.assert_close(decoded.logits[:, 1:], decoded.logits[:, :-1])
+    torch.testing.assert_close(decoded.expected.sum(-1), torch.ones(1, GROUP, T).double())
+
+
 def law_asked(queries):
     return Asked(torch.zeros(1, queries, 1, dtype=torch.double), (2, 2), None)
 
@@ -347,6 +428,8 @@ def test_impossible_options_are_refused(options, message):
     [
         ({"temperature": 0.0}, "temperature must be above 0"),
         ({"expectation": 1.5}, "from 0 to 1"),
+        ({"gradient": "marginal", "top": 0}, "1 or more"),
+        ({"gradient": "marginal", "expectation": 0.5}, "draws nothing"),
     ],
 )
 def test_impossible_draws_are_refused(options, message):
@@ -362,7 +445,18 @@ def test_a_decoder_that_cannot_be_trained_so_is_refused():
     with pytest.raises(UsageError, match="choose the objective LowerBound"):
         Likelihood().check(toy()[0])
     Likelihood().check(toy(distribution=partial(Hard, gradient="straight_through"))[0])
+    Likelihood().check(toy(distribution=marginal())[0])
     LowerBound().check(toy()[0])
+
+
+def test_decoders_that_cannot_try_positions_are_refused():
+    with pytest.raises(ModelError, match="MultiHead has several"):
+        MultiHead(8, 8, heads=2, dim=8, distribution=marginal())
+    one_head = partial(Attention, score=ScaledDot, distribution=marginal())
+    with pytest.raises(ModelError, match="in a Transformer"):
+        TransformerDecoder(V, D, one_head, dim=8, heads=2, layers=1, feed_forward=8)
+    with pytest.raises(ModelError, match="without intra"):
+        toy(distribution=marginal(), intra=True)
 
 
 def test_the_command_line_says_so_in_one_line(tmp_path, capsys):

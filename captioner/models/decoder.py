@@ -124,6 +124,19 @@ class WordDecoder(Decoder, abstract=True):
             self.output.weight = self.embedding.weight
 
 
+def mixture(
+    logits: Float[Tensor, "*steps k V"], chances: Float[Tensor, "*steps k"]
+) -> Float[Tensor, "*steps V"]:
+    """Log-probabilities of the next word, Σ_i chance_i · softmax(logits_i)."""
+    least = torch.finfo(chances.dtype).tiny
+    return (logits.log_softmax(-1) + chances.clamp(min=least).log().unsqueeze(-1)).logsumexp(-2)
+
+
+def repeat(vectors: Float[Tensor, "*rows n"], ways: int) -> Float[Tensor, "*rows k n"]:
+    """Every row ``ways`` times, for each of as many positions that it tries."""
+    return vectors.unsqueeze(-2).expand(*vectors.shape[:-1], ways, -1)
+
+
 def gather_rows(
     memory: Float[Tensor, "B *more"], rows: Int[Tensor, "B K"], trailing: int = 1
 ) -> Float[Tensor, "B K *own"]:

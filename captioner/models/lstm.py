@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from captioner.models.annotations import Annotations
 from captioner.models.attention.attention import Attended, Attention
-from captioner.models.decoder import Decoded, Detail
-from captioner.models.recurrent import AttentionFactory, LSTMState, RecurrentDecoder
+from captioner.models.decoder import Decoded, Detail, mixture, repeat
+from captioner.models.recurrent import AttentionFactory, LSTMState, Memory, RecurrentDecoder
 
 
 class LSTMDecoder(RecurrentDecoder):
@@ -64,8 +64,8 @@ class LSTMDecoder(RecurrentDecoder):
     ) -> tuple[Float[Tensor, "B *R V"], Float[Tensor, "B *R L"], LSTMState]:
         """One word in, the scores of the next out: (logits, weights, state)."""
         embedded = self.dropout(self.embedding(tokens))
-        attended, _, state = self._advance(embedded, state, need_weights=True)
-        logits = self._read_out(embedded, state.memory.hidden, attended.context)
+        attended, hidden, _, state = self._advance(embedded, state, need_weights=True)
+        logits = self._read_out(embedded, hidden, attended)
         assert attended.weights is not None
         return logits, attended.weights, state
 
@@ -79,12 +79,12 @@ class LSTMDecoder(RecurrentDecoder):
         hidden: list[Tensor] = []
         looked: list[Tensor] = []
         for word in embedded.unbind(-2):
-            attended, looks, state = self._advance(word, state, detail != "none")
+            attended, now, looks, state = self._advance(word, state, detail != "none")
             steps.append(attended)
             looked.append(looks)
-            hidden.append(state.memory.hidden)
+            hidden.append(now)
         attended = Attended.stack(steps)
-        logits = self._read_out(embedded, torch.stack(hidden, -2), attended.context)
+        logits = self._read_out(embedded, torch.stack(hidden, tokens.ndim - 1), attended)
         return self.decoded(logits, attended, looked, detail)
 
     def cell(
@@ -95,24 +95,52 @@ class LSTMDecoder(RecurrentDecoder):
 
     def _advance(
         self, embedded: Float[Tensor, "B *R m"], state: LSTMState, need_weights: bool
-    ) -> tuple[Attended, Tensor, LSTMState]:
-        """Attend with the previous memory, then update it. The context returned is gated."""
-        hidden = state.memory.hidden
-        attended = self.attention(hidden, state.keys, state.words, need_weights)
-        context = attended.context
+    ) -> tuple[Attended, Float[Tensor, "B *R_k n"], Tensor, LSTMState]:
+        """Attend with the previous memory, then update it: (gated context, h, looked, state).
+
+        Where several positions are tried, h has an axis k, and the state goes on with their mean.
+        """
+        memory = state.memory
+        attended = self.attention(memory.hidden, state.keys, state.words, need_weights)
         if self.gate is not None:
-            context = self.gate(hidden) * context
-        inputs = torch.cat([embedded, context.to(embedded.dtype)], -1)
-        memory, looked = self.update(inputs, state.memory)
-        state = LSTMState(memory, state.keys, state.words + 1)
-        return replace(attended, context=context), looked, state
+            attended = _scaled(attended, self.gate(memory.hidden))
+        if attended.choices is None or attended.chances is None:
+            memory, looked = self.update(_joined(embedded, attended.context), memory)
+            hidden = memory.hidden
+        else:
+            k, ways = attended.chances.shape[-1], attended.chances.unsqueeze(-1)  # (B, *R, k, 1)
+            each, looked = self.update(
+                _joined(repeat(embedded, k), attended.choices),
+                Memory(repeat(memory.hidden, k), repeat(memory.cell, k)),
+            )
+            hidden = each.hidden
+            memory = Memory((ways * each.hidden).sum(-2), (ways * each.cell).sum(-2))
+        return attended, hidden, looked, LSTMState(memory, state.keys, state.words + 1)
 
     def _read_out(
         self,
         embedded: Float[Tensor, "B *R m"],
-        hidden: Float[Tensor, "B *R n"],
-        context: Float[Tensor, "B *R D"],
+        hidden: Float[Tensor, "B *R_k n"],
+        attended: Attended,
     ) -> Float[Tensor, "B *R V"]:
-        """The deep output."""
+        """The deep output, mixed where several positions were tried."""
+        context = attended.context
+        if attended.choices is not None:
+            embedded, context = embedded.unsqueeze(-2), attended.choices
         deep = embedded + self.output_hidden(self.dropout(hidden)) + self.output_context(context)
-        return self.output(self.dropout(torch.tanh(deep)))
+        logits = self.output(self.dropout(torch.tanh(deep)))
+        return logits if attended.chances is None else mixture(logits, attended.chances)
+
+
+def _joined(
+    embedded: Float[Tensor, "*rows m"], context: Float[Tensor, "*rows D"]
+) -> Float[Tensor, "*rows i"]:
+    """What the LSTM is fed with."""
+    return torch.cat([embedded, context.to(embedded.dtype)], -1)
+
+
+def _scaled(attended: Attended, gate: Float[Tensor, "B *R 1"]) -> Attended:
+    """With β times the context vector, and times each that is tried."""
+    tried = attended.choices
+    tried = None if tried is None else gate.unsqueeze(-2) * tried
+    return replace(attended, context=gate * attended.context, choices=tried)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from captioner.models.annotations import Annotations
 from captioner.models.attention.attention import Attended, Attention
-from captioner.models.decoder import Decoded, Detail, gather_rows
+from captioner.models.decoder import Decoded, Detail, gather_rows, mixture, repeat
 from captioner.models.recurrent import AttentionFactory, LSTMState, RecurrentDecoder
 
 
@@ -89,8 +89,7 @@ class LuongDecoder(RecurrentDecoder):
         embedded = self.dropout(self.embedding(tokens))  # (B, *R, m)
         attended, _, state = self._advance(embedded, state, need_weights=True)
         assert attended.weights is not None
-        assert state.attentional is not None
-        return self._read_out(state.attentional), attended.weights.squeeze(-2), state
+        return self._read_out(attended).squeeze(-2), attended.weights.squeeze(-2), state
 
     def forward(
         self, annotations: Annotations, tokens: Int[Tensor, "B *R T"], detail: Detail = "shown"
@@ -111,7 +110,7 @@ class LuongDecoder(RecurrentDecoder):
             memory = (state.memory.hidden.flatten(0, -2), state.memory.cell.flatten(0, -2))
             hidden, _ = self.lstm(embedded.flatten(0, -3), tuple(m.unsqueeze(0) for m in memory))
             attended = self._attend(hidden.view(*tokens.shape, -1), state, need_weights)
-        return self.decoded(self._read_out(attended.context), attended, looked, detail)
+        return self.decoded(self._read_out(attended), attended, looked, detail)
 
     def cell(
         self, inputs: Float[Tensor, "N i"], hidden: Float[Tensor, "N n"], cell: Float[Tensor, "N n"]
@@ -137,7 +136,8 @@ class LuongDecoder(RecurrentDecoder):
     def _attend(
         self, hidden: Float[Tensor, "B *R T n"], state: LuongState, need_weights: bool
     ) -> Attended:
-        """Attend with T memories at once. The context returned is h̃."""
+        """Attend with T memories at once. The context returned is h̃, their mean where several
+        positions are tried; the choices are the h̃ of each."""
         *rows, words, _ = hidden.shape
         # Several captions of a picture are queries of one attention.
         step = state.words + torch.arange(words, device=hidden.device)
@@ -145,9 +145,20 @@ class LuongDecoder(RecurrentDecoder):
         step = step.repeat(queries.shape[1] // words)
         attended = self.attention(queries, state.keys, step, need_weights)
         attended = attended.reshape((*rows[1:], words))
-        joined = torch.cat([attended.context.to(hidden.dtype), hidden], -1)
-        return replace(attended, context=torch.tanh(self.attentional(joined)))
+        if attended.choices is None or attended.chances is None:
+            return replace(attended, context=self._combine(attended.context, hidden))
+        ways = attended.chances.unsqueeze(-1)  # (B, *R, T, k, 1)
+        tried = self._combine(attended.choices, repeat(hidden, ways.shape[-2]))
+        return replace(attended, context=(ways * tried).sum(-2), choices=tried)
 
-    def _read_out(self, attentional: Float[Tensor, "B *R m"]) -> Float[Tensor, "B *R V"]:
-        """The scores of the next word."""
-        return self.output(self.dropout(attentional))
+    def _combine(
+        self, context: Float[Tensor, "*rows D"], hidden: Float[Tensor, "*rows n"]
+    ) -> Float[Tensor, "*rows m"]:
+        """h̃ (eq. 5)."""
+        return torch.tanh(self.attentional(torch.cat([context.to(hidden.dtype), hidden], -1)))
+
+    def _read_out(self, attended: Attended) -> Float[Tensor, "B *R V"]:
+        """The scores of the next word, mixed where several positions were tried."""
+        if attended.choices is None or attended.chances is None:
+            return self.output(self.dropout(attended.context))
+        return mixture(self.output(self.dropout(attended.choices)), attended.chances)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
+from captioner.errors import ModelError
 from captioner.models.annotations import Annotations
 from captioner.models.attention.attention import Attended, Attention, AttentionBase, Keys
 from captioner.models.attention.scores import Additive
@@ -163,6 +164,8 @@ class RecurrentDecoder(WordDecoder, abstract=True):
         self.start_hidden = nn.Sequential(nn.Linear(annotation_dim, hidden), nn.Tanh())
         self.start_cell = nn.Sequential(nn.Linear(annotation_dim, hidden), nn.Tanh())
         self.intra = None if intra_attention is None else IntraAttention(intra_attention, hidden)
+        if self.intra is not None and self.attention.distribution.branches:
+            raise ModelError("a tape of memories cannot branch: gradient: marginal without intra")
 
     @property
     def mechanism(self) -> str:

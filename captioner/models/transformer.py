@@ -57,6 +57,11 @@ class Layer(nn.Module):
         self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(3))
         self.self_attention = SelfAttention(dim, heads)
         self.attention = attention(query_dim=dim, memory_dim=dim)
+        if self.attention.distribution.branches:
+            raise ModelError(
+                "gradient: marginal tries every position in an LSTM decoder; in a Transformer, whose "
+                "layers all look, choose the gradient straight_through or score_function"
+            )
         self.feed_forward = nn.Sequential(
             nn.Linear(dim, feed_forward),
             nn.ReLU(),

@@ -95,7 +95,8 @@ class LowerBound(Objective):
         if not any(m.gradient == "score_function" for m in hard_attention(decoder)):
             raise UsageError(
                 f"LowerBound trains hard attention, and {decoder.mechanism} draws no locations to "
-                "score: choose the distribution Hard, or the objective Likelihood"
+                "score: choose the distribution Hard with gradient: score_function, or the objective "
+                "Likelihood"
             )
 
     def heat(self, progress: float) -> float:

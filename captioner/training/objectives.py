@@ -123,7 +123,7 @@ class Likelihood(Objective):
         if any(m.gradient == "score_function" for m in hard_attention(decoder)):
             raise UsageError(
                 "Likelihood does not train the scores of hard attention: choose the objective "
-                "LowerBound, or give Hard the option gradient: straight_through"
+                "LowerBound, or give Hard the option gradient: straight_through, or marginal"
             )
 
     def forward(

@@ -49,6 +49,8 @@ class Attended:
             [r, r + 1); None for any other.
         expected: the probabilities that the positions were drawn from, with several heads the mean
             over them; None where nothing is drawn.
+        choices: the value at each of k positions to be tried, and
+        chances: the probability of each; None where the context vector is all there is.
     """
 
     context: Float[Tensor, "B *T D"]
@@ -58,6 +60,8 @@ class Attended:
     heads: Float[Tensor, "B *T h L"] | None = None
     centre: Float[Tensor, "B *T 2"] | None = None
     expected: Float[Tensor, "B *T L"] | None = None
+    choices: Float[Tensor, "B *T k D"] | None = None
+    chances: Float[Tensor, "B *T k"] | None = None
 
     def of_one_query(self) -> "Attended":
         """Without the axis T, which has length 1."""
@@ -86,6 +90,7 @@ class Attended:
 _PARTS = (
     *(("context", -2), ("weights", -2), ("log_prob", -1)),
     *(("entropy", -1), ("heads", -3), ("centre", -2), ("expected", -2)),
+    *(("choices", -3), ("chances", -2)),
 )
 
 
@@ -224,8 +229,14 @@ class Attention(AttentionBase):
         scores = self.score(queries, keys.prepared)
         drawn = self.distribution(scores, mask, Asked(queries, keys.grid, step, keys.coins))
         context = drawn.weights.to(keys.values.dtype) @ keys.values  # (B, T, D)
+        choices = None
+        if drawn.places is not None:
+            pictures = torch.arange(len(context), device=context.device)
+            choices = keys.values[pictures[:, None, None], drawn.places]  # (B, T, k, D)
         return Attended(
             *(context, drawn.weights, drawn.log_prob, drawn.entropy),
             centre=drawn.centre,
             expected=drawn.expected,
+            choices=choices,
+            chances=drawn.chances,
         )

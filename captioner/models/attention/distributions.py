@@ -1,7 +1,7 @@
 """Distributions α = p(e): from scores to weights over the annotations."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -11,7 +11,7 @@ from captioner.errors import ModelError
 from captioner.models.registry import Component
 
 TestTime = Literal["argmax", "sample", "expectation"]
-GradientName = Literal["score_function", "straight_through"]
+GradientName = Literal["score_function", "straight_through", "marginal"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,8 @@ class Weights:
         entropy: entropy in nats of what the choice was drawn from; None where nothing is drawn.
         centre: the (row, column) of a local window's centre, in cells; None for any other.
         expected: the probabilities that a choice was drawn from; None where nothing is drawn.
+        places: the k most probable positions, for a distribution that wants each of them tried; and
+        chances: their probabilities, which sum to 1. None for any other.
     """
 
     weights: Float[Tensor, "B T L"]
@@ -31,6 +33,8 @@ class Weights:
     entropy: Float[Tensor, "B T"] | None = None
     centre: Float[Tensor, "B T 2"] | None = None
     expected: Float[Tensor, "B T L"] | None = None
+    places: Int[Tensor, "B T k"] | None = None
+    chances: Float[Tensor, "B T k"] | None = None
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,8 @@ class Distribution(Component, kind="distribution"):
 
     # Whether the order of the positions means something: permuting them does more than permute.
     positional = False
+    # Whether a decoder is to try several positions, while training, and mix what they say.
+    branches = False
 
     def __init__(self, query_dim: int) -> None:  # noqa: ARG002
         super().__init__()
@@ -133,12 +139,16 @@ class Sparsemax(Distribution):
 class Hard(Distribution):
     """One position, drawn: s ~ Multinoulli(softmax(e)) (Xu et al. 2015 §4.1).
 
-    While training, a position is sampled. How its gradient is estimated is named by ``gradient``:
+    How it is trained is named by ``gradient``; with the first two, a position is sampled:
 
     - ``score_function``: the one-hot weights carry none; an objective (``LowerBound``) reaches the
       scores through ``log_prob`` and ``entropy``.
     - ``straight_through``: that of a softmax of scores plus Gumbel noise stands in for it (Jang et al.
       2017, arXiv 1611.01144; Maddison et al. 2017, arXiv 1611.00712). Biased, and less noisy.
+    - ``marginal``: nothing is drawn. The decoder tries each of the ``top`` most probable positions, the
+      word's probability is Σ p(s) p(y | s) over them, and the state it goes on with their mean
+      (Shankar, Garg, Sarawagi 2018, "Surprisingly Easy Hard-Attention"). No noise at all; ``top``
+      times the work of a step.
 
     Args:
         query_dim: not used.
@@ -148,6 +158,7 @@ class Hard(Distribution):
         temperature: the scores are divided by it, above 0.
         expectation: probability that a picture's samples are replaced, while training, by their
             expectation: 0.5 in the paper, whose authors drew one coin for a whole minibatch.
+        top: k, how many positions ``marginal`` tries.
 
     Attributes:
         heat: another factor of the temperature while training, for an objective that cools it down.
@@ -160,14 +171,19 @@ class Hard(Distribution):
         gradient: GradientName = "score_function",
         temperature: float = 1.0,
         expectation: float = 0.0,
+        top: int = 6,
     ) -> None:
         super().__init__(query_dim)
         if test_time not in ("argmax", "sample", "expectation"):
             raise ModelError(f"test_time must be argmax, sample or expectation, got {test_time!r}")
-        if gradient not in ("score_function", "straight_through"):
+        if gradient not in get_args(GradientName):
             raise ModelError(
-                f"gradient must be score_function or straight_through, got {gradient!r}"
+                f"gradient must be score_function, straight_through or marginal, got {gradient!r}"
             )
+        if top < 1:
+            raise ModelError(f"top counts the positions to try, 1 or more, got {top}")
+        if gradient == "marginal" and expectation:
+            raise ModelError("gradient: marginal draws nothing that an expectation could replace")
         if temperature <= 0:
             raise ModelError(f"the temperature must be above 0, got {temperature}")
         if not 0 <= expectation <= 1:
@@ -176,6 +192,8 @@ class Hard(Distribution):
         self.gradient = gradient
         self.temperature = temperature
         self.expectation = expectation
+        self.top = top
+        self.branches = gradient == "marginal"
         self.heat = 1.0
 
     @property
@@ -203,6 +221,14 @@ class Hard(Distribution):
         how = "sample" if self.training else self.test_time
         if how == "expectation":
             return Weights(probabilities, None, entropy, expected=probabilities)
+        if self.training and self.branches:
+            chances, places = probabilities.topk(min(self.top, probabilities.shape[-1]), -1)
+            tiny = torch.finfo(chances.dtype).tiny  # where everything is masked
+            chances = chances / chances.sum(-1, keepdim=True).clamp(min=tiny)
+            weights = torch.zeros_like(probabilities).scatter(-1, places, chances)
+            return Weights(
+                weights, None, entropy, expected=probabilities, places=places, chances=chances
+            )
         # The exponential race: the position whose Exp(1) / p is smallest is drawn with probability
         # p. Unlike torch.multinomial it takes rows of zeros and any number of rows. -log of an
         # Exp(1) is Gumbel noise: the same race, seen from the scores.

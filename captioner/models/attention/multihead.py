@@ -29,7 +29,7 @@ class MultiHead(AttentionBase):
         dropout: probability of dropping a weight while training, as ``torch.nn.MultiheadAttention``.
 
     Raises:
-        ModelError: the heads do not divide the width.
+        ModelError: the heads do not divide the width; positions of every head would have to be tried.
     """
 
     def __init__(
@@ -50,6 +50,11 @@ class MultiHead(AttentionBase):
         self.value = nn.Linear(memory_dim, dim, bias=False)
         self.output = nn.Linear(dim, memory_dim, bias=False)
         self.distribution = distribution(query_dim=dim // heads)
+        if self.distribution.branches:
+            raise ModelError(
+                "gradient: marginal tries the positions of one head, and MultiHead has several: "
+                "choose the attention Attention, or the gradient straight_through"
+            )
         self.dropout = nn.Dropout(dropout)
 
     def prepare(
