@@ -11,6 +11,7 @@ from torch import Tensor
 from captioner.errors import ModelError, UsageError, unknown
 from captioner.models.annotations import Annotations
 from captioner.models.decoder import Decoder
+from captioner.models.monte_carlo import MonteCarlo
 from captioner.text import END, PAD, START, UNK
 
 
@@ -23,17 +24,22 @@ class Decoding:
         max_length: most words in a caption.
         length_penalty: hypotheses are ranked by log-probability / length ** length_penalty, the end
             token counted; 1 is the mean per token, 0 prefers short captions.
+        samples: for hard attention that samples: over how many paths of locations probabilities are
+            averaged; see ``MonteCarlo``.
     """
 
     beam_size: int = 5
     max_length: int = 24
     length_penalty: float = 1.0
+    samples: int = 1
 
     def __post_init__(self) -> None:
-        if self.beam_size < 1 or self.max_length < 1:
+        counts = (self.beam_size, self.max_length, self.samples)
+        if min(counts) < 1:
             raise UsageError(
-                f"beam size and greatest length must be 1 or more, "
-                f"got {self.beam_size} and {self.max_length}"
+                "beam size, greatest length and samples must be 1 or more, got {}, {} and {}".format(
+                    *counts
+                )
             )
 
     def with_options(self, options: Mapping[str, Any]) -> "Decoding":
@@ -93,7 +99,10 @@ def search(
 
     Raises:
         ModelError: scores that are not numbers, or no words to write: there is no caption.
+        UsageError: several samples of a decoder that draws none.
     """
+    if decoding.samples > 1:
+        decoder = MonteCarlo(decoder, decoding.samples)
     pictures, beam = len(annotations), decoding.beam_size
     device = annotations.vectors.device
     state = decoder.start(annotations)

@@ -38,6 +38,7 @@ ORDER = [
     "models.lstm",
     "models.luong",
     "models.transformer",
+    "models.monte_carlo",
     "models.captioner",
     "models",
     "decoding",

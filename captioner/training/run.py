@@ -34,6 +34,7 @@ from captioner.errors import UsageError
 from captioner.evaluation.captions import CaptionScorer, Scores
 from captioner.evaluation.fluency import fluency
 from captioner.shipped import configs_folder
+from captioner.training.objectives import hard_attention
 from captioner.training.task import CaptioningTask
 
 LAST = Path("checkpoints") / "last.ckpt"
@@ -205,11 +206,19 @@ class CLI(LightningCLI):
         if (root := self.datamodule.scenes) is not None:
             record["true_captions"] = round(self._true(root, split), 1)
             print(f"{record['true_captions']} % of the captions are true of their scene")
-        file = self.root / "results" / f"{split}-beam{decoding['beam_size']}.json"
+        file = self.root / "results" / f"{self._name(split)}.json"
         checkpoint.write_text(file, json.dumps(record, indent=2) + "\n")
         print(table(scores, split))
         print(f"scores written to {file}")
         return record
+
+    def _name(self, split: str) -> str:
+        """Of a result: what it was scored on, and how it was decoded."""
+        decoding = self.model.decoding
+        name = f"{split}-beam{decoding.beam_size}"
+        for law in hard_attention(self.model.captioner.decoder)[:1]:
+            name += f"-{law.test_time}"
+        return name if decoding.samples == 1 else f"{name}-{decoding.samples}"
 
     def _true(self, root: Path, split: str) -> float:
         """Percent of the generated captions that say nothing false of their generated scene."""
