@@ -9,6 +9,7 @@ from captioner import models
 from captioner.models import Annotations
 from captioner.models import attention as laws
 from captioner.models.registry import build, names
+from captioner.text import END, PAD, UNK
 from test_attention import LAWS, tree
 
 B, R, T, D, V = 2, 3, 5, 6, 9
@@ -62,7 +63,7 @@ def seen(mask=MASK):
 
 
 def captions():
-    return torch.randint(V, (B, R, T), generator=torch.Generator().manual_seed(6))
+    return torch.randint(UNK, V, (B, R, T), generator=torch.Generator().manual_seed(6))
 
 
 def close(one, other):
@@ -164,12 +165,44 @@ def test_every_caption_of_a_picture_is_decoded_as_if_alone(name, switches):
             close(together.weights[b, r], alone.weights[0])
 
 
+@pytest.mark.parametrize("longest_first", [True, False])
+@every_decoder
+def test_captions_that_have_ended_change_nothing(name, switches, longest_first):
+    """What is said to the end, and its gradient, are those of each caption alone and unpadded."""
+    decoder, annotations, tokens = make(name, switches), seen(), captions()
+    sizes = [[5, 4, 2], [3, 3, 1]] if longest_first else [[2, 5, 1], [1, 3, 4]]
+    together = tokens.clone()
+    for b in range(B):
+        for r in range(R):
+            together[b, r, sizes[b][r] :] = PAD
+            together[b, r, sizes[b][r] : sizes[b][r] + 1] = END
+    decoded = decoder(annotations, together)
+    total = alone = 0.0
+    for b in range(B):
+        for r in range(R):
+            size = sizes[b][r]
+            one = decoder(annotations.of(b), tokens[b, r, :size].unsqueeze(0))
+            close(decoded.logits[b, r, :size], one.logits[0])
+            close(decoded.weights[b, r, :size], one.weights[0])
+            total = total + decoded.logits[b, r, :size].log_softmax(-1)[:, 4].sum()
+            alone = alone + one.logits[0].log_softmax(-1)[:, 4].sum()
+    parameters = [p for p in decoder.parameters() if p.requires_grad]
+    for expected, found in zip(
+        torch.autograd.grad(alone, parameters, allow_unused=True),
+        torch.autograd.grad(total, parameters, allow_unused=True),
+        strict=True,
+    ):
+        assert (found is None) == (expected is None)
+        if found is not None:
+            close(found, expected)
+
+
 @pytest.mark.parametrize("changed", range(1, T))
 @every_decoder
 def test_a_later_word_changes_nothing_earlier(name, switches, changed):
     decoder, tokens = make(name, switches), captions()
     other = tokens.clone()
-    other[..., changed] = (other[..., changed] + 1) % V
+    other[..., changed] = UNK + (other[..., changed] - UNK + 1) % (V - UNK)
     one, two = decoder(seen(), tokens), decoder(seen(), other)
     close(one.logits[..., :changed, :], two.logits[..., :changed, :])
     close(one.weights[..., :changed, :], two.weights[..., :changed, :])

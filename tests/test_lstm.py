@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from captioner.models import Additive, Annotations, Attention, LSTMDecoder
+from captioner.text import UNK
 
 B, R, T, L, D, V = 2, 3, 5, 6, 7, 9  # all different: a mixed-up axis cannot go unnoticed
 MASK = torch.tensor([[1, 1, 0, 1, 1, 1], [0, 1, 1, 0, 0, 1]], dtype=torch.bool)
@@ -31,7 +32,7 @@ def seen(mask: torch.Tensor | None = MASK) -> Annotations:
 
 
 def captions() -> torch.Tensor:
-    return torch.randint(V, (B, R, T), generator=torch.Generator().manual_seed(6))
+    return torch.randint(UNK + 1, V, (B, R, T), generator=torch.Generator().manual_seed(6))
 
 
 def close(one, other):

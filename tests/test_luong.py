@@ -8,6 +8,7 @@ import torch
 
 from captioner.models import Annotations, Attention, LuongDecoder
 from captioner.models.attention import General
+from captioner.text import UNK
 
 B, R, T, L, D, V = 2, 3, 5, 6, 7, 9
 HIDDEN, EMBEDDING = 8, 3
@@ -55,7 +56,7 @@ def test_equals_the_equations(input_feeding, tied):
         torch.nn.init.normal_(parameter, std=0.5)
     decoder = decoder.double().eval()
     annotations = Annotations(torch.randn(B, L, D, dtype=torch.double), (2, 3))
-    tokens = torch.randint(V, (B, R, T))
+    tokens = torch.randint(UNK + 1, V, (B, R, T))
     decoded = decoder(annotations, tokens)
     for b in range(B):
         for r in range(R):
@@ -70,5 +71,5 @@ def test_without_feeding_the_lstm_is_called_once(monkeypatch):
     calls = []
     for part in (decoder.lstm, decoder.attention, decoder.output):
         part.register_forward_hook(lambda module, *_: calls.append(type(module).__name__))
-    decoder(Annotations(torch.randn(B, L, D), (2, 3)), torch.randint(V, (B, R, T)))
+    decoder(Annotations(torch.randn(B, L, D), (2, 3)), torch.randint(UNK + 1, V, (B, R, T)))
     assert calls == ["LSTM", "Attention", "Linear"]

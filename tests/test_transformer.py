@@ -11,6 +11,7 @@ from captioner.errors import ModelError
 from captioner.models import Annotations, TransformerDecoder
 from captioner.models.attention import MultiHead, SelfAttention
 from captioner.models.attention.self_attention import causal
+from captioner.text import UNK
 
 B, R, T, L, D, V = 2, 3, 5, 6, 7, 9
 DIM, HEADS, LAYERS, HIDDEN = 8, 2, 3, 11
@@ -69,7 +70,7 @@ def positions(length):
 def test_equals_torchs_decoder(detail, annotation_dim):
     decoder = make(annotation_dim)
     annotations = Annotations(torch.randn(B, L, annotation_dim, dtype=torch.double), (2, 3))
-    tokens = torch.randint(V, (B, R, T))
+    tokens = torch.randint(UNK + 1, V, (B, R, T))
     decoded = decoder(annotations, tokens, detail)
     memory = annotations.vectors
     if annotation_dim != DIM:
@@ -126,7 +127,7 @@ def test_weights_nobody_asks_for_are_never_made(monkeypatch):
     counts = {}
     for detail in ("none", "shown", "all"):
         calls.clear()
-        decoder(annotations, torch.randint(V, (B, R, T)), detail)
+        decoder(annotations, torch.randint(UNK + 1, V, (B, R, T)), detail)
         counts[detail] = len(calls)
     assert counts == {"none": 2 * LAYERS, "shown": 2 * LAYERS - 1, "all": 0}
 

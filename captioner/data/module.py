@@ -363,7 +363,8 @@ class CaptionDataset(Dataset[Item | None]):
         longest = max(len(caption) for item in read for caption in item.captions)
         tokens = torch.full((len(read), self.rows, longest), PAD)
         for b, item in enumerate(read):
-            for r, caption in enumerate(item.captions):
+            # The longest first: decoders leave rows out as captions end.
+            for r, caption in enumerate(sorted(item.captions, key=len, reverse=True)):
                 tokens[b, r, : len(caption)] = torch.tensor(caption)
         values = torch.stack([item.values for item in read])
         cached = self.grid != (0, 0)

@@ -1,15 +1,16 @@
 """What every decoder is: start, step, and teacher forcing."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from captioner.models.annotations import Annotations
 from captioner.models.registry import Component
+from captioner.text import END, PAD
 
 
 @runtime_checkable
@@ -94,7 +95,8 @@ class Decoder(Component, kind="decoder"):
         """Teacher forcing: ``tokens`` are the inputs, beginning with ``<start>``.
 
         The logits at step t depend on tokens 0 … t. The shift between inputs and targets is the
-        caller's.
+        caller's. Where a caption has ended, all inputs from there on being ``<end>`` or ``<pad>``, there
+        is nothing to say: decoders may leave such steps out, and zeros in their place.
         """
         raise NotImplementedError
 
@@ -122,6 +124,44 @@ class WordDecoder(Decoder, abstract=True):
         nn.init.normal_(self.embedding.weight, std=spread)
         if tied:
             self.output.weight = self.embedding.weight
+
+    def forward(
+        self, annotations: Annotations, tokens: Int[Tensor, "B *R T"], detail: Detail = "shown"
+    ) -> Decoded:
+        """Teacher forcing."""
+        decoded = self.teach(annotations, tokens.view(len(tokens), -1, tokens.shape[-1]), detail)
+        if tokens.ndim == 3:
+            return decoded
+        there = {name: part for name, part in vars(decoded).items() if part is not None}
+        return replace(decoded, **{name: part.squeeze(1) for name, part in there.items()})
+
+    def teach(
+        self, annotations: Annotations, tokens: Int[Tensor, "B R T"], detail: Detail
+    ) -> Decoded:
+        """Teacher forcing, for several captions a picture: what a subclass writes."""
+        raise NotImplementedError
+
+
+def unfinished(tokens: Int[Tensor, "B R T"]) -> Bool[Tensor, "B R T"]:
+    """True for the inputs after which a caption still has something to say."""
+    words = (tokens != PAD) & (tokens != END)
+    return words.flip(-1).cummax(-1).values.flip(-1)
+
+
+def rows_at_work(unfinished: Bool[Tensor, "B R T"]) -> list[int]:
+    """At every step, how many rows of each picture, from the first, hold all that are unfinished.
+
+    Fewest where the longer captions of every picture come first. At least 1.
+    """
+    numbers = torch.arange(1, unfinished.shape[1] + 1, device=unfinished.device)
+    return (unfinished.any(0) * numbers.unsqueeze(1)).amax(0).clamp(min=1).tolist()
+
+
+def scattered(said: Float[Tensor, "N V"], there: Bool[Tensor, "B R T"]) -> Float[Tensor, "B R T V"]:
+    """What was said at the steps marked, in their places; zeros elsewhere."""
+    logits = said.new_zeros(*there.shape, said.shape[-1])
+    logits[there] = said
+    return logits
 
 
 def mixture(

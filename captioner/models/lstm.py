@@ -7,8 +7,16 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from captioner.models.annotations import Annotations
-from captioner.models.attention.attention import Attended, Attention
-from captioner.models.decoder import Decoded, Detail, mixture, repeat
+from captioner.models.attention.attention import Attended, Attention, with_rows
+from captioner.models.decoder import (
+    Decoded,
+    Detail,
+    mixture,
+    repeat,
+    rows_at_work,
+    scattered,
+    unfinished,
+)
 from captioner.models.recurrent import AttentionFactory, LSTMState, Memory, RecurrentDecoder
 
 
@@ -69,23 +77,25 @@ class LSTMDecoder(RecurrentDecoder):
         assert attended.weights is not None
         return logits, attended.weights, state
 
-    def forward(
-        self, annotations: Annotations, tokens: Int[Tensor, "B *R T"], detail: Detail = "shown"
+    def teach(
+        self, annotations: Annotations, tokens: Int[Tensor, "B R T"], detail: Detail
     ) -> Decoded:
-        """Teacher forcing; the vocabulary is projected once, after the loop over time."""
+        """The vocabulary is projected once, after the loop over time, for real words only."""
         state = self.begin(annotations, tokens)
-        embedded = self.dropout(self.embedding(tokens))  # (B, *R, T, m)
+        embedded = self.dropout(self.embedding(tokens))  # (B, R, T, m)
         steps: list[Attended] = []
         hidden: list[Tensor] = []
         looked: list[Tensor] = []
-        for word in embedded.unbind(-2):
-            attended, now, looks, state = self._advance(word, state, detail != "none")
-            steps.append(attended)
-            looked.append(looks)
-            hidden.append(now)
+        there = unfinished(tokens)
+        for word, rows in zip(embedded.unbind(2), rows_at_work(there), strict=True):
+            state = self.keep(state, rows)
+            attended, now, looks, state = self._advance(word[:, :rows], state, detail != "none")
+            steps.append(attended.with_rows(tokens.shape[1]))
+            hidden.append(with_rows(now, tokens.shape[1]))
+            looked.append(with_rows(looks, tokens.shape[1]))
         attended = Attended.stack(steps)
-        logits = self._read_out(embedded, torch.stack(hidden, tokens.ndim - 1), attended)
-        return self.decoded(logits, attended, looked, detail)
+        said = self._read_out(embedded[there], torch.stack(hidden, 2)[there], attended.at(there))
+        return self.decoded(scattered(said, there), attended, looked, detail)
 
     def cell(
         self, inputs: Float[Tensor, "N i"], hidden: Float[Tensor, "N n"], cell: Float[Tensor, "N n"]

@@ -7,8 +7,17 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from captioner.models.annotations import Annotations
-from captioner.models.attention.attention import Attended, Attention
-from captioner.models.decoder import Decoded, Detail, gather_rows, mixture, repeat
+from captioner.models.attention.attention import Attended, Attention, with_rows
+from captioner.models.decoder import (
+    Decoded,
+    Detail,
+    gather_rows,
+    mixture,
+    repeat,
+    rows_at_work,
+    scattered,
+    unfinished,
+)
 from captioner.models.recurrent import AttentionFactory, LSTMState, RecurrentDecoder
 
 
@@ -91,26 +100,29 @@ class LuongDecoder(RecurrentDecoder):
         assert attended.weights is not None
         return self._read_out(attended).squeeze(-2), attended.weights.squeeze(-2), state
 
-    def forward(
-        self, annotations: Annotations, tokens: Int[Tensor, "B *R T"], detail: Detail = "shown"
+    def teach(
+        self, annotations: Annotations, tokens: Int[Tensor, "B R T"], detail: Detail
     ) -> Decoded:
-        """Teacher forcing; the vocabulary is projected once."""
+        """The vocabulary is projected once, for real words only."""
         state = self.begin(annotations, tokens)
-        embedded = self.dropout(self.embedding(tokens))  # (B, *R, T, m)
+        embedded = self.dropout(self.embedding(tokens))  # (B, R, T, m)
         need_weights = detail != "none"
         looked: list[Tensor] = []
+        there = unfinished(tokens)
         if self.input_feeding or self.intra is not None:
             steps: list[Attended] = []
-            for word in embedded.unbind(-2):
-                attended, looks, state = self._advance(word, state, need_weights)
-                steps.append(attended)
-                looked.append(looks)
+            for word, rows in zip(embedded.unbind(2), rows_at_work(there), strict=True):
+                state = self.keep(state, rows)
+                attended, looks, state = self._advance(word[:, :rows], state, need_weights)
+                steps.append(attended.with_rows(tokens.shape[1]))
+                looked.append(with_rows(looks, tokens.shape[1]))
             attended = Attended.cat(steps)
         else:
             memory = (state.memory.hidden.flatten(0, -2), state.memory.cell.flatten(0, -2))
             hidden, _ = self.lstm(embedded.flatten(0, -3), tuple(m.unsqueeze(0) for m in memory))
             attended = self._attend(hidden.view(*tokens.shape, -1), state, need_weights)
-        return self.decoded(self._read_out(attended), attended, looked, detail)
+        said = self._read_out(attended.at(there))
+        return self.decoded(scattered(said, there), attended, looked, detail)
 
     def cell(
         self, inputs: Float[Tensor, "N i"], hidden: Float[Tensor, "N n"], cell: Float[Tensor, "N n"]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -183,6 +183,13 @@ class RecurrentDecoder(WordDecoder, abstract=True):
         mean = annotations.mean()
         memory = Memory(self.start_hidden(mean), self.start_cell(mean))
         return LSTMState(memory, self.attention.prepare(annotations))
+
+    def keep(self, state: Any, rows: int) -> Any:
+        """The state of the first ``rows`` rows of each picture."""
+        hidden = state.memory.hidden
+        if hidden.shape[1] == rows:
+            return state
+        return state.select(torch.arange(rows, device=hidden.device).expand(len(hidden), -1))
 
     def cell(
         self, inputs: Float[Tensor, "N i"], hidden: Float[Tensor, "N n"], cell: Float[Tensor, "N n"]

@@ -177,16 +177,12 @@ class TransformerDecoder(WordDecoder):
         shape = tokens.shape
         return decoded.logits.view(*shape, -1), decoded.weights.view(*shape, -1), state
 
-    def forward(
-        self, annotations: Annotations, tokens: Int[Tensor, "B *R T"], detail: Detail = "shown"
+    def teach(
+        self, annotations: Annotations, tokens: Int[Tensor, "B R T"], detail: Detail
     ) -> Decoded:
-        """Teacher forcing: all words at once."""
-        rows = tokens.view(len(tokens), -1, tokens.shape[-1])
-        decoded, _ = self._advance(rows, self.begin(annotations, rows), detail)
-        if tokens.ndim == 3:
-            return decoded
-        there = {name: part for name, part in vars(decoded).items() if part is not None}
-        return replace(decoded, **{name: part.squeeze(1) for name, part in there.items()})
+        """All words at once."""
+        decoded, _ = self._advance(tokens, self.begin(annotations, tokens), detail)
+        return decoded
 
     def _advance(
         self, tokens: Int[Tensor, "B R T"], state: TransformerState, detail: Detail

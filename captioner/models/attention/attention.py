@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -71,6 +72,14 @@ class Attended:
         """With the axis T as several axes."""
         return self._map(lambda values: values.view(len(values), *axes, *values.shape[2:]))
 
+    def with_rows(self, rows: int) -> "Attended":
+        """With so many rows of each picture: ``with_rows`` of every part."""
+        return self._map(lambda values: with_rows(values, rows))
+
+    def at(self, there: Bool[Tensor, "B R T"]) -> "Attended":
+        """The answers to some queries only, in one row."""
+        return self._map(lambda values: values[there])
+
     @staticmethod
     def stack(steps: Sequence["Attended"]) -> "Attended":
         """Answers without an axis of time, joined along a new one behind all but their last axes."""
@@ -99,6 +108,14 @@ def _join(
 ) -> Any:
     values = [getattr(step, part) for step in steps]
     return None if values[0] is None else how(values, axis)
+
+
+def with_rows(values: Float[Tensor, "B R *more"], rows: int) -> Float[Tensor, "B K *more"]:
+    """The first ``rows`` rows of each picture; rows of zeros where there are not so many."""
+    missing = rows - values.shape[1]
+    if missing <= 0:
+        return values[:, :rows]
+    return F.pad(values, (0, 0) * (values.ndim - 2) + (0, missing))
 
 
 @runtime_checkable

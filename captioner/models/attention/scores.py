@@ -8,6 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from captioner.errors import ModelError
+from captioner.models.attention.energies import energies
 from captioner.models.registry import Component
 
 ScaleName = Literal["none", "sqrt", "learned"]
@@ -58,7 +59,7 @@ class Additive(Score):
         self, query: Float[Tensor, "B T n"], prepared: Float[Tensor, "B L A"]
     ) -> Float[Tensor, "B T L"]:
         """The sum is inside the tanh: outside, softmax would cancel the query."""
-        return _energies(self.energy, self.query(query), prepared)
+        return energies(self.query(query), prepared, self.energy.weight[0])
 
 
 class Concat(Score):
@@ -84,7 +85,8 @@ class Concat(Score):
         self, query: Float[Tensor, "B T n"], prepared: Float[Tensor, "B L A"]
     ) -> Float[Tensor, "B T L"]:
         """The query's columns of W_a, and the energy of the sum."""
-        return _energies(self.energy, query @ self.joint.weight[:, : self.query_dim].T, prepared)
+        query = query @ self.joint.weight[:, : self.query_dim].T
+        return energies(query, prepared, self.energy.weight[0])
 
 
 class Product(Score, abstract=True):
@@ -254,14 +256,6 @@ class Scale(nn.Module):
     def forward(self, values: Tensor) -> Tensor:
         """The values times the factor."""
         return values * self.factor
-
-
-def _energies(
-    energy: nn.Linear, query: Float[Tensor, "B T A"], prepared: Float[Tensor, "B L A"]
-) -> Float[Tensor, "B T L"]:
-    """``vᵀ tanh(query + key)`` of every pair."""
-    joint = torch.tanh(query.unsqueeze(2) + prepared.unsqueeze(1))  # (B, T, L, A)
-    return energy(joint).squeeze(-1)
 
 
 def _common(score: Score, query_dim: int, key_dim: int) -> int:
