@@ -62,6 +62,9 @@ class SelfCritical(Objective):
     ) -> Lesson:
         """Captions drawn now, with their reward less the baseline; ``tokens`` are the references."""
         drawn = sample(decoder, annotations, self.samples, self.max_length)
+        # The longest first, as decoders like it.
+        order = (drawn != PAD).sum(-1).argsort(1, descending=True)
+        drawn = drawn.gather(1, order.unsqueeze(-1).expand_as(drawn))
         candidates = [_captions(rows) for rows in drawn.tolist()]
         if self.baseline == "greedy":
             greedy = search(decoder, annotations, Decoding(1, self.max_length))
