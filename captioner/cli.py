@@ -118,6 +118,25 @@ def _parser() -> argparse.ArgumentParser:
     models = add("models", _models, "list the models that can be named with --model")
     models.add_argument("--runs", default="runs", help="folder of training runs to look through")
 
+    demo = add("demo", _demo, "open the app: a page on which to look at photos with a model")
+    demo.add_argument(
+        "--model",
+        action="append",
+        default=argparse.SUPPRESS,
+        help="a bundled name, a model folder, a .ckpt or a run folder; may be given several times "
+        "(default: the bundled models)",
+    )
+    demo.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
+    demo.add_argument("--host", default="127.0.0.1", help="0.0.0.0 for everybody in the network")
+    demo.add_argument("--port", type=_positive, default=7860, help="where it listens")
+    demo.add_argument(
+        "--examples",
+        nargs="+",
+        default=argparse.SUPPRESS,
+        metavar="INPUT",
+        help="pictures, folders or globs to offer (default: generated scenes)",
+    )
+
     configs = add("configs", _configs, "list the shipped configuration files, or copy them out")
     configs.add_argument("folder", nargs="?", help="copy them into this folder")
     return parser
@@ -290,6 +309,16 @@ def _models(options: argparse.Namespace) -> int:
             "train one: captioner fit --config configs/shapes.yaml",
             file=sys.stderr,
         )
+    return 0
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from captioner.images import find
+    from captioner.ui import run
+    from captioner.ui_models import Models
+
+    examples = find(options.examples) if "examples" in options else []
+    run(Models(vars(options).get("model", []), options.device), options.host, options.port, examples)
     return 0
 
 
