@@ -51,6 +51,16 @@ ORDER = [
     "training.self_critical",
     "checkpoint",
     "predictor",
+    "overlay.style",
+    "overlay.colours",
+    "overlay.lettering",
+    "overlay.heat",
+    "overlay.sheet",
+    "overlay.matrix",
+    "overlay.files",
+    "overlay.web",
+    "overlay",
+    "explain",
     "training.task",
     "training.averaging",
     "training.run",
@@ -106,7 +116,7 @@ def test_every_module_is_seen():
     assert len(modules()) >= 25
 
 
-@pytest.mark.parametrize("part", ["models", "decoding", "checkpoint", "predictor"])
+@pytest.mark.parametrize("part", ["models", "decoding", "checkpoint", "predictor", "overlay"])
 def test_using_a_model_needs_no_lightning(part):
     for name, file in modules():
         if name.split(".")[0] == part:

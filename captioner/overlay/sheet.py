@@ -1,0 +1,162 @@
+"""All words of a caption: side by side in a figure, one after the other in an animation."""
+
+from io import BytesIO
+
+import numpy as np
+from PIL import Image, ImageDraw
+
+from captioner import images
+from captioner.overlay import colours
+from captioner.overlay.heat import lay, photo_of, tops
+from captioner.overlay.lettering import Font, font, plain, shorten, wrap
+from captioner.overlay.style import Style, entropies, maps, mechanism
+from captioner.predictor import Caption
+
+TILE, GAP, MARGIN = 270, 18, 28  # pixels
+COLUMNS = 5  # at most
+FRAME = 480  # longest side of an animation's photo
+MILLISECONDS = 900  # a word is shown
+INK, SOFT, PAPER = "#1b1b1f", "#62626b", "#ffffff"
+TEXT, SMALL, TITLE = 20, 14, 26
+
+
+def figure(
+    caption: Caption,
+    photo: images.Source | None = None,
+    style: Style = Style(),  # noqa: B008 - frozen
+) -> Image.Image:
+    """The photo, then every word with its map, and below it how spread out that is.
+
+    Args:
+        caption: with or without details.
+        photo: the picture, if the caption does not know its path.
+        style: how to draw.
+
+    Raises:
+        ImageError: the photo cannot be read.
+        UsageError: no such layer or head; no photo, or another one.
+    """
+    picture = photo_of(caption, photo, TILE)
+    tiles = [(picture, "photo", [f"{caption.geometry.width} x {caption.geometry.height} pixels"])]
+    for index, word in enumerate(caption.words):
+        tiles.append((lay(caption, index, picture, style), word, _notes(caption, index, style)))
+    deep = -(-len(tiles) // COLUMNS)
+    columns = -(-len(tiles) // deep)  # as even as they come
+    wide = max(picture.width, 150)
+    step = wide + GAP
+    title_font = font(TITLE, caption.text)
+    inner = columns * step - GAP
+    title = wrap(caption.text, title_font, inner)
+    head = MARGIN + len(title) * (TITLE + 8) + 14
+    high = 30 + picture.height + len(tiles[1][2]) * 20 + GAP + 4
+    canvas = Image.new("RGB", (inner + 2 * MARGIN, head + deep * high + 84), PAPER)
+    draw = ImageDraw.Draw(canvas)
+    draw.multiline_text((MARGIN, MARGIN), "\n".join(title), INK, title_font, spacing=8)
+    for number, (tile, word, notes) in enumerate(tiles):
+        x, y = MARGIN + number % columns * step, head + number // columns * high
+        letters = font(TEXT, word)
+        draw.text((x, y), shorten(word, letters, wide), INK if number else SOFT, letters)
+        canvas.paste(tile, (x, y + 30))
+        for line, note in enumerate(notes):
+            draw.text((x, y + 36 + tile.height + 20 * line), note, SOFT, font(SMALL))
+    _legend(canvas, caption, style, (MARGIN, head + deep * high + 4))
+    return canvas
+
+
+def animation(
+    caption: Caption,
+    photo: images.Source | None = None,
+    style: Style = Style(),  # noqa: B008 - frozen
+) -> bytes:
+    """An endless GIF: the photo, then a frame for every word, the sentence below with that word lit.
+
+    Raises:
+        ImageError: the photo cannot be read.
+        UsageError: no such layer or head; no photo, or another one.
+    """
+    picture = photo_of(caption, photo, FRAME)
+    letters = font(TEXT, caption.text)
+    width = max(picture.width, 320)
+    lines = _lines(caption.words, letters, width - 24)
+    canvas = Image.new("RGB", (width, picture.height + 26 * len(lines) + 46), PAPER)
+    frames = []
+    for shown in range(-1, len(caption.words)):
+        frame = canvas.copy()
+        tile = picture if shown < 0 else lay(caption, shown, picture, style)
+        frame.paste(tile, ((width - picture.width) // 2, 0))
+        draw = ImageDraw.Draw(frame)
+        for number, line in enumerate(lines):
+            x = 12.0
+            for index in line:
+                word, y = caption.words[index], picture.height + 12 + 26 * number
+                if index == shown:
+                    box = draw.textbbox((x, y), word, letters)
+                    draw.rectangle((box[0] - 4, y - 3, box[2] + 4, y + 24), INK)
+                draw.text((x, y), word, PAPER if index == shown else INK, letters)
+                x += letters.getlength(word + " ")
+        note = mechanism(caption, style) if shown < 0 else ", ".join(_notes(caption, shown, style))
+        note = shorten(plain(note), font(SMALL), width - 24)
+        draw.text((12, frame.height - 24), note, SOFT, font(SMALL))
+        frames.append(frame)
+    stream = BytesIO()
+    first, *others = frames
+    first.save(
+        stream,
+        "GIF",
+        save_all=True,
+        append_images=others,
+        duration=MILLISECONDS,
+        loop=0,
+        disposal=1,
+    )
+    return stream.getvalue()
+
+
+def _notes(caption: Caption, index: int, style: Style) -> list[str]:
+    """How spread out a word's map is, and its scale if that is its own."""
+    entropy = float(entropies(maps(caption, style))[index])
+    notes = [f"entropy {entropy:.2f} nats, {np.exp(entropy):.1f} cells"]
+    if style.scale == "own":
+        notes.append(f"own scale, to {tops(caption, style)[index]:.2g}")
+    return notes
+
+
+def _lines(words: tuple[str, ...], letters: Font, width: float) -> list[list[int]]:
+    """The words, by number, in lines that fit."""
+    lines: list[list[int]] = []
+    for index in range(len(words)):
+        longer = " ".join(words[i] for i in [*(lines[-1] if lines else []), index])
+        if lines and letters.getlength(longer) <= width:
+            lines[-1].append(index)
+        else:
+            lines.append([index])
+    return lines
+
+
+def _legend(canvas: Image.Image, caption: Caption, style: Style, place: tuple[int, int]) -> None:
+    """The colour bar with its numbers, and what wrote the caption."""
+    (left, top), (width, height) = place, (TILE, 14)
+    draw, letters = ImageDraw.Draw(canvas), font(SMALL)
+    bar = colours.picture(np.tile(np.linspace(0, 1, width), (height, 1)), 1.0)
+    canvas.paste(bar, (left, top + 2))
+    rows, columns = caption.geometry.grid
+    draw.text((left, top + 20), "0", SOFT, letters)
+    greatest = "own" if style.scale == "own" else f"{tops(caption, style)[0]:.2g}"
+    draw.text((left + width, top + 20), greatest, SOFT, letters, anchor="ra")
+    even = 1 / (rows * columns)
+    if style.scale == "shared" and 0.15 < even / tops(caption, style)[0] < 0.75:
+        x = left + width * even / tops(caption, style)[0]
+        draw.line([(x, top + 2), (x, top + 20)], PAPER)
+        draw.line([(x, top + 16), (x, top + 20)], SOFT)
+        draw.text((x, top + 20), f"even {even:.2g}", SOFT, letters, anchor="ma")
+    scale = "one scale for all words" if style.scale == "shared" else "each word on its own scale"
+    lines = [
+        f"attention weight of a cell of the {rows} x {columns} grid; {scale}",
+        f"{caption.model}: {plain(mechanism(caption, style))}; log-probability {caption.log_prob:.2f}",
+    ]
+    room = canvas.width - left - width - 24 - MARGIN
+    for number, line in enumerate(lines):
+        x, y = left + width + 24, top - 1 + 20 * number
+        if room < 400:  # below the bar, on a narrow figure
+            x, y, room = left, top + 42 + 20 * number, canvas.width - 2 * MARGIN
+        draw.text((x, y), shorten(plain(line), letters, room), SOFT, letters)
