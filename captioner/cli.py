@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, runtime_checkable
 
-from captioner import __version__
+from captioner import __version__, explain
 from captioner.errors import CaptionerError, UsageError
 from captioner.shipped import configs_folder
 from captioner.shipped import models as bundled_models
@@ -82,21 +82,15 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     caption = add("caption", _caption, "write captions for files, folders or globs")
-    caption.add_argument("inputs", nargs="+", metavar="INPUT", help="picture, folder or glob")
-    _add_model(caption)
-    caption.add_argument(
-        "--beam-size",
-        type=_positive,
-        default=argparse.SUPPRESS,
-        help="1 is greedy search (default: as the model was scored, mostly 5)",
-    )
-    caption.add_argument(
-        "--batch-size", type=_positive, default=32, help="pictures computed together"
-    )
+    _add_pictures(caption)
     caption.add_argument("--format", choices=sorted(_WRITERS), default="text", help="of the output")
     caption.add_argument(
         "--output", metavar="FILE", help="where to write; standard output if not given"
     )
+
+    explaining = add("explain", _explain, "write files that show where it looked for each word")
+    _add_pictures(explaining)
+    explain.add_arguments(explaining)
 
     evaluate = add("evaluate", _evaluate, "score captions against references")
     evaluate.add_argument("results", help="COCO results JSON, or the JSONL of captioner caption")
@@ -140,6 +134,20 @@ def _parser() -> argparse.ArgumentParser:
     configs = add("configs", _configs, "list the shipped configuration files, or copy them out")
     configs.add_argument("folder", nargs="?", help="copy them into this folder")
     return parser
+
+
+def _add_pictures(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("inputs", nargs="+", metavar="INPUT", help="picture, folder or glob")
+    _add_model(parser)
+    parser.add_argument(
+        "--beam-size",
+        type=_positive,
+        default=argparse.SUPPRESS,
+        help="1 is greedy search (default: as the model was scored, mostly 5)",
+    )
+    parser.add_argument(
+        "--batch-size", type=_positive, default=32, help="pictures computed together"
+    )
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
@@ -189,6 +197,10 @@ def _caption(options: argparse.Namespace) -> int:
     if failed:
         print(f"captioner: {failed} of {len(paths)} pictures could not be read", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _explain(options: argparse.Namespace) -> int:
+    return explain.run(options)
 
 
 Results = Iterable["tuple[Path, Caption | CaptionerError]"]
@@ -318,7 +330,9 @@ def _demo(options: argparse.Namespace) -> int:
     from captioner.ui_models import Models
 
     examples = find(options.examples) if "examples" in options else []
-    run(Models(vars(options).get("model", []), options.device), options.host, options.port, examples)
+    run(
+        Models(vars(options).get("model", []), options.device), options.host, options.port, examples
+    )
     return 0
 
 

@@ -61,7 +61,7 @@ def past(caption: Caption, layer: int | None = None, head: int | None = None) ->
         x = left + j * CELL + (CELL - turned.width) / 2
         canvas.paste(turned, (round(x), round(top - 8 - turned.height)))
     which = ", ".join(
-        f"{name} {number}" if number is not None else f"mean of {there} {name}s"
+        f"{name} {number + 1}" if number is not None else f"mean of {there} {name}s"
         for name, number, there in zip(
             ("layer", "head"), (layer, head), np.shape(caption.past)[1:3], strict=True
         )

@@ -37,7 +37,7 @@ class Caption {
     const factor = LONGEST / Math.max(width, height);
     this.canvas.width = Math.max(1, Math.round(width * factor));
     this.canvas.height = Math.max(1, Math.round(height * factor));
-    article.querySelector("img").classList.toggle("small", Math.max(width, height) < 576);
+    article.querySelector(".photo").style.setProperty("--ratio", width / height);
     const kernel = kernels[this.data.smoothing];
     this.down = shares(this.canvas.height, this.data.rows, kernel);
     this.right = shares(this.canvas.width, this.data.columns, kernel);
@@ -91,7 +91,9 @@ class Caption {
     const word = this.data.words[this.shown];
     const greatest = own && word ? word.top : Math.max(...this.data.words.map((each) => each.top));
     this.top.textContent = own ? (word ? `own: ${greatest.toPrecision(2)}` : "own") : greatest.toPrecision(2);
-    this.even.hidden = own;
+    const even = 1 / (this.data.rows * this.data.columns) / greatest;
+    this.even.hidden = own || !(even > 0.15 && even < 0.75); // or it would run into the others
+    this.even.style.left = `${100 * even}%`;
     const context = this.canvas.getContext("2d");
     context.clearRect(0, 0, this.canvas.width, this.canvas.height);
     if (word) {

@@ -45,7 +45,7 @@ class Style:
                 raise UsageError(f"{name} is {' or '.join(get_args(known))}, got {value!r}")
         for name in ("layer", "head"):
             if (value := getattr(self, name)) is not None and value < 0:
-                raise UsageError(f"{name} counts from 0, got {value}")
+                raise UsageError(f"there is no {name} {value + 1}: the first is 1, index 0")
 
 
 def maps(caption: Caption, style: Style = Style()) -> Float32[np.ndarray, "T rows columns"]:
@@ -77,16 +77,16 @@ def choose(
         ("head", head, weights.shape[2]),
     ):
         if chosen is not None and not 0 <= chosen < there:
-            raise UsageError(f"{name}s are counted from 0 to {there - 1}, got {name} {chosen}")
+            raise UsageError(f"there is no {name} {chosen + 1}: there are {there}")
     layers = slice(None) if layer is None else slice(layer, layer + 1)
     heads = slice(None) if head is None else slice(head, head + 1)
     return np.asarray(weights[:, layers, heads].mean((1, 2), dtype=np.float32))
 
 
 def mechanism(caption: Caption, style: Style = Style()) -> str:
-    """How the model attends, and which layer and head are shown."""
+    """How the model attends, and which layer and head are shown, the first being 1."""
     chosen = [
-        f"{name} {number}"
+        f"{name} {number + 1}"
         for name, number in (("layer", style.layer), ("head", style.head))
         if number is not None
     ]
