@@ -25,7 +25,12 @@ from captioner.ui_models import CONCURRENCY, MAX_BEAM, Models
 from captioner.ui_panel import Panel
 from captioner.ui_photo import MAX_FILE, PhotoInput
 
-NONE = "—"
+TITLE = """<h1>captioner</h1>
+<p>It looks at a photo, writes a sentence, and shows where it looked for each word.</p>"""
+NONE = "no other"
+SCALES = [("shared by all words", "shared"), ("each word its own", "own")]
+SMOOTHINGS = [("smooth", "bicubic"), ("as in the paper", "gaussian"), ("cells", "none")]
+
 WAITING = 128
 """Requests that may wait; further ones are refused, not collected."""
 
@@ -59,18 +64,12 @@ def build(models: Models, examples: Sequence[str | Path] = ()) -> gr.Blocks:
         models: what can be asked; shared by all visitors.
         examples: pictures to try.
     """
-    page = gr.Blocks(
-        title="captioner", analytics_enabled=False, delete_cache=(CLEAN_EVERY, KEEP)
-    )
+    page = gr.Blocks(title="captioner", analytics_enabled=False, delete_cache=(CLEAN_EVERY, KEEP))
     decoding = models.get().decoding
     with page:
-        gr.HTML(
-            "<h1>captioner</h1><p>It looks at a photo, writes a sentence, and shows where it looked "
-            "for each word.</p>",
-            elem_classes="title",
-        )
+        gr.HTML(TITLE, padding=False, elem_classes="title")
         with gr.Row(elem_classes="page"):
-            with gr.Column(scale=2, min_width=280, elem_classes="controls"):
+            with gr.Column(elem_classes="photo"):
                 photo = PhotoInput(
                     label="Photo",
                     sources=["upload", "clipboard", "webcam"],
@@ -83,61 +82,49 @@ def build(models: Models, examples: Sequence[str | Path] = ()) -> gr.Blocks:
                     gr.Examples(
                         [[str(example)] for example in examples],
                         photo,
-                        label="Or try one of these",
+                        label="Examples",
                         api_visibility="private",
                     )
-                model = gr.Dropdown(models.names, value=models.names[0], label="Model")
-                other = gr.Dropdown(
-                    [NONE, *models.names],
-                    value=NONE,
-                    label="Compare with",
-                    visible=len(models.names) > 1,
+            with gr.Row(elem_classes="panels"):
+                with gr.Column(min_width=300):
+                    first = Panel(models, 1)
+                with gr.Column(min_width=300, visible=False) as side:
+                    second = Panel(models, 2)
+            with gr.Column(elem_classes="settings"):
+                name = gr.Dropdown(models.names, value=models.names[0], label="Model")
+                other = gr.Dropdown([NONE, *models.names], value=NONE, label="Compare with")
+                sentence = gr.Textbox(
+                    label="Explain this sentence instead",
+                    placeholder="a brown dog on grass",
+                    max_lines=3,
+                    max_length=400,
+                    elem_id="sentence",
                 )
-                with gr.Group():
-                    sentence = gr.Textbox(
-                        label="Explain this sentence instead",
-                        placeholder="a brown dog runs through the grass",
-                        max_length=400,
-                        elem_id="sentence",
-                    )
-                    with gr.Row():
-                        explain = gr.Button("Explain", size="sm", variant="primary")
-                        clear = gr.Button("Back to its own words", size="sm")
+                with gr.Row():
+                    explain = gr.Button("Explain", size="sm", min_width=90, variant="primary")
+                    clear = gr.Button("Its own words", size="sm", min_width=90)
                 with gr.Accordion("How it searches", open=False):
-                    beam = gr.Slider(
-                        1, MAX_BEAM, decoding.beam_size, step=1, label="Beam size",
-                        info="Captions followed at once; 1 is greedy.",
-                    )  # fmt: skip
-                    penalty = gr.Slider(
-                        0, 3, decoding.length_penalty, step=0.1, label="Length penalty",
-                        info="0 prefers short captions.",
-                    )  # fmt: skip
+                    search = [
+                        gr.Slider(1, MAX_BEAM, decoding.beam_size, step=1, label="Beam size",
+                                  info="Captions followed at once; 1 is greedy."),
+                        gr.Slider(0, 3, decoding.length_penalty, step=0.1, label="Length penalty",
+                                  info="0 prefers short captions."),
+                    ]  # fmt: skip
                 with gr.Accordion("How it is drawn", open=False):
-                    opacity = gr.Slider(0, 1, Style.opacity, step=0.05, label="Opacity")
-                    scale = gr.Radio(
-                        [("shared by all words", "shared"), ("each word its own", "own")],
-                        value="shared",
-                        label="Scale",
-                    )
-                    smoothing = gr.Radio(
-                        [("smooth", "bicubic"), ("as in the paper", "gaussian"), ("cells", "none")],
-                        value="bicubic",
-                        label="Smoothing",
-                        info="For the eye only.",
-                    )
-            with gr.Column(scale=3, min_width=300, elem_classes="panel"):
-                first = Panel(models, 1)
-            with gr.Column(scale=3, min_width=300, elem_classes="panel", visible=False) as side:
-                second = Panel(models, 2)
+                    style = [
+                        gr.Slider(0, 1, Style.opacity, step=0.05, label="Opacity"),
+                        gr.Radio(SCALES, value="shared", label="Scale"),
+                        gr.Radio(SMOOTHINGS, value="bicubic", label="Smoothing",
+                                 info="For the eye only."),
+                    ]  # fmt: skip
         other.change(
-            lambda name: gr.update(visible=name != NONE), other, side, queue=False, **PRIVATE
+            lambda chosen: gr.update(visible=chosen != NONE), other, side, queue=False, **PRIVATE
         )
         cleared = clear.click(lambda: "", None, sentence, queue=False, **PRIVATE)
-        changes = [photo.change, beam.change, penalty.change, sentence.submit, explain.click]
-        style = [opacity, scale, smoothing]
-        for panel, name in ((first, model), (second, other)):
-            asked = [photo, name, beam, penalty, sentence]
-            _wire(panel, asked, [*changes, name.change], cleared, style)
+        changes = [photo.change, sentence.submit, explain.click, *(part.change for part in search)]
+        for panel, model in ((first, name), (second, other)):
+            asked = [photo, model, *search, sentence]
+            _wire(panel, asked, [*changes, model.change], cleared, style)
         add_endpoints(models)
     return page
 
@@ -156,11 +143,19 @@ def _wire(
     """
     photo, *_ = asked
     drawn = [panel.found, panel.others, panel.words, panel.layer, panel.head, *style]
-    works = {"concurrency_id": "model", "concurrency_limit": CONCURRENCY} | PRIVATE
-    draws = {"concurrency_limit": CONCURRENCY, "trigger_mode": "always_last"} | PRIVATE
+    works: dict[str, Any] = {"concurrency_id": "model", "concurrency_limit": CONCURRENCY} | PRIVATE
+    draws: dict[str, Any] = {
+        "concurrency_limit": CONCURRENCY,
+        "trigger_mode": "always_last",
+    } | PRIVATE
     for look in (
         gr.on(
-            changes, panel.look, [*asked, *style], panel.outputs, trigger_mode="always_last", **works
+            changes,
+            panel.look,
+            [*asked, *style],
+            panel.outputs,
+            trigger_mode="always_last",
+            **works,
         ),
         cleared.then(panel.look, [*asked, *style], panel.outputs, **works),
     ):

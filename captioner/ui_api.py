@@ -1,7 +1,7 @@
-"""The app for programs: every function of the page as a named endpoint, with nothing remembered between calls.
+"""The app for programs: what the page does, as named endpoints that remember nothing between calls.
 
-    from gradio_client import Client, handle_file
-    Client("http://127.0.0.1:7860").predict(handle_file("dog.jpg"), api_name="/caption")
+from gradio_client import Client, handle_file
+Client("http://127.0.0.1:7860").predict(handle_file("dog.jpg"), api_name="/caption")
 """
 
 from typing import Any
@@ -45,7 +45,7 @@ class Endpoints:
         photo: str | None,
         model: str,
         beam_size: int | None,
-        length_penalty: float | None,
+        length_penalty: float | int | None,  # JSON has no difference
     ) -> dict[str, Any]:
         """Writes a sentence about a photo, as one record of `captioner caption --format jsonl`.
 
@@ -59,7 +59,8 @@ class Endpoints:
             image, caption, words, log_prob, word_log_probs, model; and alternatives: what else the
             beam found, best first.
         """
-        found = self._models.caption(_read(photo), model, beam_size, length_penalty, details=False)
+        penalty = None if length_penalty is None else float(length_penalty)
+        found = self._models.caption(_read(photo), model, beam_size, penalty, details=False)
         others = [{"caption": c.text, "log_prob": round(c.log_prob, 4)} for c in found[1:]]
         return found[0].record() | {"alternatives": others}
 
@@ -110,7 +111,7 @@ class Endpoints:
         word: int,
         sentence: str,
         model: str,
-        opacity: float,
+        opacity: float | int,
         scale: Any,
         smoothing: Any,
         layer: int | None,
@@ -133,7 +134,7 @@ class Endpoints:
             a PNG file.
         """
         read_photo, caption = self._told(photo, sentence, model)
-        style = Style(opacity, scale, smoothing, layer, head)
+        style = Style(float(opacity), scale, smoothing, layer, head)
         file = new_file(read_photo, "png")
         overlay.blend(caption, word, read_photo.picture, style).save(file)
         return str(file)
@@ -145,7 +146,7 @@ class Endpoints:
         form: str,
         sentence: str,
         model: str,
-        opacity: float,
+        opacity: float | int,
         scale: Any,
         smoothing: Any,
         layer: int | None,
@@ -169,7 +170,8 @@ class Endpoints:
             the file.
         """
         read_photo, caption = self._told(photo, sentence, model)
-        return write(caption, read_photo, form, Style(opacity, scale, smoothing, layer, head))
+        style = Style(float(opacity), scale, smoothing, layer, head)
+        return write(caption, read_photo, form, style)
 
     @explained
     def past(

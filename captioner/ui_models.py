@@ -1,8 +1,8 @@
 """The models that the app offers, each loaded once, and what it asks of them; no page in here.
 
-    photo file ── read ─▶ picture ─┬─ caption ─▶ the beam's captions
-                                   ├─ explain ─▶ the given sentence
-                                   └─ redraw ──▶ the same words, hard attention drawn anew
+photo file ── read ─▶ picture ─┬─ caption ─▶ the beam's captions
+                               ├─ explain ─▶ the given sentence
+                               └─ redraw ──▶ the same words, hard attention drawn anew
 """
 
 import os
@@ -85,7 +85,7 @@ class Models:
         self._lock = threading.Lock()
         self._loaded: dict[str, Predictor] = {}
         self._samplers: dict[str, Predictor | None] = {}
-        self._places = {}
+        self._places: dict[str, str] = {}
         for model in given:
             self._places[_label(model, self._places)] = model
         for name in self._places:

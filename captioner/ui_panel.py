@@ -20,7 +20,7 @@ from captioner.ui_photo import explained
 
 ALL = -1  # the choice "all, averaged" among layers and heads
 SHOWN_SIDE = 768
-FORMATS = {"PNG": "png", "GIF": "gif", "HTML": "html", "JSON": "json"}
+FORMATS = ("png", "gif", "html", "json")
 
 Update = dict[Any, Any]
 
@@ -40,10 +40,10 @@ class Found:
     captions: tuple[Caption, ...]
 
 
-def style_of(layer: int, head: int, opacity: float, scale: Any, smoothing: Any) -> Style:
+def style_of(layer: int, head: int, opacity: float | int, scale: Any, smoothing: Any) -> Style:
     """The page's controls as a style."""
     layers = [None if chosen == ALL else chosen for chosen in (layer, head)]
-    return Style(opacity, scale, smoothing, *layers)
+    return Style(float(opacity), scale, smoothing, *layers)
 
 
 class Panel:
@@ -59,104 +59,86 @@ class Panel:
     def __init__(self, models: Models, number: int) -> None:
         self.models = models
         self.found = gr.State(None, time_to_live=3600)
-        self.heading = gr.HTML(elem_classes="heading")
-        self.words = gr.Radio(
-            [], label="Caption", elem_classes="words", elem_id=f"words-{number}", interactive=True
-        )
-        self.map = gr.Image(
-            label="Where it looked",
-            show_label=False,
-            format="png",
-            interactive=False,
-            buttons=["fullscreen"],
-            elem_classes="map",
-            elem_id=f"map-{number}",
-        )
-        self.facts = gr.HTML(elem_classes="facts", elem_id=f"facts-{number}")
-        with gr.Row(visible=False, elem_classes="parts") as self.parts:
-            self.layer = gr.Dropdown([("all, averaged", ALL)], value=ALL, label="Layer")
-            self.head = gr.Dropdown([("all, averaged", ALL)], value=ALL, label="Head")
-        self.redraw = gr.Button("Draw the places again", visible=False, size="sm")
-        self.others = gr.Radio(
-            [], label="The beam's captions", elem_classes="others", interactive=True, visible=False
-        )
-        with gr.Accordion("Every word", open=True, visible=False) as self.sheet:
-            self.figure = gr.Image(
-                show_label=False, format="png", interactive=False, buttons=["fullscreen"]
+        self.hint = gr.HTML("<p>Give it a photo, or click one of the examples.</p>")
+        with gr.Column(visible=False) as self.result:
+            self.heading = gr.HTML(elem_classes="heading", padding=False)
+            self.words = gr.Radio(
+                [],
+                label="Caption",
+                elem_classes="words",
+                elem_id=f"words-{number}",
+                interactive=True,
             )
-        with gr.Accordion("Earlier words", open=False, visible=False) as self.memory:
-            self.past = gr.Image(
-                show_label=False, format="png", interactive=False, buttons=["fullscreen"]
+            self.map = _drawing(elem_id=f"map-{number}")
+            self.facts = gr.HTML(padding=False, elem_classes="facts", elem_id=f"facts-{number}")
+            with gr.Row(visible=False) as self.parts:
+                self.layer = gr.Dropdown([("all, averaged", ALL)], value=ALL, label="Layer")
+                self.head = gr.Dropdown([("all, averaged", ALL)], value=ALL, label="Head")
+            self.redraw = gr.Button("Draw the places again", elem_id=f"redraw-{number}")
+            self.others = gr.Radio(
+                [],
+                label="What the beam found, with its log-probability",
+                elem_classes="others",
+                elem_id=f"others-{number}",
+                interactive=True,
             )
-        with gr.Row(visible=False, elem_classes="downloads") as self.downloads:
-            self.buttons = {
-                form: gr.Button(label, size="sm", min_width=60, elem_id=f"{form}-{number}")
-                for label, form in FORMATS.items()
-            }
+            with gr.Accordion("Every word", open=True):
+                self.figure = _drawing()
+            with gr.Accordion("Earlier words that each word attends to", open=False) as self.memory:
+                self.past = _drawing()
+            with gr.Row(elem_classes="downloads"):
+                self.buttons = {
+                    form: gr.Button(
+                        f"Save {form.upper()}", size="sm", min_width=90, elem_id=f"{form}-{number}"
+                    )
+                    for form in FORMATS
+                }
         self.file = gr.DownloadButton(visible="hidden", elem_id=f"file-{number}")
 
     @property
     def outputs(self) -> list[Any]:
         """All components that a new photo changes."""
         return [
-            self.found,
-            self.heading,
-            self.words,
-            self.map,
-            self.facts,
-            self.parts,
-            self.layer,
-            self.head,
-            self.redraw,
-            self.others,
-            self.sheet,
-            self.figure,
-            self.memory,
+            self.found, self.hint, self.result, self.heading, self.words, self.map, self.facts,
+            self.parts, self.layer, self.head, self.redraw, self.others, self.figure, self.memory,
             self.past,
-            self.downloads,
-        ]
+        ]  # fmt: skip
 
     def blank(self) -> Update:
         """Nothing looked at."""
-        hidden = [
-            self.parts, self.redraw, self.others, self.sheet, self.memory, self.downloads,
-        ]  # fmt: skip
         return {
             self.found: None,
-            self.heading: "",
-            self.words: gr.update(choices=[], value=None),
-            self.map: None,
-            self.facts: "",
-            self.figure: None,
-            self.past: None,
-        } | {part: gr.update(visible=False) for part in hidden}
+            self.hint: gr.update(visible=True),
+            self.result: gr.update(visible=False),
+        }
 
     @explained
     def look(
         self,
         path: str | None,
-        model: str | None,
+        model: str,
         beam_size: int,
-        length_penalty: float,
+        length_penalty: float | int,  # a browser writes 1.0 as 1
         sentence: str,
         *drawing: Any,
     ) -> Update:
         """Looks at a photo, or explains the given sentence about it."""
-        if path is None or model is None:
+        if path is None or model not in self.models.names:  # no photo, or no second model
             return self.blank()
         photo = read(path)
         if sentence.strip():
-            captions = (self.models.explain(photo, sentence, model),)
+            captions: tuple[Caption, ...] = (self.models.explain(photo, sentence, model),)
         else:
-            captions = self.models.caption(photo, model, beam_size, length_penalty)
+            captions = self.models.caption(photo, model, beam_size, float(length_penalty))
         found = Found(model, replace(photo, picture=photo.preview()), captions)
         layers, heads = (0, 0) if captions[0].layers is None else captions[0].layers.shape[1:3]
-        mechanism = f"{model} · {captions[0].mechanism}"
         return {
             self.found: found,
-            self.heading: f"<span>{escape(mechanism)}</span>",
+            self.hint: gr.update(visible=False),
+            self.result: gr.update(visible=True),
+            self.heading: f"<h2>{escape(model)}</h2><p>{escape(captions[0].mechanism)}</p>",
             self.others: gr.update(
-                choices=[(f"{c.text}  ({c.log_prob:.1f})", n) for n, c in enumerate(captions)],
+                choices=[(f"{c.text} · {c.log_prob:.1f}", n) for n, c in enumerate(captions)],
                 value=0,
                 visible=len(captions) > 1,
             ),
@@ -164,7 +146,6 @@ class Panel:
             self.layer: _choices(layers),
             self.head: _choices(heads),
             self.redraw: gr.update(visible=self.models.draws(model)),
-            self.downloads: gr.update(visible=True),
         } | self.choose(found, 0, 0, ALL, ALL, *drawing)
 
     @explained
@@ -201,7 +182,7 @@ class Panel:
         drawn = overlay.blend(caption, word, found.photo.picture, style, longest_side=SHOWN_SIDE)
         told = f"Where {found.model} looked for the word {caption.words[word]}"
         return {
-            self.map: gr.update(value=drawn, alt_text=told),
+            self.map: gr.update(value=_shown(drawn, found.photo), alt_text=told),
             self.facts: facts(caption, word, style),
         }
 
@@ -213,9 +194,8 @@ class Panel:
         caption, style = found.captions[chosen], style_of(*controls)
         past = _past(caption, style.layer, style.head)
         return {
-            self.figure: overlay.figure(caption, found.photo.picture, style),
-            self.sheet: gr.update(visible=True),
-            self.past: past,
+            self.figure: _shown(overlay.figure(caption, found.photo.picture, style), found.photo),
+            self.past: None if past is None else _shown(past, found.photo),
             self.memory: gr.update(visible=past is not None),
         } | self.point(found, chosen, word, *controls)
 
@@ -269,6 +249,19 @@ def new_file(photo: Photo, suffix: str) -> Path:
     """Where to write a file that is named after a photo."""
     folder = Path(tempfile.mkdtemp(dir=get_upload_folder()))
     return folder / f"{Path(photo.name).stem}.{suffix}"
+
+
+def _drawing(**named: Any) -> gr.Image:
+    return gr.Image(
+        show_label=False, type="filepath", interactive=False, buttons=["fullscreen"], **named
+    )
+
+
+def _shown(picture: Image.Image, photo: Photo) -> str:
+    """A drawing for the screen: a JPEG, which is written in a tenth of the time of a PNG."""
+    file = new_file(photo, "jpg")
+    picture.save(file, quality=92, subsampling=0)
+    return str(file)
 
 
 def _past(caption: Caption, layer: int | None, head: int | None) -> Image.Image | None:

@@ -1,10 +1,11 @@
-"""A photo as the page takes it: uploaded, pasted or from the camera, and decoded by this package only."""
+"""A photo as the page takes it: uploaded, pasted or from the camera; decoded by this package alone."""
 
+from abc import ABCMeta
 from collections.abc import Callable
 from functools import wraps
 from html import escape
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import gradio as gr
 from gradio.data_classes import ImageData
@@ -18,7 +19,14 @@ MAX_FILE = "25mb"
 """The largest upload taken."""
 
 
-class PhotoInput(gr.Image):  # type: ignore[misc]
+class _NoStub(type(gr.Image)):  # type: ignore[misc]
+    """Gradio's metaclass writes a stub beside the file of every component, here into the package."""
+
+    def __new__(cls, name: str, bases: tuple[type, ...], namespace: dict[str, Any]) -> "_NoStub":
+        return ABCMeta.__new__(cls, name, bases, namespace)
+
+
+class PhotoInput(gr.Image, metaclass=_NoStub):
     """Gradio's picture component, which hands over the uploaded file as it came.
 
     Gradio's own opens the file first, with whatever codec it finds, and answers a damaged one with an
