@@ -31,8 +31,8 @@ def record(caption: Caption, style: Style = Style()) -> dict[str, Any]:  # noqa:
                 "word": word,
                 "log_prob": round(log_prob, 4),
                 "entropy": round(entropy, 4),
-                # Seven significant digits are all that a float32 has.
-                "weights": [[float(f"{value:.7g}") for value in row] for row in cells],
+                # The shortest decimals that give these very float32 back.
+                "weights": [[float(str(value)) for value in row] for row in cells],
             }
             for word, log_prob, entropy, cells in words
         ],

@@ -141,14 +141,14 @@ def draw_marks(picture: Image.Image, caption: Caption, index: int) -> None:
     rows, columns = caption.geometry.grid
     across, down = picture.width / columns, picture.height / rows
     lines, centre = marks(caption, index)
-    thin = max(1, round(max(picture.size) / 200))
+    thin = max(1, round(max(picture.size) / 140))
     strokes = [(x * across, y * down, u * across, v * down) for x, y, u, v in lines]
     if centre is not None:
         x, y, arm = centre[0] * across, centre[1] * down, 4 * thin
         strokes += [(x - arm, y, x + arm, y), (x, y - arm, x, y + arm)]
     draw = ImageDraw.Draw(picture)
     right, bottom = picture.width - 1, picture.height - 1
-    for colour, width in (("black", 3 * thin), (MARK, thin)):
+    for colour, width in (("black", thin + 2), (MARK, thin)):
         for x, y, u, v in strokes:
             draw.line(
                 [(min(x, right), min(y, bottom)), (min(u, right), min(v, bottom))], colour, width

@@ -26,7 +26,7 @@ def font(size: int, text: str = "") -> Font:
     return _sized(size, text.isascii())
 
 
-def wrap(text: str, letters: Font, width: float) -> list[str]:
+def wrap(text: str, letters: Font, width: float | int) -> list[str]:
     """Lines no longer than ``width`` pixels; a word that is longer stands alone."""
     lines: list[str] = []
     for word in text.split():
@@ -38,7 +38,7 @@ def wrap(text: str, letters: Font, width: float) -> list[str]:
     return lines
 
 
-def shorten(text: str, letters: Font, width: float) -> str:
+def shorten(text: str, letters: Font, width: float | int) -> str:
     """The text, or as much of its beginning as fits, and an ellipsis."""
     if letters.getlength(text) <= width:
         return text

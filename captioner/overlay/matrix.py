@@ -66,6 +66,6 @@ def past(caption: Caption, layer: int | None = None, head: int | None = None) ->
             ("layer", "head"), (layer, head), np.shape(caption.past)[1:3], strict=True
         )
     )
-    note = f"row: the word written; column: the word read\n{which}; rows sum to 1"
+    note = f"row: the word written; column: the word read\n{which}"
     draw.multiline_text((left, top + size + 12), note, SOFT, font(SMALL), spacing=6)
     return canvas

@@ -18,6 +18,7 @@ FRAME = 480  # longest side of an animation's photo
 MILLISECONDS = 900  # a word is shown
 INK, SOFT, PAPER = "#1b1b1f", "#62626b", "#ffffff"
 TEXT, SMALL, TITLE = 20, 14, 26
+SPACE = 10  # between words that may be lit
 
 
 def figure(
@@ -90,10 +91,10 @@ def animation(
             for index in line:
                 word, y = caption.words[index], picture.height + 12 + 26 * number
                 if index == shown:
-                    box = draw.textbbox((x, y), word, letters)
-                    draw.rectangle((box[0] - 4, y - 3, box[2] + 4, y + 24), INK)
+                    box = (x - 4, y - 2, x + letters.getlength(word) + 4, y + 24)
+                    draw.rounded_rectangle(box, 4, INK)
                 draw.text((x, y), word, PAPER if index == shown else INK, letters)
-                x += letters.getlength(word + " ")
+                x += letters.getlength(word) + SPACE
         note = mechanism(caption, style) if shown < 0 else ", ".join(_notes(caption, shown, style))
         note = shorten(plain(note), font(SMALL), width - 24)
         draw.text((12, frame.height - 24), note, SOFT, font(SMALL))
@@ -121,15 +122,17 @@ def _notes(caption: Caption, index: int, style: Style) -> list[str]:
     return notes
 
 
-def _lines(words: tuple[str, ...], letters: Font, width: float) -> list[list[int]]:
+def _lines(words: tuple[str, ...], letters: Font, width: float | int) -> list[list[int]]:
     """The words, by number, in lines that fit."""
-    lines: list[list[int]] = []
-    for index in range(len(words)):
-        longer = " ".join(words[i] for i in [*(lines[-1] if lines else []), index])
-        if lines and letters.getlength(longer) <= width:
-            lines[-1].append(index)
-        else:
-            lines.append([index])
+    lines: list[list[int]] = [[]]
+    room = float(width)
+    for index, word in enumerate(words):
+        length = letters.getlength(word)
+        if lines[-1] and length > room:
+            lines.append([])
+            room = float(width)
+        lines[-1].append(index)
+        room -= length + SPACE
     return lines
 
 
