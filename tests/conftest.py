@@ -1,5 +1,6 @@
 """What several test files share."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,23 @@ def run_folder(tmp_path_factory, shapes_cache):
     found = load(folder).caption(sorted(scenes.glob("*.png")))
     assert len({caption.text for caption in found}) > len(found) / 2
     return folder
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """A headless Chromium: the system's, or Playwright's own. Tests are skipped, and say so, without."""
+    try:
+        from playwright.sync_api import Error, sync_playwright
+    except ImportError:
+        pytest.skip("PLAYWRIGHT MISSING: pip install -e '.[dev]'")
+    system = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
+    with sync_playwright() as playwright:
+        try:
+            # A container has no user namespaces for the sandbox; the pages opened here are our own.
+            launched = playwright.chromium.launch(
+                executable_path=system, args=["--no-sandbox"], timeout=120_000
+            )
+        except Error as error:
+            pytest.skip(f"BROWSER MISSING: apt install chromium ({str(error).splitlines()[0]})")
+        yield launched
+        launched.close()
