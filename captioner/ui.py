@@ -7,6 +7,8 @@
 """
 
 import os
+import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
@@ -242,7 +244,8 @@ def _uploads_in(folder: str) -> Iterator[None]:
 def run(
     models: Models, host: str = "127.0.0.1", port: int = 7860, examples: Sequence[Path] = ()
 ) -> None:
-    """Serves the app until it is interrupted."""
+    """Serves the app until it is interrupted or told to end, and clears up behind it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # as containers are told
     with serving(models, host, port, examples) as url:
         print(f"captioner is at {url} (Ctrl+C ends it)", flush=True)
         threading.Event().wait()

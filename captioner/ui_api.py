@@ -13,15 +13,15 @@ from captioner.errors import UsageError
 from captioner.overlay import Style
 from captioner.predictor import Caption
 from captioner.ui_models import CONCURRENCY, MAX_BEAM, Models, Photo, read
-from captioner.ui_panel import new_file, write
+from captioner.ui_panel import ALL, new_file, one, style_of, write
 from captioner.ui_photo import PhotoInput, explained
 
 
 class Endpoints:
     """The functions. Types and texts of the API page are those of their signatures.
 
-    An empty sentence means the model's own caption everywhere; layers, heads and words are counted
-    from 0, and an empty layer or head means all of them.
+    An empty sentence means the model's own caption everywhere; words, layers and heads are counted
+    from 0, and layer or head -1 means all of them.
 
     Args:
         models: what can be asked.
@@ -44,22 +44,22 @@ class Endpoints:
         self,
         photo: str | None,
         model: str,
-        beam_size: int | None,
-        length_penalty: float | int | None,  # JSON has no difference
+        beam_size: int,
+        length_penalty: float | int,  # JSON writes 1.0 as 1
     ) -> dict[str, Any]:
         """Writes a sentence about a photo, as one record of `captioner caption --format jsonl`.
 
         Args:
             photo: JPEG, PNG, WebP, GIF, BMP or TIFF.
             model: one of those that /models lists.
-            beam_size: captions followed at once, from 1 to 10; empty for the model's own.
-            length_penalty: from 0, which prefers short captions, to 3; empty for the model's own.
+            beam_size: captions followed at once, from 1 to 10.
+            length_penalty: from 0, which prefers short captions, to 3.
 
         Returns:
             image, caption, words, log_prob, word_log_probs, model; and alternatives: what else the
             beam found, best first.
         """
-        penalty = None if length_penalty is None else float(length_penalty)
+        penalty = float(length_penalty)
         found = self._models.caption(_read(photo), model, beam_size, penalty, details=False)
         others = [{"caption": c.text, "log_prob": round(c.log_prob, 4)} for c in found[1:]]
         return found[0].record() | {"alternatives": others}
@@ -70,8 +70,8 @@ class Endpoints:
         photo: str | None,
         sentence: str,
         model: str,
-        layer: int | None,
-        head: int | None,
+        layer: int,
+        head: int,
     ) -> dict[str, Any]:
         """Where the model looks for each word of a sentence, as `captioner explain` writes it to JSON.
 
@@ -79,7 +79,7 @@ class Endpoints:
             photo: JPEG, PNG, WebP, GIF, BMP or TIFF.
             sentence: what to explain; empty for the model's own caption.
             model: one of those that /models lists.
-            layer: of a decoder that has several, from 0; empty for all.
+            layer: of a decoder that has several, from 0; -1 for all.
             head: likewise.
 
         Returns:
@@ -87,7 +87,7 @@ class Endpoints:
             in nats and weights (rows × columns).
         """
         _, caption = self._told(photo, sentence, model)
-        return overlay.record(caption, Style(layer=layer, head=head))
+        return overlay.record(caption, Style(layer=one(layer), head=one(head)))
 
     @explained
     def redraw(self, photo: str | None, sentence: str, model: str) -> dict[str, Any]:
@@ -114,8 +114,8 @@ class Endpoints:
         opacity: float | int,
         scale: Any,
         smoothing: Any,
-        layer: int | None,
-        head: int | None,
+        layer: int,
+        head: int,
     ) -> str:
         """The photo, at its own size, under the map of one word.
 
@@ -127,14 +127,14 @@ class Endpoints:
             opacity: of the map, from 0 to 1.
             scale: shared by all words, or each word's own.
             smoothing: bicubic; gaussian, as in the paper; or none.
-            layer: of a decoder that has several, from 0; empty for all.
+            layer: of a decoder that has several, from 0; -1 for all.
             head: likewise.
 
         Returns:
             a PNG file.
         """
         read_photo, caption = self._told(photo, sentence, model)
-        style = Style(float(opacity), scale, smoothing, layer, head)
+        style = style_of(layer, head, opacity, scale, smoothing)
         file = new_file(read_photo, "png")
         overlay.blend(caption, word, read_photo.picture, style).save(file)
         return str(file)
@@ -149,8 +149,8 @@ class Endpoints:
         opacity: float | int,
         scale: Any,
         smoothing: Any,
-        layer: int | None,
-        head: int | None,
+        layer: int,
+        head: int,
     ) -> str:
         """All words and their maps in one file.
 
@@ -163,14 +163,14 @@ class Endpoints:
             opacity: of the map, from 0 to 1.
             scale: shared by all words, or each word's own.
             smoothing: bicubic; gaussian, as in the paper; or none.
-            layer: of a decoder that has several, from 0; empty for all.
+            layer: of a decoder that has several, from 0; -1 for all.
             head: likewise.
 
         Returns:
             the file.
         """
         read_photo, caption = self._told(photo, sentence, model)
-        style = Style(float(opacity), scale, smoothing, layer, head)
+        style = style_of(layer, head, opacity, scale, smoothing)
         return write(caption, read_photo, form, style)
 
     @explained
@@ -179,8 +179,8 @@ class Endpoints:
         photo: str | None,
         sentence: str,
         model: str,
-        layer: int | None,
-        head: int | None,
+        layer: int,
+        head: int,
     ) -> str:
         """How much each earlier word counts for each word, of decoders that attend to what they wrote.
 
@@ -188,7 +188,7 @@ class Endpoints:
             photo: JPEG, PNG, WebP, GIF, BMP or TIFF.
             sentence: what to explain; empty for the model's own caption.
             model: one that attends to earlier words.
-            layer: of a decoder that has several, from 0; empty for all.
+            layer: of a decoder that has several, from 0; -1 for all.
             head: likewise.
 
         Returns:
@@ -196,7 +196,7 @@ class Endpoints:
         """
         read_photo, caption = self._told(photo, sentence, model)
         file = new_file(read_photo, "png")
-        overlay.past(caption, layer, head).save(file)
+        overlay.past(caption, one(layer), one(head)).save(file)
         return str(file)
 
     def _told(self, photo: str | None, sentence: str, model: str) -> tuple[Photo, Caption]:
@@ -232,8 +232,8 @@ def add_endpoints(models: Models) -> None:
             "smoothing": gr.Radio(
                 ["bicubic", "gaussian", "none"], value="bicubic", label="smoothing"
             ),
-            "layer": gr.Number(None, precision=0, label="layer"),
-            "head": gr.Number(None, precision=0, label="head"),
+            "layer": gr.Number(ALL, precision=0, label="layer"),
+            "head": gr.Number(ALL, precision=0, label="head"),
         }
         file, values = gr.File(label="file"), gr.JSON(label="values")
     drawing = ["opacity", "scale", "smoothing", "layer", "head"]

@@ -60,8 +60,9 @@ def read(path: str | Path) -> Photo:
         return Photo(Path(path).name, images.load(path, max_pixels=MAX_PIXELS))
     except ImageError as error:
         # Where the server keeps uploads is no concern of its visitors, nor are its limits theirs.
-        text = str(error).replace(str(path), Path(path).name)
-        raise ImageError(text.replace(" or raise max_pixels", "")) from error
+        where, found, text = str(error).partition(": found ")
+        text = text.replace(" or raise max_pixels", "")
+        raise ImageError(f"{Path(where).name}{found}{text}") from error
 
 
 class Models:

@@ -42,8 +42,12 @@ class Found:
 
 def style_of(layer: int, head: int, opacity: float | int, scale: Any, smoothing: Any) -> Style:
     """The page's controls as a style."""
-    layers = [None if chosen == ALL else chosen for chosen in (layer, head)]
-    return Style(float(opacity), scale, smoothing, *layers)
+    return Style(float(opacity), scale, smoothing, one(layer), one(head))
+
+
+def one(number: int) -> int | None:
+    """A layer or a head; None for all of them."""
+    return None if number == ALL else number
 
 
 class Panel:

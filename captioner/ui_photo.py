@@ -9,6 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import gradio as gr
 from gradio.data_classes import ImageData
+from gradio.utils import get_upload_folder
 
 from captioner.errors import CaptionerError
 
@@ -38,8 +39,15 @@ class PhotoInput(gr.Image, metaclass=_NoStub):
         return "image"
 
     def preprocess(self, payload: ImageData | None) -> str | None:
-        """The path of the upload, nothing read yet."""
-        return None if payload is None else payload.path
+        """The path of the upload, nothing read yet.
+
+        Gradio lets only uploads pass, but looks for them by a mark that a forged request leaves out.
+        """
+        if payload is None or payload.path is None:
+            return None
+        if not Path(payload.path).resolve().is_relative_to(Path(get_upload_folder()).resolve()):
+            raise gr.Error("that is no photo uploaded here; upload it", print_exception=False)
+        return payload.path
 
     async def async_move_resource_to_block_cache(
         self, url_or_file_path: str | Path | None
