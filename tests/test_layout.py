@@ -61,6 +61,7 @@ ORDER = [
     "overlay.web",
     "overlay",
     "explain",
+    "writers",
     "training.task",
     "training.averaging",
     "training.run",

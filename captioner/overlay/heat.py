@@ -141,7 +141,7 @@ def draw_marks(picture: Image.Image, caption: Caption, index: int) -> None:
     rows, columns = caption.geometry.grid
     across, down = picture.width / columns, picture.height / rows
     lines, centre = marks(caption, index)
-    thin = max(1, round(max(picture.size) / 140))
+    thin = max(1, round(max(picture.size) / 160))
     strokes = [(x * across, y * down, u * across, v * down) for x, y, u, v in lines]
     if centre is not None:
         x, y, arm = centre[0] * across, centre[1] * down, 4 * thin

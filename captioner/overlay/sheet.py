@@ -115,8 +115,11 @@ def animation(
 
 def _notes(caption: Caption, index: int, style: Style) -> list[str]:
     """How spread out a word's map is, and its scale if that is its own."""
-    entropy = float(entropies(maps(caption, style))[index])
+    weights = maps(caption, style)
+    entropy, total = float(entropies(weights)[index]), float(weights[index].sum())
     notes = [f"entropy {entropy:.2f} nats, {np.exp(entropy):.1f} cells"]
+    if abs(total - 1) > 0.01:  # local attention as published multiplies after its softmax
+        notes[0] += f", sum {total:.2g}"
     if style.scale == "own":
         notes.append(f"own scale, to {tops(caption, style)[index]:.2g}")
     return notes
