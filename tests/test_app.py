@@ -27,18 +27,6 @@ from captioner.ui_models import Models, read
 
 
 @pytest.fixture(scope="module")
-def models(run_folder):
-    return Models([str(run_folder)], "cpu")
-
-
-@pytest.fixture(scope="module")
-def app(run_folder):
-    """The address of a running app."""
-    with apps.running("--model", str(run_folder), "--device=cpu") as url:
-        yield url
-
-
-@pytest.fixture(scope="module")
 def client(app):
     return Client(app, verbose=False)
 
@@ -96,9 +84,9 @@ def test_eight_clients_at_once(app, scenes, expected):
     assert p95 <= 8 * max(alone)
 
 
-def test_everything_that_can_be_asked(client, scenes, models, run_folder):
+def test_everything_that_can_be_asked(client, scenes, run_folder, hard_folder):
     photo = handle_file(scenes[0])
-    assert client.predict(api_name="/models") == models.names == [run_folder.name]
+    assert client.predict(api_name="/models") == [run_folder.name, hard_folder.name]
     told = client.predict(photo=photo, api_name="/explain")
     given = client.predict(photo=photo, sentence="A red ring!", api_name="/explain")
     assert [word["word"] for word in given["words"]] == ["a", "red", "ring"]
@@ -116,6 +104,19 @@ def test_everything_that_can_be_asked(client, scenes, models, run_folder):
     assert told["caption"].split()[0] in page
     with Image.open(client.predict(photo=photo, word=1, api_name="/overlay")) as drawn:
         assert list(drawn.size) == told["size"]
+
+
+def test_places_are_drawn_anew_in_each_call(client, scenes, hard_folder):
+    asked = {"photo": handle_file(scenes[0]), "model": hard_folder.name, "sentence": "a red ring"}
+    fixed = [client.predict(**asked, api_name="/explain") for _ in range(2)]
+    assert fixed[0] == fixed[1]
+    drawn = [client.predict(**asked, api_name="/redraw") for _ in range(8)]
+    cells = {str([np.argmax(word["weights"]) for word in told["words"]]) for told in drawn}
+    assert len(cells) > 1
+    for told in drawn:
+        for word in told["words"]:
+            assert sorted(np.ravel(word["weights"]))[-2:] == [0, 1]
+    assert client.predict(**asked, api_name="/explain") == fixed[0]  # the shared model is as it was
 
 
 def test_endpoints_are_named_and_documented(client):
@@ -307,9 +308,9 @@ def test_addresses_are_not_fetched(keys, mark, app, run_folder):
             listener.accept()
 
 
-@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
-def test_what_was_uploaded_is_gone_afterwards(stop, run_folder, scenes):
-    with apps.running("--model", str(run_folder), stop=stop) as url:
+def test_what_was_uploaded_is_gone_afterwards(run_folder, scenes):
+    """Also when it is told to end as containers are."""
+    with apps.running("--model", str(run_folder), stop=signal.SIGTERM) as url:
         kept = Path(upload(url, "mine.png", scenes[0].read_bytes())["path"])
         assert kept.read_bytes() == scenes[0].read_bytes()
     assert not kept.exists()
@@ -333,8 +334,8 @@ def test_errors_name_the_file_and_not_its_folder(tmp_path):
     assert str(raised.value).startswith("a.jpg: found text")
 
 
-def test_models_are_named_by_their_runs(run_folder, models):
+def test_models_are_named_by_their_runs(run_folder):
     several = Models([str(run_folder), str(run_folder / "model")], "cpu")
     assert several.names == [run_folder.name, f"{run_folder.name} (2)"]
     with pytest.raises(UsageError, match="unknown model 'x'"):
-        models.get("x")
+        several.get("x")
