@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="explain this sentence instead of the model's own",
     )
     parser.add_argument(
-        "--opacity", type=float, default=0.7, help="of the colours on the photo, 0 to 1"
+        "--opacity", type=float, default=0.6, help="of the colours on the photo, 0 to 1"
     )
     parser.add_argument(
         "--scale",

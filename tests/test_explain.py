@@ -1,5 +1,6 @@
 """``captioner explain``: pictures in, files out."""
 
+import argparse
 import json
 import os
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from captioner import overlay, predictor
+from captioner import explain, overlay, predictor
 from captioner.cli import main
 from test_predictor import LOCAL, LSTM, TRANSFORMER
 from test_predictor import predictor as untrained
@@ -141,6 +142,14 @@ def test_a_wrong_call_is_one_line_and_status_2(more, said, pictures, tmp_path, m
     assert not (tmp_path / "out").exists()
     assert (tmp_path / "a-file").read_text() == "precious"
     assert (pictures / "a.png").read_bytes() == before
+
+
+def test_the_defaults_are_those_of_python():
+    parser = argparse.ArgumentParser()
+    explain.add_arguments(parser)
+    options = parser.parse_args(["--output", "x"])
+    given = overlay.Style(options.opacity, options.scale, options.smoothing)
+    assert given == overlay.Style()
 
 
 def test_without_output(capsys):

@@ -31,7 +31,7 @@ class Style:
         UsageError: a value that does not exist.
     """
 
-    opacity: float | int = 0.7
+    opacity: float | int = 0.6
     scale: Scale = "shared"
     smoothing: Smoothing = "bicubic"
     layer: int | None = None
