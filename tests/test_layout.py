@@ -66,6 +66,11 @@ ORDER = [
     "training.averaging",
     "training.run",
     "training",
+    "ui_models",
+    "ui_photo",
+    "ui_panel",
+    "ui_api",
+    "ui",
     "cli",
     "__main__",
 ]
@@ -122,6 +127,11 @@ def test_using_a_model_needs_no_lightning(part):
     for name, file in modules():
         if name.split(".")[0] == part:
             assert not any("lightning" in module for module in imports(file)), name
+
+
+def test_only_the_app_knows_gradio():
+    knowing = {n for n, file in modules() if any(m.startswith("gradio") for m in imports(file))}
+    assert knowing == {"ui", "ui_api", "ui_panel", "ui_photo"}
 
 
 @pytest.mark.parametrize("arguments", [["-c", "import captioner"], ["-m", "captioner", "--help"]])
