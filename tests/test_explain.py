@@ -3,6 +3,8 @@
 import argparse
 import json
 import os
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -150,6 +152,18 @@ def test_the_defaults_are_those_of_python():
     options = parser.parse_args(["--output", "x"])
     given = overlay.Style(options.opacity, options.scale, options.smoothing)
     assert given == overlay.Style()
+
+
+def test_the_example_of_the_page_runs(pictures, run_folder, tmp_path, monkeypatch):
+    page = Path(__file__).parents[1] / "docs" / "overlays.md"
+    (code,) = re.findall(r"```python\n(.*?)```", page.read_text("utf-8"), re.DOTALL)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "shapes").symlink_to(run_folder)
+    (pictures / "a.png").rename(tmp_path / "photo.png")
+    monkeypatch.chdir(tmp_path)
+    exec(code, {"__name__": "example"})
+    assert (tmp_path / "figure.png").is_file()
+    assert (tmp_path / "third-word.png").is_file()
 
 
 def test_without_output(capsys):

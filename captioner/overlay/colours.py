@@ -6,7 +6,7 @@ https://bids.github.io/colormap/. Its dark end lets a photo that nobody looks at
 """
 
 import numpy as np
-from jaxtyping import Float, Float64, Int, UInt8
+from jaxtyping import Float, Float32, UInt8
 from PIL import Image
 
 from captioner.overlay.style import Smoothing
@@ -33,9 +33,7 @@ TABLE = _table()
 """The colours of 256 levels, dark to light."""
 
 
-def levels(
-    values: Float[np.ndarray, "*place"], top: float
-) -> UInt8[np.ndarray, "*place"] | Int[np.ndarray, "*place"]:
+def levels(values: Float[np.ndarray, "*place"], top: float) -> UInt8[np.ndarray, "*place"]:
     """0 for a value of 0, 255 for one of ``top``; 0 for all if that is 0."""
     shares = np.clip(values / top, 0, 1) if top > 0 else np.zeros_like(values)
     return (shares * 255).round().astype(np.uint8)
@@ -48,7 +46,7 @@ def picture(values: Float[np.ndarray, "height width"], top: float) -> Image.Imag
 
 def spread(
     cells: Float[np.ndarray, "rows columns"], size: tuple[int, int], smoothing: Smoothing
-) -> Float64[np.ndarray, "height width"]:
+) -> Float32[np.ndarray, "height width"]:
     """Cells enlarged to (width, height) pixels, each over its own place; never below 0.
 
     What the smoothing makes of a flat map is flat.
@@ -56,10 +54,10 @@ def spread(
     rows, columns = cells.shape
     width, height = size
     down, right = _shares(height, rows, smoothing), _shares(width, columns, smoothing)
-    return np.asarray(np.maximum(down @ cells.astype(np.float64) @ right.T, 0))
+    return np.asarray(np.maximum(down @ cells.astype(np.float32) @ right.T, 0))
 
 
-def _shares(pixels: int, cells: int, smoothing: Smoothing) -> Float64[np.ndarray, "pixels cells"]:
+def _shares(pixels: int, cells: int, smoothing: Smoothing) -> Float32[np.ndarray, "pixels cells"]:
     """How much of each cell a pixel along one axis shows; each pixel's shares sum to 1."""
     # Where the pixel's middle lies, counted in cells, from the middle of each cell.
     place = (np.arange(pixels) + 0.5) * cells / pixels
@@ -73,4 +71,4 @@ def _shares(pixels: int, cells: int, smoothing: Smoothing) -> Float64[np.ndarray
             near = (1.5 * away - 2.5) * away**2 + 1
             far = ((-0.5 * away + 2.5) * away - 4) * away + 2
             shares = np.where(away < 1, near, np.where(away < 2, far, 0))
-    return np.asarray(shares / shares.sum(1, keepdims=True))
+    return np.asarray(shares / shares.sum(1, keepdims=True), np.float32)

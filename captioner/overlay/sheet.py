@@ -12,7 +12,9 @@ from captioner.overlay.lettering import Font, font, plain, shorten, wrap
 from captioner.overlay.style import Style, entropies, maps, mechanism
 from captioner.predictor import Caption
 
-TILE, GAP, MARGIN = 270, 18, 28  # pixels
+TILE, GAP, MARGIN, LABEL = 270, 18, 28, 30  # pixels
+NARROW = 190  # the least width of a tile: that of what is written below it
+LEGEND = 734  # and of all of them: that of the legend
 COLUMNS = 5  # at most
 FRAME = 480  # longest side of an animation's photo
 MILLISECONDS = 900  # a word is shown
@@ -38,28 +40,29 @@ def figure(
         UsageError: no such layer or head; no photo, or another one.
     """
     picture = photo_of(caption, photo, TILE)
-    tiles = [(picture, "photo", [f"{caption.geometry.width} x {caption.geometry.height} pixels"])]
+    size = f"{caption.geometry.width} x {caption.geometry.height} pixels"
+    tiles = [(picture, "photo", [size])]
     for index, word in enumerate(caption.words):
         tiles.append((lay(caption, index, picture, style), word, _notes(caption, index, style)))
     deep = -(-len(tiles) // COLUMNS)
-    columns = -(-len(tiles) // deep)  # as even as they come
-    wide = max(picture.width, 150)
-    step = wide + GAP
-    title_font = font(TITLE, caption.text)
-    inner = columns * step - GAP
-    title = wrap(caption.text, title_font, inner)
+    across = -(-len(tiles) // deep)  # as even as they come
+    wide, high = max(picture.width, NARROW), LABEL + picture.height + 20 * len(tiles[-1][2]) + 22
+    inner = max(across * (wide + GAP) - GAP, LEGEND)
+    title = wrap(caption.text, font(TITLE, caption.text), inner)
     head = MARGIN + len(title) * (TITLE + 8) + 14
-    high = 30 + picture.height + len(tiles[1][2]) * 20 + GAP + 4
     canvas = Image.new("RGB", (inner + 2 * MARGIN, head + deep * high + 84), PAPER)
     draw = ImageDraw.Draw(canvas)
-    draw.multiline_text((MARGIN, MARGIN), "\n".join(title), INK, title_font, spacing=8)
+    draw.multiline_text(
+        (MARGIN, MARGIN), "\n".join(title), INK, font(TITLE, caption.text), spacing=8
+    )
     for number, (tile, word, notes) in enumerate(tiles):
-        x, y = MARGIN + number % columns * step, head + number // columns * high
+        row, column = divmod(number, across)
+        x, y = MARGIN + column * (wide + GAP), head + row * high
         letters = font(TEXT, word)
         draw.text((x, y), shorten(word, letters, wide), INK if number else SOFT, letters)
-        canvas.paste(tile, (x, y + 30))
-        for line, note in enumerate(notes):
-            draw.text((x, y + 36 + tile.height + 20 * line), note, SOFT, font(SMALL))
+        canvas.paste(tile, (x, y + LABEL))
+        note = "\n".join(notes)
+        draw.multiline_text((x, y + LABEL + tile.height + 6), note, SOFT, font(SMALL), spacing=6)
     _legend(canvas, caption, style, (MARGIN, head + deep * high + 4))
     return canvas
 
@@ -160,9 +163,7 @@ def _legend(canvas: Image.Image, caption: Caption, style: Style, place: tuple[in
         f"attention weight of a cell of the {rows} x {columns} grid; {scale}",
         f"{caption.model}: {plain(mechanism(caption, style))}; log-probability {caption.log_prob:.2f}",
     ]
-    room = canvas.width - left - width - 24 - MARGIN
+    x = left + width + 24
     for number, line in enumerate(lines):
-        x, y = left + width + 24, top - 1 + 20 * number
-        if room < 400:  # below the bar, on a narrow figure
-            x, y, room = left, top + 42 + 20 * number, canvas.width - 2 * MARGIN
-        draw.text((x, y), shorten(plain(line), letters, room), SOFT, letters)
+        line = shorten(plain(line), letters, canvas.width - MARGIN - x)
+        draw.text((x, top - 1 + 20 * number), line, SOFT, letters)
