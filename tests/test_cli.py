@@ -303,6 +303,7 @@ def test_help_names_every_command(capsys):
         "test",
         "predict",
         "caption",
+        "explain",
         "evaluate",
         "export",
         "prepare",

@@ -4,6 +4,7 @@ import base64
 import hashlib
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from io import BytesIO
 from pathlib import Path
@@ -98,7 +99,7 @@ def _item(caption: Caption, photo: images.Source | None, style: Style) -> dict[s
                 "place": place(weights[index]),
             }
         )
-    peaks = tops(caption, Style(1.0, "own", style.smoothing, style.layer, style.head))
+    peaks = tops(caption, replace(style, scale="own"))
     drawn = [
         {
             "told": f"“{word['word']}”: looked {word['place']}; entropy {word['entropy']} nats, "
