@@ -48,12 +48,12 @@ def test_every_format_of_every_picture(pictures, run_folder, tmp_path, capsys):
     assert written(out) == sorted(f"{n}.{f}" for n in ("A", "a-2", "b.c") for f in FORMATS) or (
         written(out) == sorted(f"{n}.{f}" for n in ("a", "A-2", "b.c") for f in FORMATS)
     )
+    model = predictor.load(run_folder)
     for line in capsys.readouterr().out.splitlines():
         path, text, files = line.split("\t")
         told, *_ = [file for file in files.split(" ") if file.endswith(".json")]
         record = json.loads((out / told).read_text())
         assert (record["image"], record["caption"]) == (path, text)
-        model = predictor.load(run_folder)
         expected = model.caption(path)
         assert record["caption"] == expected.text
         assert record["size"] == [96, 64]
@@ -110,7 +110,7 @@ def test_local_attention_can_be_explained(pictures, tmp_path, monkeypatch):
     model = untrained("LuongDecoder", **LSTM, attention=LOCAL)
     monkeypatch.setattr(predictor, "load", lambda *_: model)
     command = ["explain", str(pictures / "a.png"), "--output", str(tmp_path / "out")]
-    assert main([*command, "--formats", *FORMATS]) == 0
+    assert main([*command, "--caption", "a red circle", "--formats", *FORMATS]) == 0
 
 
 @pytest.mark.usefixtures("transformer")
@@ -180,7 +180,8 @@ def test_files_appear_whole_or_not_at_all(pictures, tmp_path, monkeypatch):
     def dies(*_, **__):
         raise KeyboardInterrupt
 
-    command = ["explain", str(pictures / "a.png"), "--output", str(out), "--formats", "png", "gif"]
+    command = ["explain", str(pictures / "a.png"), "--output", str(out), "--caption", "a square"]
+    command += ["--formats", "png", "gif"]
     with monkeypatch.context() as patch:
         patch.setattr(overlay, "animation", dies)
         assert main(command) == 130
@@ -202,5 +203,6 @@ def test_a_name_that_is_no_utf8_costs_nothing(pictures, tmp_path):
     except OSError:
         pytest.skip("THIS FILE SYSTEM KEEPS NO SUCH NAMES")
     out = tmp_path / "out"
-    assert main(["explain", odd, "--output", str(out), "--formats", *FORMATS]) == 0
+    command = ["explain", odd, "--output", str(out), "--caption", "a square"]
+    assert main([*command, "--formats", *FORMATS]) == 0
     assert len(written(out)) == 6

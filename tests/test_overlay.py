@@ -158,6 +158,19 @@ def test_hard_attention_outlines_the_cells_it_chose():
     assert np.array_equal(mean, soft)
 
 
+def test_the_cells_outlined_are_those_of_the_head_shown():
+    layers = np.stack([hot([(0, 0)]), hot([(2, 1)])], 1)[:, None]  # one layer of two heads
+    hard = "TransformerDecoder × 1: MultiHead × Hard (argmax)"
+    caption = looked(layers.mean((1, 2)), (50, 70), hard, layers=layers)
+    assert len(heat.marks(caption, 0, Style())[0]) == 8
+    assert set(heat.marks(caption, 0, Style(head=1))[0]) == {
+        (1, 2, 2, 2),
+        (1, 3, 2, 3),
+        (1, 2, 1, 3),
+        (2, 2, 2, 3),
+    }
+
+
 def test_local_attention_shows_its_window_and_centre():
     weights = np.zeros((1, 7, 5), np.float32)
     weights[0, 2:5, 1:4] = 1 / 9
@@ -169,7 +182,7 @@ def test_local_attention_shows_its_window_and_centre():
     cyan = (25, 230, 255)
     for x, y in [(40, 140), (160, 140), (100, 80), (100, 200), (100, 140)]:
         assert drawn.getpixel((x, y)) == cyan
-    lines, place = heat.marks(caption, 0)
+    lines, place = heat.marks(caption, 0, Style())
     assert len(lines) == 12  # around three by three cells, a line for each cell's side
     assert place == (2.5, 3.5)
 

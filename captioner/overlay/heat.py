@@ -8,7 +8,7 @@ from captioner import images
 from captioner.errors import UsageError
 from captioner.overlay import colours
 from captioner.overlay.lettering import font
-from captioner.overlay.style import Style, maps, outlined
+from captioner.overlay.style import Style, chose_cells, maps
 from captioner.predictor import Caption
 
 MARK = "#19e6ff"  # cyan: inferno has no blue, and few photos are as bright
@@ -86,7 +86,7 @@ def lay(caption: Caption, index: int, picture: Image.Image, style: Style) -> Ima
     values = colours.spread(weights, picture.size, smoothing)
     heat = colours.picture(values, tops(caption, style)[index])
     drawn = Image.blend(picture, heat, style.opacity)
-    draw_marks(drawn, caption, index)
+    draw_marks(drawn, caption, index, style)
     return drawn
 
 
@@ -106,18 +106,21 @@ def tops(caption: Caption, style: Style) -> list[float]:
 
 def smoothing_of(caption: Caption, style: Style) -> colours.Smoothing:
     """Hard attention chose cells: nothing runs from one into the next."""
-    hard = caption.window is None and any(outlined(caption, i) for i in range(len(caption.words)))
-    return "none" if hard else style.smoothing
+    return "none" if chose_cells(caption) else style.smoothing
 
 
-def marks(caption: Caption, index: int) -> tuple[list[Line], tuple[float, float] | None]:
+def marks(
+    caption: Caption, index: int, style: Style
+) -> tuple[list[Line], tuple[float, float] | None]:
     """What is drawn over a map, in cells from the top left corner of the grid.
 
     Returns:
         Lines (x, y, x, y) around the cells that hard attention chose or that local attention's window
         reaches; and the window's centre (x, y).
     """
-    lines = outline(caption.weights[index] > 0) if outlined(caption, index) else []
+    lines: list[Line] = []
+    if chose_cells(caption) or caption.window is not None:
+        lines = outline(maps(caption, style)[index] > 0)
     if caption.centre is None:
         return lines, None
     row, column = caption.centre[index]
@@ -136,11 +139,11 @@ def outline(cells: Bool[np.ndarray, "rows columns"]) -> list[Line]:
     return lines
 
 
-def draw_marks(picture: Image.Image, caption: Caption, index: int) -> None:
+def draw_marks(picture: Image.Image, caption: Caption, index: int, style: Style) -> None:
     """Outlines and the centre of local attention, with a dark rim that keeps them visible."""
     rows, columns = caption.geometry.grid
     across, down = picture.width / columns, picture.height / rows
-    lines, centre = marks(caption, index)
+    lines, centre = marks(caption, index, style)
     thin = max(1, round(max(picture.size) / 160))
     strokes = [(x * across, y * down, u * across, v * down) for x, y, u, v in lines]
     if centre is not None:

@@ -106,7 +106,6 @@ def entropies(weights: Float32[np.ndarray, "T rows columns"]) -> Float32[np.ndar
     return np.asarray(np.maximum(-(shares * logs).sum(1), 0), np.float32)
 
 
-def outlined(caption: Caption, index: int) -> bool:
-    """Whether the cells with weight are worth an outline: those of hard and of local attention."""
-    hard = "Hard (" in caption.mechanism and "expectation" not in caption.mechanism
-    return (hard or caption.window is not None) and bool(caption.weights[index].any())
+def chose_cells(caption: Caption) -> bool:
+    """Whether its attention is hard: every head looked at one cell and at no other."""
+    return "Hard (" in caption.mechanism and "expectation" not in caption.mechanism

@@ -106,8 +106,8 @@ def _item(caption: Caption, photo: images.Source | None, style: Style) -> dict[s
             f"as if at {word['cells']} cells; probability {word['probability']}.",
             "weights": [float(f"{value:.5g}") for value in weights[index].ravel()],
             "top": peaks[index],
-            "lines": marks(caption, index)[0],
-            "centre": marks(caption, index)[1],
+            "lines": marks(caption, index, style)[0],
+            "centre": marks(caption, index, style)[1],
         }
         for index, word in enumerate(words)
     ]
