@@ -53,7 +53,15 @@ THEME = gr.themes.Base(
     font_mono=["ui-monospace", "monospace"],
 )
 
+# Grey text and white on a button must be readable for everybody.
+THEME.set(
+    body_text_color_subdued="*neutral_600",
+    button_primary_background_fill="*primary_600",
+    button_primary_background_fill_hover="*primary_700",
+)
+
 CSS = (Path(__file__).parent / "ui.css").read_text("utf-8")
+JS = (Path(__file__).parent / "ui.js").read_text("utf-8")
 
 # The page's own events are no endpoints: programs have those of `ui_api`.
 PRIVATE: dict[str, Any] = {"api_visibility": "private", "show_progress": "minimal"}
@@ -211,6 +219,7 @@ def serving(
                 state_session_capacity=SESSIONS,
                 theme=THEME,
                 css=CSS,
+                js=JS,
                 footer_links=["api"],
                 share=False,
                 ssr_mode=False,

@@ -196,10 +196,15 @@ class Panel:
         if found is None:
             return {}
         caption, style = found.captions[chosen], style_of(*controls)
+        figure = overlay.figure(caption, found.photo.picture, style)
+        told = f"Where {found.model} looked for each word of: {caption.text}"
         past = _past(caption, style.layer, style.head)
         return {
-            self.figure: _shown(overlay.figure(caption, found.photo.picture, style), found.photo),
-            self.past: None if past is None else _shown(past, found.photo),
+            self.figure: gr.update(value=_shown(figure, found.photo), alt_text=told),
+            self.past: gr.update(
+                value=None if past is None else _shown(past, found.photo),
+                alt_text=f"How much each earlier word counts for each word of: {caption.text}",
+            ),
             self.memory: gr.update(visible=past is not None),
         } | self.point(found, chosen, word, *controls)
 

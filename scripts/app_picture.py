@@ -16,7 +16,7 @@ from captioner.predictor import Caption
 from captioner.ui import HELD_OUT, serving
 from captioner.ui_models import Models, read
 
-SIZE = {"width": 1280, "height": 900}
+SIZE = {"width": 1280, "height": 960}
 
 
 def looked_at(caption: Caption, drawn: Scene) -> list[int]:
@@ -55,6 +55,7 @@ def main() -> None:
                 executable_path=shutil.which("chromium"), args=["--no-sandbox"]
             )
             page = browser.new_page(viewport=SIZE, color_scheme="dark" if options.dark else "light")
+            page.set_default_timeout(120_000)
             page.goto(url)
             page.set_input_files("#photo input[type=file]", file)
             page.locator("#words-1 label").nth(found[-1]).click()
