@@ -46,7 +46,8 @@ def figure(
         tiles.append((lay(caption, index, picture, style), word, _notes(caption, index, style)))
     deep = -(-len(tiles) // COLUMNS)
     across = -(-len(tiles) // deep)  # as even as they come
-    wide, high = max(picture.width, NARROW), LABEL + picture.height + 20 * len(tiles[-1][2]) + 22
+    wide = max(picture.width, NARROW)
+    high = LABEL + picture.height + 20 * max(len(notes) for *_, notes in tiles) + 22
     inner = max(across * (wide + GAP) - GAP, LEGEND)
     title = wrap(caption.text, font(TITLE, caption.text), inner)
     head = MARGIN + len(title) * (TITLE + 8) + 14
@@ -122,7 +123,7 @@ def _notes(caption: Caption, index: int, style: Style) -> list[str]:
     entropy, total = float(entropies(weights)[index]), float(weights[index].sum())
     notes = [f"entropy {entropy:.2f} nats, {np.exp(entropy):.1f} cells"]
     if abs(total - 1) > 0.01:  # local attention as published multiplies after its softmax
-        notes[0] += f", sum {total:.2g}"
+        notes.append(f"weights sum to {total:.2g}")
     if style.scale == "own":
         notes.append(f"own scale, to {tops(caption, style)[index]:.2g}")
     return notes
