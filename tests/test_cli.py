@@ -308,6 +308,7 @@ def test_help_names_every_command(capsys):
         "export",
         "prepare",
         "models",
+        "demo",
         "configs",
     ):
         assert re.search(rf"^ +{name} ", text, re.MULTILINE), name
