@@ -274,11 +274,16 @@ def _dump(content: Any) -> str:
 
 def write_text(file: Path, text: str) -> None:
     """Writes a file whole or not at all."""
+    write_bytes(file, text.encode())
+
+
+def write_bytes(file: Path, data: bytes) -> None:
+    """Writes a file whole or not at all."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f".{file.name}-", dir=file.parent)
+    descriptor, name = tempfile.mkstemp(prefix=f".{file.name:.100}-", dir=file.parent)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(data)
         os.chmod(name, 0o644)  # noqa: PTH101 - mkstemp makes it private
         Path(name).replace(file)
     except BaseException:

@@ -4,14 +4,15 @@ import argparse
 import io
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from captioner import __version__
+from captioner import __version__, explain
 from captioner.errors import CaptionerError, UsageError
 from captioner.shipped import configs_folder
 from captioner.shipped import models as bundled_models
+from captioner.writers import WRITERS, Stream
 
 if TYPE_CHECKING:
     from captioner.predictor import Caption
@@ -82,21 +83,15 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     caption = add("caption", _caption, "write captions for files, folders or globs")
-    caption.add_argument("inputs", nargs="+", metavar="INPUT", help="picture, folder or glob")
-    _add_model(caption)
-    caption.add_argument(
-        "--beam-size",
-        type=_positive,
-        default=argparse.SUPPRESS,
-        help="1 is greedy search (default: as the model was scored, mostly 5)",
-    )
-    caption.add_argument(
-        "--batch-size", type=_positive, default=32, help="pictures computed together"
-    )
-    caption.add_argument("--format", choices=sorted(_WRITERS), default="text", help="of the output")
+    _add_pictures(caption)
+    caption.add_argument("--format", choices=sorted(WRITERS), default="text", help="of the output")
     caption.add_argument(
         "--output", metavar="FILE", help="where to write; standard output if not given"
     )
+
+    explaining = add("explain", _explain, "write files that show where it looked for each word")
+    _add_pictures(explaining)
+    explain.add_arguments(explaining)
 
     evaluate = add("evaluate", _evaluate, "score captions against references")
     evaluate.add_argument("results", help="COCO results JSON, or the JSONL of captioner caption")
@@ -118,9 +113,42 @@ def _parser() -> argparse.ArgumentParser:
     models = add("models", _models, "list the models that can be named with --model")
     models.add_argument("--runs", default="runs", help="folder of training runs to look through")
 
+    demo = add("demo", _demo, "open the app: a page on which to look at photos with a model")
+    demo.add_argument(
+        "--model",
+        action="append",
+        default=argparse.SUPPRESS,
+        help="a bundled name, a model folder, a .ckpt or a run folder; may be given several times "
+        "(default: the bundled models)",
+    )
+    demo.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
+    demo.add_argument("--host", default="127.0.0.1", help="0.0.0.0 for everybody in the network")
+    demo.add_argument("--port", type=_positive, default=7860, help="where it listens")
+    demo.add_argument(
+        "--examples",
+        nargs="+",
+        default=argparse.SUPPRESS,
+        metavar="INPUT",
+        help="pictures, folders or globs to offer (default: generated scenes)",
+    )
+
     configs = add("configs", _configs, "list the shipped configuration files, or copy them out")
     configs.add_argument("folder", nargs="?", help="copy them into this folder")
     return parser
+
+
+def _add_pictures(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("inputs", nargs="+", metavar="INPUT", help="picture, folder or glob")
+    _add_model(parser)
+    parser.add_argument(
+        "--beam-size",
+        type=_positive,
+        default=argparse.SUPPRESS,
+        help="1 is greedy search (default: as the model was scored, mostly 5)",
+    )
+    parser.add_argument(
+        "--batch-size", type=_positive, default=32, help="pictures computed together"
+    )
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:
@@ -166,82 +194,14 @@ def _caption(options: argparse.Namespace) -> int:
             yield path, result
 
     with output as stream:
-        _WRITERS[options.format](results(), stream)
+        WRITERS[options.format](results(), stream)
     if failed:
         print(f"captioner: {failed} of {len(paths)} pictures could not be read", file=sys.stderr)
     return 1 if failed else 0
 
 
-Results = Iterable["tuple[Path, Caption | CaptionerError]"]
-
-
-@runtime_checkable
-class Stream(Protocol):
-    """A file open for text, or standard output."""
-
-    def write(self, text: str, /) -> int:
-        """Writes text."""
-        ...
-
-    def flush(self) -> None:
-        """Sends on what was written."""
-        ...
-
-
-def _record(path: Path, result: "Caption | CaptionerError") -> dict[str, Any]:
-    if isinstance(result, CaptionerError):
-        return {
-            "image": str(path),
-            "error": {"type": type(result).__name__, "message": str(result)},
-        }
-    return result.record()
-
-
-def _write_text(results: Results, stream: Stream) -> None:
-    for path, result in results:
-        if not isinstance(result, CaptionerError):
-            print(f"{path}\t{result.text}", file=stream, flush=True)
-
-
-def _write_jsonl(results: Results, stream: Stream) -> None:
-    for path, result in results:
-        print(json.dumps(_record(path, result), ensure_ascii=False), file=stream, flush=True)
-
-
-def _write_csv(results: Results, stream: Stream) -> None:
-    import csv
-
-    writer = csv.writer(stream)
-    writer.writerow(["image", "caption", "log_prob", "error"])
-    for path, result in results:
-        if isinstance(result, CaptionerError):
-            writer.writerow([path, "", "", result])
-        else:
-            writer.writerow([path, result.text, round(result.log_prob, 4), ""])
-
-
-def _write_coco(results: Results, stream: Stream) -> None:
-    """COCO's results format; the id is the number that ends a COCO file name, else the name."""
-    rows = [
-        {"image_id": _coco_id(path), "caption": result.text}
-        for path, result in results
-        if not isinstance(result, CaptionerError)
-    ]
-    json.dump(rows, stream, ensure_ascii=False, indent=1)
-    stream.write("\n")
-
-
-def _coco_id(path: Path) -> int | str:
-    digits = path.stem.rpartition("_")[2]
-    return int(digits) if digits.isdigit() and len(digits) == 12 else path.name
-
-
-_WRITERS: dict[str, Callable[[Results, Stream], None]] = {
-    "text": _write_text,
-    "jsonl": _write_jsonl,
-    "csv": _write_csv,
-    "coco": _write_coco,
-}
+def _explain(options: argparse.Namespace) -> int:
+    return explain.run(options)
 
 
 def _evaluate(options: argparse.Namespace) -> int:
@@ -290,6 +250,18 @@ def _models(options: argparse.Namespace) -> int:
             "train one: captioner fit --config configs/shapes.yaml",
             file=sys.stderr,
         )
+    return 0
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from captioner.images import find
+    from captioner.ui import run
+    from captioner.ui_models import Models
+
+    examples = find(options.examples) if "examples" in options else []
+    run(
+        Models(vars(options).get("model", []), options.device), options.host, options.port, examples
+    )
     return 0
 
 

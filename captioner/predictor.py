@@ -1,5 +1,6 @@
 """Load once, ask many times: pictures → captions with the places looked at."""
 
+import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from captioner.decoding import Decoding, Hypothesis, force, search
 from captioner.errors import ImageError, UsageError
 from captioner.images import Geometry, Source
 from captioner.models.annotations import Annotations
+from captioner.models.attention.distributions import Hard
 from captioner.models.captioner import Captioner
 from captioner.shipped import models
 from captioner.text import Tokenizer, Vocabulary, join
@@ -182,6 +184,20 @@ class Predictor:
         hypothesis = force(self.captioner.decoder, annotations, self.vocabulary.encode(words))
         geometry = Geometry(*batch.sizes[0], annotations.grid)
         return self._caption(image, hypothesis, geometry, words)
+
+    def sampler(self) -> "Predictor | None":
+        """This model with hard attention that draws a place for every word, anew in each call.
+
+        None where nothing can be drawn: no part of the decoder is ``Hard``. The encoder is shared,
+        and this predictor stays as it is, whoever else is using it.
+        """
+        decoder = copy.deepcopy(self.captioner.decoder)
+        hard = [part for part in decoder.modules() if isinstance(part, Hard)]
+        for part in hard:
+            part.test_time = "sample"
+        whole = self.captioner
+        drawing = Captioner(whole.encoder, whole.refiner, decoder, whole.vocabulary, whole.config)
+        return Predictor(drawing, self.name, str(self.device), self.decoding) if hard else None
 
     def _explain(
         self, annotations: Annotations, hypotheses: Sequence[Hypothesis]

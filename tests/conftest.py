@@ -1,12 +1,16 @@
 """What several test files share."""
 
+import copy
+import shutil
 from pathlib import Path
 
 import pytest
 
+import apps
 import runs
-from captioner import load
+from captioner import checkpoint, load
 from captioner.cli import main
+from captioner.models.captioner import Captioner
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 
@@ -37,3 +41,45 @@ def run_folder(tmp_path_factory, shapes_cache):
     found = load(folder).caption(sorted(scenes.glob("*.png")))
     assert len({caption.text for caption in found}) > len(found) / 2
     return folder
+
+
+@pytest.fixture(scope="session")
+def hard_folder(run_folder, tmp_path_factory):
+    """The same model, its attention hard: it looks at one cell for each word."""
+    stored = checkpoint.load(run_folder)
+    tree = copy.deepcopy(stored.captioner.config)
+    tree["decoder"]["init_args"]["attention"]["init_args"]["distribution"] = {"class_path": "Hard"}
+    hard = Captioner.from_config(tree, stored.captioner.vocabulary)
+    hard.encoder.load_pretrained()
+    hard.load_state_dict(stored.captioner.state_dict())
+    folder = tmp_path_factory.mktemp("runs") / "hard"
+    checkpoint.save(hard, folder, "# Hard", stored.decoding)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def app(run_folder, hard_folder):
+    """The address of the running app, with a model of soft and one of hard attention."""
+    models = ["--model", str(run_folder), "--model", str(hard_folder)]
+    with apps.running(*models, "--device=cpu") as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """A headless Chromium: the system's, or Playwright's own. Tests are skipped, and say so, without."""
+    try:
+        from playwright.sync_api import Error, sync_playwright
+    except ImportError:
+        pytest.skip("PLAYWRIGHT MISSING: pip install -e '.[dev]'")
+    system = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
+    with sync_playwright() as playwright:
+        try:
+            # A container has no user namespaces for the sandbox; the pages opened here are our own.
+            launched = playwright.chromium.launch(
+                executable_path=system, args=["--no-sandbox"], timeout=120_000
+            )
+        except Error as error:
+            pytest.skip(f"BROWSER MISSING: apt install chromium ({str(error).splitlines()[0]})")
+        yield launched
+        launched.close()

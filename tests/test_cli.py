@@ -303,10 +303,12 @@ def test_help_names_every_command(capsys):
         "test",
         "predict",
         "caption",
+        "explain",
         "evaluate",
         "export",
         "prepare",
         "models",
+        "demo",
         "configs",
     ):
         assert re.search(rf"^ +{name} ", text, re.MULTILINE), name

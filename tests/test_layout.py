@@ -52,10 +52,26 @@ ORDER = [
     "training.self_critical",
     "checkpoint",
     "predictor",
+    "overlay.style",
+    "overlay.colours",
+    "overlay.lettering",
+    "overlay.heat",
+    "overlay.sheet",
+    "overlay.matrix",
+    "overlay.files",
+    "overlay.web",
+    "overlay",
+    "explain",
+    "writers",
     "training.task",
     "training.averaging",
     "training.run",
     "training",
+    "ui_models",
+    "ui_photo",
+    "ui_panel",
+    "ui_api",
+    "ui",
     "cli",
     "__main__",
 ]
@@ -107,11 +123,16 @@ def test_every_module_is_seen():
     assert len(modules()) >= 25
 
 
-@pytest.mark.parametrize("part", ["models", "decoding", "checkpoint", "predictor"])
+@pytest.mark.parametrize("part", ["models", "decoding", "checkpoint", "predictor", "overlay"])
 def test_using_a_model_needs_no_lightning(part):
     for name, file in modules():
         if name.split(".")[0] == part:
             assert not any("lightning" in module for module in imports(file)), name
+
+
+def test_only_the_app_knows_gradio():
+    knowing = {n for n, file in modules() if any(m.startswith("gradio") for m in imports(file))}
+    assert knowing == {"ui", "ui_api", "ui_panel", "ui_photo"}
 
 
 @pytest.mark.parametrize("arguments", [["-c", "import captioner"], ["-m", "captioner", "--help"]])

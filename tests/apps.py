@@ -1,0 +1,35 @@
+"""The app in a process of its own, as its users start it."""
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return taken.getsockname()[1]
+
+
+@contextmanager
+def running(*options: str, stop: int = signal.SIGINT) -> Iterator[str]:
+    """``captioner demo`` with these options: its address. It must end when it is asked to."""
+    command = [sys.executable, "-m", "captioner", "demo", "--port", str(free_port()), *options]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as server:
+        try:
+            line = server.stdout.readline()
+            found = re.match(r"captioner is at (http://\S+) ", line)
+            assert found, line + server.stderr.read()
+            yield found[1]
+        finally:
+            server.send_signal(stop)
+            try:
+                server.communicate(timeout=30)
+            except subprocess.TimeoutExpired:
+                server.kill()
+                raise
