@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,13 +19,24 @@ def free_port() -> int:
 def running(*options: str, stop: int = signal.SIGINT) -> Iterator[str]:
     """``captioner demo`` with these options: its address. It must end when it is asked to."""
     command = [sys.executable, "-m", "captioner", "demo", "--port", str(free_port()), *options]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as server:
+    # A file, not a pipe, which would fill up: nobody reads it while the app runs.
+    with (
+        tempfile.TemporaryFile("w+") as said,
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            text=True,
+            # Tests that a script runs in the background inherit that Ctrl+C is ignored.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+        ) as server,
+    ):
         try:
             line = server.stdout.readline()
             found = re.match(r"captioner is at (http://\S+) ", line)
-            assert found, line + server.stderr.read()
+            if not found:
+                said.seek(0)
+                raise AssertionError(line + said.read())
             yield found[1]
         finally:
             server.send_signal(stop)

@@ -55,8 +55,11 @@ def test_a_caption_is_the_command_line_s(client, scenes, expected, run_folder):
     wanted = expected[scenes[0].name]
     assert answer["image"] == scenes[0].name  # and not where the server keeps it
     assert answer["model"] == run_folder.name
-    for key in ("caption", "words", "log_prob", "word_log_probs"):
+    for key in ("caption", "words"):
         assert answer[key] == wanted[key]
+    # The command line asks for several pictures at once, and rounds.
+    for key in ("log_prob", "word_log_probs"):
+        assert answer[key] == pytest.approx(wanted[key], abs=2e-4)
     assert all(set(other) == {"caption", "log_prob"} for other in answer["alternatives"])
     greedy = ask(client, scenes[0], beam_size=1)
     assert greedy["alternatives"] == []
@@ -81,7 +84,7 @@ def test_eight_clients_at_once(app, scenes, expected):
     assert len(together) == 80
     p95, single = np.quantile(together, 0.95), np.median(alone)
     print(f"alone {single:.3f} s, of eight p95 {p95:.3f} s: {p95 / single:.1f} times")
-    assert p95 <= 8 * max(alone)
+    assert p95 <= 8 * single
 
 
 def test_everything_that_can_be_asked(client, scenes, run_folder, hard_folder):

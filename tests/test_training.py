@@ -142,6 +142,7 @@ def learned(folder: Path) -> torch.Tensor:
     return torch.cat([t.flatten() for _, t in sorted(content["current_model_state"].items())])
 
 
+@pytest.mark.slow
 def test_uncached_training_takes_the_same_way(shapes_cache, tmp_path):
     """The cache is a matter of speed: float16 is all that it costs."""
     still = ("--model.learning_rate=1e-20", "--model.weight_decay=0")
@@ -220,6 +221,7 @@ def test_killed_and_resumed_equals_undisturbed(tmp_path, shapes_cache):
     assert results[0] == results[1]
 
 
+@pytest.mark.slow
 def test_another_seed_gives_other_weights(run_folder, tmp_path, shapes_cache):
     assert main(runs.arguments(tmp_path, shapes_cache, "--seed_everything=2")) == 0
     first, second = (
