@@ -150,7 +150,8 @@ def test_a_bad_photo_is_a_sentence_and_leaves_nothing_of_the_last(visit, scene, 
     give(page, scene)
     (tmp_path / "<img src=x>.jpg").write_text("no picture")
     page.set_input_files("#photo input[type=file]", tmp_path / "<img src=x>.jpg")
-    message = page.get_by_text("found text not recognisable as a picture").first  # said again where a page asks again
+    # Said again where the page asks again.
+    message = page.get_by_text("found text not recognisable as a picture").first
     message.wait_for()
     page.wait_for_selector("#words-1", state="detached")
     give(page, scene)
