@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from captioner.decoding import Decoding
+from captioner.models.annotations import Annotations
 from captioner.models.captioner import Captioner
 from captioner.models.lstm import LSTMDecoder
 from captioner.models.luong import LuongDecoder
@@ -192,8 +193,6 @@ def loss(captioner: Captioner, vectors: Tensor, tokens: Tensor, stochastic: floa
 
 def refined(captioner: Captioner, vectors: Tensor) -> Tensor:
     """What the decoder attends to."""
-    from captioner.models.annotations import Annotations
-
     return captioner.refiner(Annotations(vectors, (1, vectors.shape[1]))).vectors
 
 
