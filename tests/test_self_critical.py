@@ -152,6 +152,30 @@ def test_the_gradient_is_that_of_the_expected_reward(baseline):
     assert error.max() < 4.5
 
 
+def test_a_beams_captions_are_worth_what_cider_says_less_their_mean():
+    decoder, picture = toy()
+    references = [[4, 5, END], [5, 6, END], [4, END]]
+    corpus = [[[START, *c] for c in references], [[START, 6, 6, END]], [[START, 5, END]]]
+    objective = SelfCritical(3, "others", LENGTH, source="beam")
+    objective.begin(corpus)
+    tokens = torch.full((1, 3, 4), PAD)
+    for row, caption in enumerate(references):
+        tokens[0, row, : len(caption) + 1] = torch.tensor([START, *caption])
+    lesson = objective.lesson(decoder, picture, tokens)
+    # Of all captions, the beam of three holds the most probable (a beam of V holds all of length 2).
+    captions = all_captions()
+    with torch.no_grad():
+        likely = log_probs(decoder, picture, captions)
+    written = [[t for t in row if t not in (PAD, START)] for row in lesson.tokens[0].tolist()]
+    assert captions[int(likely.argmax())] in [[*w, *[PAD] * (LENGTH - len(w))] for w in written]
+    assert len({tuple(w) for w in written}) == 3
+    consensus = Consensus([[c[1:] for c in given] for given in corpus])
+    rewards = torch.tensor(consensus(written, references))
+    assert rewards.std() > 0
+    torch.testing.assert_close(lesson.rewards[0], (rewards - rewards.mean()) * 3 / 2)
+    torch.testing.assert_close(lesson.measures["reward"], rewards.mean())
+
+
 def test_outside_training_it_is_the_likelihood():
     decoder, picture = toy()
     targets = torch.tensor([[[4, 5, END], [6, END, PAD]]])
@@ -189,4 +213,4 @@ def test_fine_tuning_from_the_command_line(run_folder, shapes_cache, tmp_path):
     assert record["mean_length"] > 0
     assert record["bad_endings"] >= 0
     logged = (tmp_path / "tuned" / "logs" / "version_0" / "metrics.csv").read_text().split("\n")[0]
-    assert "train/advantage_variance" in logged
+    assert {"train/advantage_variance", "train/reward"} <= set(logged.split(","))

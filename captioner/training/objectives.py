@@ -1,7 +1,7 @@
 """What training minimises. Objectives see targets; models do not."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -38,10 +38,12 @@ class Lesson:
     Attributes:
         tokens: ``<start> words <end> <pad> …``, for every row of every picture.
         rewards: what each caption is worth, where that is not the same for all.
+        measures: numbers worth logging.
     """
 
     tokens: Int[Tensor, "B R T"]
     rewards: Float[Tensor, "B R"] | None = None
+    measures: Mapping[str, Float[Tensor, ""]] = field(default_factory=dict)
 
 
 class Objective(Component, kind="objective"):

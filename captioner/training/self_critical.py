@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from captioner.decoding import Decoding, sample, search, speakable
+from captioner.decoding import Decoding, Hypothesis, sample, search, speakable
 from captioner.errors import UsageError
 from captioner.evaluation.consensus import Consensus
 from captioner.models.annotations import Annotations
@@ -16,6 +16,7 @@ from captioner.text import END, PAD, START, UNK
 from captioner.training.objectives import Lesson, Loss, Objective
 
 BaselineName = Literal["greedy", "others"]
+SourceName = Literal["samples", "beam"]
 
 
 class SelfCritical(Objective):
@@ -27,7 +28,11 @@ class SelfCritical(Objective):
     that what is drawn and what is learned from are one distribution.
 
     Args:
-        samples: captions drawn of each picture.
+        samples: captions learned from of each picture.
+        source: where they come from. ``samples``: drawn word by word from the model's probabilities, as
+            in the paper; ``beam``: found by beam search, as in Anderson et al. 2018 (arXiv 1707.07998,
+            §3.3): no draw, so no expectation over the model either, but captions nearer to those that
+            the trained model will write.
         baseline: b. ``greedy``: the reward of the greedy caption, as in the paper; ``others``: the mean
             of a picture's other samples (Luo 2020, arXiv 2003.09971), which costs no search.
         max_length: most words drawn.
@@ -40,7 +45,11 @@ class SelfCritical(Objective):
     dropout = False
 
     def __init__(
-        self, samples: int = 5, baseline: BaselineName = "others", max_length: int = 20
+        self,
+        samples: int = 5,
+        baseline: BaselineName = "others",
+        max_length: int = 20,
+        source: SourceName = "samples",
     ) -> None:
         super().__init__()
         if samples < 1 or (baseline == "others" and samples < 2):
@@ -50,6 +59,7 @@ class SelfCritical(Objective):
         self.samples = samples
         self.baseline = baseline
         self.max_length = max_length
+        self.source = source
         self._consensus: Consensus | None = None
 
     def begin(self, captions: Sequence[Sequence[Sequence[int]]]) -> None:
@@ -60,8 +70,14 @@ class SelfCritical(Objective):
     def lesson(
         self, decoder: Decoder, annotations: Annotations, tokens: Int[Tensor, "B R T"]
     ) -> Lesson:
-        """Captions drawn now, with their reward less the baseline; ``tokens`` are the references."""
-        drawn = sample(decoder, annotations, self.samples, self.max_length)
+        """Captions of now, with their reward less the baseline; ``tokens`` are the references.
+
+        Measure ``reward``: the mean CIDEr-D of the captions, ``baseline`` that of the greedy ones.
+        """
+        if self.source == "beam":
+            drawn = self._found(decoder, annotations)
+        else:
+            drawn = sample(decoder, annotations, self.samples, self.max_length)
         # The longest first, as decoders like it.
         order = (drawn != PAD).sum(-1).argsort(1, descending=True)
         drawn = drawn.gather(1, order.unsqueeze(-1).expand_as(drawn))
@@ -69,8 +85,7 @@ class SelfCritical(Objective):
         if self.baseline == "greedy":
             greedy = search(decoder, annotations, Decoding(1, self.max_length))
             for rows, [hypothesis] in zip(candidates, greedy, strict=True):
-                ended = len(hypothesis.tokens) < self.max_length
-                rows.append([*hypothesis.tokens, *([END] if ended else [])])
+                rows.append(self._words(hypothesis))
         assert self._consensus is not None
         rewards = torch.tensor(
             [
@@ -79,10 +94,28 @@ class SelfCritical(Objective):
             ],
             device=drawn.device,
         )
-        own = rewards[:, : self.samples]
+        own, greedy_reward = rewards.split([self.samples, rewards.shape[1] - self.samples], 1)
         if self.baseline == "greedy":
-            return Lesson(drawn, own - rewards[:, self.samples :])
-        return Lesson(drawn, (own - own.mean(1, keepdim=True)) * self.samples / (self.samples - 1))
+            measures = {"reward": own.mean(), "baseline": greedy_reward.mean()}
+            return Lesson(drawn, own - greedy_reward, measures)
+        advantages = (own - own.mean(1, keepdim=True)) * self.samples / (self.samples - 1)
+        return Lesson(drawn, advantages, {"reward": own.mean()})
+
+    def _found(self, decoder: Decoder, annotations: Annotations) -> Int[Tensor, "B S T"]:
+        """The captions of a beam, as ``sample`` returns captions."""
+        found = search(decoder, annotations, Decoding(self.samples, self.max_length))
+        rows = torch.full((len(found), self.samples, self.max_length + 2), PAD)
+        for b, hypotheses in enumerate(found):
+            for s in range(self.samples):
+                # A beam of few words may hold fewer captions: then the best stands for the missing.
+                words = self._words(hypotheses[s] if s < len(hypotheses) else hypotheses[0])
+                rows[b, s, : len(words) + 1] = torch.tensor([START, *words])
+        return rows[..., : int((rows != PAD).sum(-1).max())].to(annotations.vectors.device)
+
+    def _words(self, hypothesis: Hypothesis) -> list[int]:
+        """Its ids, its end included where it came to one."""
+        ended = len(hypothesis.tokens) < self.max_length
+        return [*hypothesis.tokens, *([END] if ended else [])]
 
     def forward(
         self,

@@ -158,8 +158,8 @@ class CaptioningTask(pl.LightningModule):
             [global_seed(), self.current_epoch, batch_idx, self.global_rank]
         )
         torch.manual_seed(int(seed.generate_state(1)[0]))
-        loss = self._learn(batch)
-        logged = {"loss": loss.total, **loss.terms, **loss.measures}
+        loss, measures = self._learn(batch)
+        logged = {"loss": loss.total, **loss.terms, **loss.measures, **measures}
         self.log_dict(
             {f"train/{name}": value.detach() for name, value in logged.items()},
             batch_size=len(batch.image_ids),
@@ -271,8 +271,8 @@ class CaptioningTask(pl.LightningModule):
                 "them; resume with the max_epochs and batch size it began with, or start a new run"
             )
 
-    def _learn(self, batch: Batch) -> Loss:
-        """The loss of a training step."""
+    def _learn(self, batch: Batch) -> tuple[Loss, Mapping[str, Tensor]]:
+        """The loss of a training step, and what its lesson measured."""
         objective, captioner = self.objective, self.captioner
         progress = self.global_step / self.trainer.estimated_stepping_batches
         for distribution in hard_attention(captioner.decoder):
@@ -285,7 +285,8 @@ class CaptioningTask(pl.LightningModule):
         if objective.dropout and self.word_dropout:
             inputs = _drop_words(inputs, self.word_dropout)
         detail: Detail = "shown" if objective.needs_weights else "none"
-        return objective(captioner.decoder(annotations, inputs, detail), targets, lesson.rewards)
+        decoded = captioner.decoder(annotations, inputs, detail)
+        return objective(decoded, targets, lesson.rewards), lesson.measures
 
     def _judge(self, batch: Batch) -> Loss:
         """The loss of the captions of a batch, teacher forced, nothing learned."""
