@@ -15,6 +15,7 @@ from captioner.data.records import Record
 from captioner.errors import EvaluationError, ModelError, UsageError
 from captioner.evaluation.deletion import ORDERS, _order, word_falls
 from captioner.evaluation.faithfulness import measure
+from captioner.evaluation.tallies import statistics
 from captioner.models import Annotations, Blind
 from captioner.models.attention import Hard
 from captioner.models.attention.attention import Keys
@@ -237,15 +238,14 @@ def test_a_trained_model_is_measured(model, scenes):
         curves.areas["most"].value - curves.areas["random"].value
     )
     told = json.loads(json.dumps(found.as_dict()))
-    assert told["regime"] == "references"
+    assert told["regime"] == "forced"
     assert (
         told["scores"]["content"]["area_most"]["value"]
         == found.words["content"].areas["most"].value
     )
-    line = found.tallies[3].as_dict()
-    assert line["image_id"] == scenes[3].image_id
-    total, number = np.sum([t.as_dict()["ratios"]["all.area_most"] for t in found.tallies], axis=0)
-    assert total / number == pytest.approx(curves.areas["most"].value)
+    assert [tally.image_id for tally in found.tallies] == [s.image_id for s in scenes[:24]]
+    again = statistics(found.tallies)["all.area_most"](np.ones((1, 24)))
+    assert again[0] == pytest.approx(curves.areas["most"].value)
 
 
 def test_log_probs_are_those_of_explain(model, scenes):
@@ -318,7 +318,7 @@ def test_hard_attention_that_samples_is_measured_at_its_most_probable_region(har
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"regime": "own"}, "regime must be references or generated, got 'own'"),
+        ({"regime": "own"}, "regime must be forced or generated, got 'own'"),
         ({"draws": 0}, "must be 1 or more"),
         ({"shares": [0.5, 0.2]}, "increasing, above 0 and up to 1, got 0.5, 0.2"),
         ({"shares": []}, "increasing"),

@@ -26,13 +26,14 @@ from captioner.errors import EvaluationError, UsageError
 from captioner.evaluation.bootstrap import Bootstrap, Estimate, ratio
 from captioner.evaluation.deletion import ORDERS, SHARES, Falls, Order, word_falls
 from captioner.evaluation.function_words import FUNCTION_WORDS
+from captioner.evaluation.tallies import Tally
 from captioner.models.attention.distributions import Hard
 from captioner.models.decoder import Decoder
 from captioner.models.erasure import of_pictures
 from captioner.predictor import Predictor
 from captioner.text import UNK, Tokenizer, Vocabulary
 
-Regime = Literal["references", "generated"]
+Regime = Literal["forced", "generated"]
 GROUPS = ("all", "content", "function")
 ROUNDING = 1e-5
 """Of log-probabilities in single precision, in nats: no smaller difference means anything."""
@@ -89,13 +90,13 @@ def _sign(difference: Estimate) -> str:
 
 
 @dataclass(frozen=True)
-class Tally:
-    """What one image adds: for each group of words how many there are, and the sums over them.
+class Sums:
+    """Over the words of one image: for each of ``GROUPS`` how many there are, and what they add up to.
 
     Attributes:
         image_id: as the record has it.
-        words: of each group.
-        log_probs: their sum.
+        words: how many.
+        log_probs: of each group.
         falls: for every order and number of regions.
         areas: for every order.
     """
@@ -106,17 +107,20 @@ class Tally:
     falls: Float64[np.ndarray, "G 3 Q"]
     areas: Float64[np.ndarray, "G 3"]
 
-    def as_dict(self) -> dict[str, Any]:
-        """A line of ``….images.jsonl``, which ``captioner compare`` draws its resamples from."""
+    def tally(self) -> Tally:
+        """The measures in which models are compared."""
         ratios = {}
         for g, group in enumerate(GROUPS):
-            measures = {"log_prob": self.log_probs[g]}
-            measures |= {f"area_{order}": self.areas[g, o] for o, order in enumerate(ORDERS)}
-            measures["most_over_random"] = self.areas[g, 0] - self.areas[g, 1]
-            measures["random_over_least"] = self.areas[g, 1] - self.areas[g, 2]
+            most, random, least = self.areas[g]
+            measures = {
+                "log_prob": self.log_probs[g],
+                **{f"area_{order}": self.areas[g, o] for o, order in enumerate(ORDERS)},
+                "most_over_random": most - random,
+                "random_over_least": random - least,
+            }
             for name, total in measures.items():
-                ratios[f"{group}.{name}"] = [float(total), float(self.words[g])]
-        return {"image_id": self.image_id, "ratios": ratios}
+                ratios[f"{group}.{name}"] = (float(total), float(self.words[g]))
+        return Tally(self.image_id, ratios)
 
 
 @dataclass(frozen=True)
@@ -124,13 +128,13 @@ class Faithfulness:
     """How much words depend on where the decoder looks.
 
     Attributes:
-        regime: whose captions: the ``references`` fed to the model, or ``generated`` by it.
+        regime: whose captions: the references, ``forced`` on the model, or ``generated`` by it.
         mechanism: how the decoder attends.
         words: the curves of ``all``, ``content`` and ``function`` words.
         shares: of the regions, erased one after the other; the mean over images.
         unknown: words of the captions that the model does not know, which are left out.
         failed: one line for each photo that could not be read.
-        tallies: what each image adds.
+        tallies: what each image adds, for ``captioner.evaluation.tallies.lines``.
         settings: what else the numbers depend on.
     """
 
@@ -149,6 +153,7 @@ class Faithfulness:
             "measure": "faithfulness",
             "regime": self.regime,
             "mechanism": self.mechanism,
+            "erased": "the picture's mean annotation, refined, at the word's own step alone",
             "images": len(self.tallies),
             "failed": list(self.failed),
             "unknown_words": self.unknown,
@@ -161,7 +166,7 @@ class Faithfulness:
 def measure(
     predictor: Predictor,
     records: Sequence[Record],
-    regime: Regime = "references",
+    regime: Regime = "forced",
     *,
     captions: int = 1,
     shares: Sequence[float] = SHARES,
@@ -177,8 +182,8 @@ def measure(
     Args:
         predictor: from ``captioner.load``.
         records: photos with their reference captions. A photo that cannot be read costs only itself.
-        regime: feed the ``references``, whose words are the same for every model; or the ``generated``
-            captions, which are what the model would say, found as its decoding says.
+        regime: ``forced``, the reference captions are fed in, whose words are the same for every
+            model; or ``generated``, what the model would say, searched for as its decoding says.
         captions: how many reference captions of each photo, the first ones; not used for generated.
         shares: of a picture's regions to erase, increasing, above 0 and up to 1.
         draws: over how many random choices of regions ``random`` is averaged.
@@ -191,7 +196,7 @@ def measure(
         EvaluationError: no photo could be read, or no caption holds a word that the model knows.
     """
     if regime not in get_args(Regime):
-        raise UsageError(f"regime must be references or generated, got {regime!r}")
+        raise UsageError(f"regime must be forced or generated, got {regime!r}")
     if min(captions, draws, batch_size, resamples) < 1:
         raise UsageError(
             "captions, draws, batch_size and resamples must be 1 or more, got "
@@ -203,7 +208,7 @@ def measure(
         )
     whole = predictor.captioner
     decoder = _settled(whole.decoder)
-    tallies: list[Tally] = []
+    sums: list[Sums] = []
     failed: list[str] = []
     reached: list[Tensor] = []
     unknown = 0
@@ -222,7 +227,7 @@ def measure(
             said = [_references(record, captions, predictor) for record in some]
         flat = [ids for of_picture in said for ids in of_picture]
         if not flat:
-            tallies += [_tally(record, [], [], whole.vocabulary, len(shares)) for record in some]
+            sums += [_sums(record, [], [], whole.vocabulary, len(shares)) for record in some]
             continue
         pictures = [place for place, of_picture in enumerate(said) for _ in of_picture]
         chosen = torch.tensor(pictures, device=predictor.device)
@@ -232,28 +237,27 @@ def measure(
             flat,
             shares,
             draws,
-            seed + len(tallies),
+            seed + len(sums),
         )
         unknown += sum(ids.count(UNK) for ids in flat)
         reached += [falls.shares for falls in found]
         falls = iter(found)
         for record, of_picture in zip(some, said, strict=True):
             own = [next(falls) for _ in of_picture]
-            tallies.append(_tally(record, of_picture, own, whole.vocabulary, len(shares)))
-    if not any(tally.words[0] for tally in tallies):
+            sums.append(_sums(record, of_picture, own, whole.vocabulary, len(shares)))
+    if not any(image.words[0] for image in sums):
         reason = failed[0] if failed else "no caption holds a word that the model knows"
         raise EvaluationError(f"faithfulness of {len(records)} photos cannot be measured: {reason}")
     return Faithfulness(
         regime,
         decoder.mechanism,
-        _curves(tallies, Bootstrap(len(tallies), resamples, seed)),
+        _curves(sums, Bootstrap(len(sums), resamples, seed)),
         tuple(torch.stack(reached).mean(0).tolist()),
         unknown,
         tuple(failed),
-        tuple(tallies),
+        tuple(image.tally() for image in sums),
         {
-            "erased": "mean annotation of the picture, refined, at the step of the word alone",
-            "captions_per_image": captions if regime == "references" else 1,
+            "captions_per_image": captions if regime == "forced" else 1,
             "draws": draws,
             "seed": seed,
             "resamples": resamples,
@@ -282,16 +286,16 @@ def _references(record: Record, count: int, predictor: Predictor) -> list[list[i
     return [predictor.vocabulary.encode(caption[:longest]) for caption in words if caption]
 
 
-def _tally(
+def _sums(
     record: Record,
     captions: Sequence[Sequence[int]],
     found: Sequence[Falls],
     vocabulary: Vocabulary,
     shares: int,
-) -> Tally:
+) -> Sums:
     """What a photo adds, one region and so many shares of them erased."""
     groups, orders = len(GROUPS), len(ORDERS)
-    tally = Tally(
+    image = Sums(
         record.image_id,
         np.zeros(groups),
         np.zeros(groups),
@@ -303,19 +307,19 @@ def _tally(
         function = np.array([vocabulary.words[word] in FUNCTION_WORDS for word in ids])
         member = np.stack([known, known & ~function, known & function]).astype(np.float64)  # G T
         for total, values in (
-            (tally.words, torch.ones_like(falls.log_probs)),
-            (tally.log_probs, falls.log_probs),
-            (tally.falls, falls.falls),
-            (tally.areas, falls.areas),
+            (image.words, torch.ones_like(falls.log_probs)),
+            (image.log_probs, falls.log_probs),
+            (image.falls, falls.falls),
+            (image.areas, falls.areas),
         ):
             total += np.tensordot(member, values.double().cpu().numpy(), 1)
-    return tally
+    return image
 
 
-def _curves(tallies: Sequence[Tally], bootstrap: Bootstrap) -> dict[str, Curves]:
+def _curves(sums: Sequence[Sums], bootstrap: Bootstrap) -> dict[str, Curves]:
     """The means over words, by group; a group without a word is left out."""
     words, log_probs, falls, areas = (
-        np.stack([getattr(tally, name) for tally in tallies])
+        np.stack([getattr(image, name) for image in sums])
         for name in ("words", "log_probs", "falls", "areas")
     )
     found = {}
@@ -323,8 +327,8 @@ def _curves(tallies: Sequence[Tally], bootstrap: Bootstrap) -> dict[str, Curves]
         if not words[:, g].any():
             continue
 
-        def mean(sums: np.ndarray, numbers: np.ndarray = words[:, g]) -> Estimate:
-            return bootstrap.estimate(ratio(sums, numbers))
+        def mean(totals: np.ndarray, numbers: np.ndarray = words[:, g]) -> Estimate:
+            return bootstrap.estimate(ratio(totals, numbers))
 
         most, random, least = areas[:, g].T
         found[group] = Curves(
