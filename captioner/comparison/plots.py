@@ -11,6 +11,7 @@ from captioner.comparison.results import Curve
 from captioner.comparison.table import Comparison, Group
 from captioner.overlay.lettering import font, plain, shorten, wrap
 
+Number = float | int
 # Okabe, Ito 2008: told apart without colour vision too.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#8a6f00", "#555555")
 INK, SOFT, FAINT, PAPER = "#1b1b1f", "#62626b", "#d9d9de", "#ffffff"
@@ -43,16 +44,16 @@ class Canvas:
         self._image = Image.new("RGB", (width * SCALE, height * SCALE), PAPER)
         self._draw = ImageDraw.Draw(self._image, "RGBA")
 
-    def line(self, points: Sequence[tuple[float, float]], colour: str, width: float = 1) -> None:
+    def line(self, points: Sequence[tuple[Number, Number]], colour: str, width: Number = 1) -> None:
         """From point to point."""
         scaled = [(x * SCALE, y * SCALE) for x, y in points]
         self._draw.line(scaled, colour, round(width * SCALE), joint="curve")
 
-    def band(self, points: Sequence[tuple[float, float]], colour: str) -> None:
+    def band(self, points: Sequence[tuple[Number, Number]], colour: str) -> None:
         """A filled area, which lets what lies behind shine through."""
         self._draw.polygon([(x * SCALE, y * SCALE) for x, y in points], f"{colour}30")
 
-    def dot(self, x: float, y: float, colour: str, radius: float = 5) -> None:
+    def dot(self, x: Number, y: Number, colour: str, radius: Number = 5) -> None:
         """A disc."""
         box = [
             (x - radius) * SCALE,
@@ -63,7 +64,7 @@ class Canvas:
         self._draw.ellipse(box, colour)
 
     def text(
-        self, x: float, y: float, text: str, size: int, colour: str = INK, anchor: str = "lm"
+        self, x: Number, y: Number, text: str, size: int, colour: str = INK, anchor: str = "lm"
     ) -> None:
         """One line; the anchor as Pillow has it."""
         letters = font(size * SCALE, plain(text))
@@ -130,15 +131,14 @@ def curves(group: Group, columns: Sequence[str]) -> Image.Image:
             for order, colour in ORDERS.items():
                 if (of, order) in found:
                     _curve(canvas, found[of, order], along, up, colour)
-    canvas.text(
-        MARGIN, top - 12, "fall of log p(word), nats, by the share of regions erased:", SMALL, SOFT
-    )
-    x = MARGIN + 360.0
+    says = "fall of log p(word), in nats, by the share of the picture's regions erased"
+    canvas.text(MARGIN, top - 34, says, SMALL, SOFT)
+    x = float(MARGIN)
     for order, colour in ORDERS.items():
-        text = {"random": "at random"}.get(order, f"{order} looked at first")
-        canvas.line([(x, top - 12), (x + 20, top - 12)], colour, 3)
-        canvas.text(x + 26, top - 12, text, SMALL, SOFT)
-        x += 150
+        text = {"random": "in random order"}.get(order, f"the {order} looked at first")
+        canvas.line([(x, top - 14), (x + 20, top - 14)], colour, 3)
+        canvas.text(x + 26, top - 14, text, SMALL, SOFT)
+        x += 200
     return canvas.finished()
 
 
@@ -165,11 +165,13 @@ class Axis:
     """
 
     def __init__(
-        self, low: float, high: float, start: float, end: float, whole: bool = False
+        self, low: Number, high: Number, start: Number, end: Number, whole: bool = False
     ) -> None:
-        span = high - low or max(abs(low) / 10, 1e-3)
+        if high == low:
+            low, high = low - max(abs(low) / 20, 1e-3), high + max(abs(high) / 20, 1e-3)
+        span = high - low
         room = 0.0 if whole else 0.08 * span
-        self.low, self.high = low - room, low + span + room
+        self.low, self.high = low - room, high + room
         self.start, self.end = start, end
         rough = span / 4
         power = 10.0 ** math.floor(math.log10(rough))
@@ -177,11 +179,11 @@ class Axis:
         first, last = math.ceil(self.low / self.step), math.floor(self.high / self.step + 1e-9)
         self.ticks = [number * self.step for number in range(first, last + 1)]
 
-    def __call__(self, value: float) -> float:
+    def __call__(self, value: Number) -> float:
         """The pixel of a number."""
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
-    def label(self, tick: float) -> str:
+    def label(self, tick: Number) -> str:
         """A tick with as many digits as its step needs; in millions where it is one."""
         if self.step >= 1e5 or abs(tick) >= 1e6:
             return f"{tick / 1e6:.6g} M"
@@ -193,7 +195,7 @@ def _page(heading: str, across: int, height: int, label: int = LABEL) -> tuple[C
     """A canvas with its heading, and where what is below that begins."""
     width = 2 * MARGIN + max(2, across) * (label + PANEL)
     lines = wrap(plain(heading), font(TITLE, plain(heading)), width - 2 * MARGIN)
-    top = MARGIN + len(lines) * (TITLE + 6) + 30
+    top = MARGIN + len(lines) * (TITLE + 6) + 50
     canvas = Canvas(width, top + height + MARGIN)
     for number, line in enumerate(lines):
         canvas.text(MARGIN, MARGIN + (number + 0.5) * (TITLE + 6), line, TITLE)

@@ -166,8 +166,8 @@ class CaptionScorer(Generic[Id]):
             Tally(
                 image if _is_id(image) else str(image),
                 {
-                    "rouge_l": (100 * float(each_rouge[place]), 1),
-                    "cider": (100 * float(each_cider[place]), 1),
+                    "rouge_l": (100 * float(each_rouge[place]), 1.0),
+                    "cider": (100 * float(each_cider[place]), 1.0),
                 },
                 caption,
                 _counts(counted.ctest[place]),
@@ -197,7 +197,7 @@ class CaptionScorer(Generic[Id]):
         return [" ".join(self._split(caption)) for caption in captions]
 
 
-def _counts(cooked: Mapping[str, Any]) -> tuple[float, ...]:
+def _counts(cooked: Mapping[str, Any]) -> tuple[int, ...]:
     """What an image adds to BLEU; of two references equally near in length the shorter counts."""
     length = cooked["testlen"]
     nearest = min((abs(reference - length), reference) for reference in cooked["reflen"])[1]

@@ -49,7 +49,7 @@ class Tally:
     image_id: int | str
     ratios: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     caption: str | None = None
-    bleu: tuple[float, ...] | None = None
+    bleu: tuple[int, ...] | None = None
     meteor: tuple[float, ...] | None = None
 
 
@@ -136,12 +136,18 @@ def read(file: Path) -> list[Tally]:
 
 def _tally(record: dict[str, Any]) -> Tally:
     """As ``lines`` wrote it."""
-    numbers = {"bleu": 2 + 2 * ORDER, "meteor": OF_METEOR}
-    parts: dict[str, Any] = {}
-    for name, expected in numbers.items():
-        if name in record:
-            parts[name] = tuple(map(float, record[name]))
-            if len(parts[name]) != expected:
-                raise ValueError(f"{name} has {len(parts[name])} numbers, expected {expected}")
+    bleu, meteor = record.get("bleu"), record.get("meteor")
+    for name, numbers, expected in (
+        ("bleu", bleu, 2 + 2 * ORDER),
+        ("meteor", meteor, OF_METEOR),
+    ):
+        if numbers is not None and len(numbers) != expected:
+            raise ValueError(f"{name} has {len(numbers)} numbers, expected {expected}")
     ratios = {name: (float(a), float(b)) for name, (a, b) in record.get("ratios", {}).items()}
-    return Tally(record["image_id"], ratios, record.get("caption"), **parts)
+    return Tally(
+        record["image_id"],
+        ratios,
+        record.get("caption"),
+        None if bleu is None else tuple(map(int, bleu)),
+        None if meteor is None else tuple(map(float, meteor)),
+    )
