@@ -318,7 +318,6 @@ def test_hard_attention_that_samples_is_measured_at_its_most_probable_region(har
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"regime": "own"}, "regime must be forced or generated, got 'own'"),
         ({"draws": 0}, "must be 1 or more"),
         ({"shares": [0.5, 0.2]}, "increasing, above 0 and up to 1, got 0.5, 0.2"),
         ({"shares": []}, "increasing"),
