@@ -113,7 +113,7 @@ def test_the_gradient_is_that_of_the_expected_reward(baseline):
     decoder, picture = toy()
     references = [[4, 5, END], [5, 6, END], [4, END]]
     corpus = [[[START, *c] for c in references], [[START, 6, 6, END]], [[START, 5, END]]]
-    objective = SelfCritical(4, baseline, LENGTH)
+    objective = SelfCritical(4, baseline, LENGTH, source="samples")
     objective.begin(corpus)
     captions = all_captions()
     consensus = Consensus([[c[1:] for c in given] for given in corpus])
@@ -156,7 +156,7 @@ def test_a_beams_captions_are_worth_what_cider_says_less_their_mean():
     decoder, picture = toy()
     references = [[4, 5, END], [5, 6, END], [4, END]]
     corpus = [[[START, *c] for c in references], [[START, 6, 6, END]], [[START, 5, END]]]
-    objective = SelfCritical(3, "others", LENGTH, source="beam")
+    objective = SelfCritical(3, "others", LENGTH)
     objective.begin(corpus)
     tokens = torch.full((1, 3, 4), PAD)
     for row, caption in enumerate(references):
@@ -183,7 +183,7 @@ def test_outside_training_it_is_the_likelihood():
     decoded = decoder(picture, inputs)
     loss = SelfCritical()(decoded, targets)
     expected = torch.nn.functional.cross_entropy(
-        decoded.logits.flatten(0, -2).float(), targets.flatten(), ignore_index=PAD
+        decoded.logits.flatten(0, -2), targets.flatten(), ignore_index=PAD
     )
     torch.testing.assert_close(loss.measures["nll"], expected)
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from captioner.models.annotations import Annotations
@@ -36,7 +36,8 @@ class Decoded:
     """All steps of a caption, teacher forced. ``*R`` is there when a picture has several captions.
 
     Attributes:
-        logits: the scores of the next word, at every step.
+        said: the scores of the next word at the N steps marked in ``there``; at all steps, (B, *R, T,
+            V), where it is None. ``logits`` has them in their places.
         weights: where the model looked, at every step; None where nobody asked.
         log_prob: log-probability of the locations drawn; None for deterministic attention.
         entropy: entropy in nats of what they were drawn from; None likewise.
@@ -46,9 +47,11 @@ class Decoded:
         past: how much each earlier word counts, for every layer and head, where the decoder attends
             to what it wrote: ``past[…, t, l, h, j]`` is the weight of input j, ``<start>`` being
             input 0, at step t; 0 for every j > t. None unless asked for.
+        there: the steps after which a caption still has something to say: the vocabulary is projected
+            for these alone, and the loss need not go through the others.
     """
 
-    logits: Float[Tensor, "B *R T V"]
+    said: Float[Tensor, "*said V"]
     weights: Float[Tensor, "B *R T L"] | None
     log_prob: Float[Tensor, "B *R T"] | None = None
     entropy: Float[Tensor, "B *R T"] | None = None
@@ -56,6 +59,24 @@ class Decoded:
     expected: Float[Tensor, "B *R T L"] | None = None
     layers: Float[Tensor, "B *R T l h L"] | None = None
     past: Float[Tensor, "B *R T l s T"] | None = None
+    there: Bool[Tensor, "B *R T"] | None = None
+
+    @property
+    def logits(self) -> Float[Tensor, "B *R T V"]:
+        """The scores of the next word, at every step; zeros where there is nothing to say."""
+        return self.placed(self.said)
+
+    def at(self, values: Shaped[Tensor, "*steps"]) -> Shaped[Tensor, "*said"]:
+        """Something of every step, where ``said`` is."""
+        return values if self.there is None else values[self.there]
+
+    def placed(self, values: Float[Tensor, "*said"]) -> Float[Tensor, "*steps"]:
+        """Something of what was said, at its step; zeros at the others."""
+        if self.there is None:
+            return values
+        everywhere = values.new_zeros(*self.there.shape, *values.shape[1:])
+        everywhere[self.there] = values
+        return everywhere
 
 
 class Decoder(Component, kind="decoder"):
@@ -132,8 +153,12 @@ class WordDecoder(Decoder, abstract=True):
         decoded = self.teach(annotations, tokens.view(len(tokens), -1, tokens.shape[-1]), detail)
         if tokens.ndim == 3:
             return decoded
-        there = {name: part for name, part in vars(decoded).items() if part is not None}
-        return replace(decoded, **{name: part.squeeze(1) for name, part in there.items()})
+        single = {
+            name: part.squeeze(1)
+            for name, part in vars(decoded).items()
+            if part is not None and not (name == "said" and decoded.there is not None)
+        }
+        return replace(decoded, **single)
 
     def teach(
         self, annotations: Annotations, tokens: Int[Tensor, "B R T"], detail: Detail
@@ -155,13 +180,6 @@ def rows_at_work(unfinished: Bool[Tensor, "B R T"]) -> list[int]:
     """
     numbers = torch.arange(1, unfinished.shape[1] + 1, device=unfinished.device)
     return (unfinished.any(0) * numbers.unsqueeze(1)).amax(0).clamp(min=1).tolist()
-
-
-def scattered(said: Float[Tensor, "N V"], there: Bool[Tensor, "B R T"]) -> Float[Tensor, "B R T V"]:
-    """What was said at the steps marked, in their places; zeros elsewhere."""
-    logits = said.new_zeros(*there.shape, said.shape[-1])
-    logits[there] = said
-    return logits
 
 
 def mixture(

@@ -14,7 +14,6 @@ from captioner.models.decoder import (
     mixture,
     repeat,
     rows_at_work,
-    scattered,
     unfinished,
 )
 from captioner.models.recurrent import AttentionFactory, LSTMState, Memory, RecurrentDecoder
@@ -95,7 +94,7 @@ class LSTMDecoder(RecurrentDecoder):
             looked.append(with_rows(looks, tokens.shape[1]))
         attended = Attended.stack(steps)
         said = self._read_out(embedded[there], torch.stack(hidden, 2)[there], attended.at(there))
-        return self.decoded(scattered(said, there), attended, looked, detail)
+        return self.decoded(said, there, attended, looked, detail)
 
     def cell(
         self, inputs: Float[Tensor, "N i"], hidden: Float[Tensor, "N n"], cell: Float[Tensor, "N n"]

@@ -15,7 +15,6 @@ from captioner.models.decoder import (
     mixture,
     repeat,
     rows_at_work,
-    scattered,
     unfinished,
 )
 from captioner.models.recurrent import AttentionFactory, LSTMState, RecurrentDecoder
@@ -122,7 +121,7 @@ class LuongDecoder(RecurrentDecoder):
             hidden, _ = self.lstm(embedded.flatten(0, -3), tuple(m.unsqueeze(0) for m in memory))
             attended = self._attend(hidden.view(*tokens.shape, -1), state, need_weights)
         said = self._read_out(attended.at(there))
-        return self.decoded(scattered(said, there), attended, looked, detail)
+        return self.decoded(said, there, attended, looked, detail)
 
     def cell(
         self, inputs: Float[Tensor, "N i"], hidden: Float[Tensor, "N n"], cell: Float[Tensor, "N n"]

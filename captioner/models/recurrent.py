@@ -6,7 +6,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from captioner.errors import ModelError
@@ -213,7 +213,8 @@ class RecurrentDecoder(WordDecoder, abstract=True):
 
     def decoded(
         self,
-        logits: Float[Tensor, "B *R T V"],
+        said: Float[Tensor, "N V"],
+        there: Bool[Tensor, "B R T"],
         attended: Attended,
         looked: list[Tensor],
         detail: Detail,
@@ -221,7 +222,8 @@ class RecurrentDecoder(WordDecoder, abstract=True):
         """All steps of a caption, with as much detail as was asked for.
 
         Args:
-            logits: the scores of the next word.
+            said: the scores of the next word, where a caption has something to say.
+            there: where that is.
             attended: what attention found, of all steps.
             looked: what ``update`` said of every step.
             detail: how much to say.
@@ -235,7 +237,7 @@ class RecurrentDecoder(WordDecoder, abstract=True):
                 [F.pad(step, (0, len(looked) - step.shape[-1])) for step in looked], -2
             )[..., None, None, :]
         return Decoded(
-            logits,
+            said,
             attended.weights,
             attended.log_prob,
             attended.entropy,
@@ -243,4 +245,5 @@ class RecurrentDecoder(WordDecoder, abstract=True):
             attended.expected,
             heads.unsqueeze(-3) if everything and heads is not None else None,
             past,
+            there,
         )

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from captioner.errors import ModelError
@@ -12,7 +12,7 @@ from captioner.models.annotations import Annotations
 from captioner.models.attention.attention import Attended, Keys
 from captioner.models.attention.multihead import MultiHead
 from captioner.models.attention.self_attention import SelfAttention, causal
-from captioner.models.decoder import Decoded, Detail, WordDecoder, gather_rows
+from captioner.models.decoder import Decoded, Detail, WordDecoder, gather_rows, unfinished
 from captioner.models.positions import sinusoids
 from captioner.models.recurrent import AttentionFactory
 
@@ -181,13 +181,18 @@ class TransformerDecoder(WordDecoder):
         self, annotations: Annotations, tokens: Int[Tensor, "B R T"], detail: Detail
     ) -> Decoded:
         """All words at once."""
-        decoded, _ = self._advance(tokens, self.begin(annotations, tokens), detail)
+        there = unfinished(tokens)
+        decoded, _ = self._advance(tokens, self.begin(annotations, tokens), detail, there)
         return decoded
 
     def _advance(
-        self, tokens: Int[Tensor, "B R T"], state: TransformerState, detail: Detail
+        self,
+        tokens: Int[Tensor, "B R T"],
+        state: TransformerState,
+        detail: Detail,
+        there: Bool[Tensor, "B R T"] | None = None,
     ) -> tuple[Decoded, TransformerState]:
-        """T more words of every row."""
+        """T more words of every row, the next ones scored ``there``, or everywhere."""
         length, dim = tokens.shape[-1], self.embedding.embedding_dim
         places = torch.arange(state.words, state.words + length, device=tokens.device)
         words = math.sqrt(dim) * self.embedding(tokens)
@@ -204,6 +209,8 @@ class TransformerDecoder(WordDecoder):
             steps.append(attended)
             looks.append(looked)
             pasts.append(past)
+        if there is not None:
+            words = words[there]
         decoded = Decoded(
             self.output(self.dropout(self.norm(words))),
             steps[-1].weights,
@@ -211,6 +218,7 @@ class TransformerDecoder(WordDecoder):
             _sum([step.entropy for step in steps]),
             steps[-1].centre,
             steps[-1].expected,
+            there=there,
         )
         if detail == "all":
             heads = [

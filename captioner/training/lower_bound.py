@@ -130,9 +130,8 @@ class LowerBound(Objective):
         def mean(values: Float[Tensor, "B RN T"]) -> Float[Tensor, ""]:
             return values.where(there, 0.0).sum() / words
 
-        said = said_words(decoded, targets)
-        smoothing = self.label_smoothing
-        terms = {"likelihood": -mean((1 - smoothing) * said.exact + smoothing * said.uniform)}
+        said = said_words(decoded, targets, self.label_smoothing)
+        terms = {"likelihood": -mean(said.smoothed)}
         measures = {"nll": -mean(said.exact.detach())}
         if decoded.log_prob is not None:
             reward = self._reward(said.exact.detach())

@@ -137,16 +137,14 @@ class Likelihood(Objective):
         """Loss terms ``likelihood`` and ``doubly_stochastic``; measure ``nll`` in nats per word."""
         there = targets != PAD  # (B, R, T)
         words = there.sum().clamp(min=1)
-        said = said_words(decoded, targets)
-        nll = -said.exact.sum()
-        smoothed = (1 - self.label_smoothing) * nll - self.label_smoothing * said.uniform.sum()
-        terms = {"likelihood": smoothed / words}
+        said = said_words(decoded, targets, self.label_smoothing)
+        terms = {"likelihood": -said.smoothed.sum() / words}
         if self.needs_weights:
             terms["doubly_stochastic"] = self.doubly_stochastic * doubly_stochastic(
                 looked_at(decoded), there
             )
         total = torch.stack(list(terms.values())).sum()
-        return Loss(total, terms, {"nll": nll.detach() / words})
+        return Loss(total, terms, {"nll": -said.exact.detach().sum() / words})
 
 
 class Said(NamedTuple):
@@ -154,20 +152,21 @@ class Said(NamedTuple):
 
     Attributes:
         exact: log-probability of the word.
-        uniform: the mean log-probability of all words.
+        smoothed: part of it, and for the rest the mean log-probability of all words.
     """
 
     exact: Float[Tensor, "B R T"]
-    uniform: Float[Tensor, "B R T"]
+    smoothed: Float[Tensor, "B R T"]
 
 
-def said_words(decoded: Decoded, targets: Int[Tensor, "B R T"]) -> Said:
-    """In nats, at least float32."""
-    there = targets != PAD
-    wide = torch.promote_types(decoded.logits.dtype, torch.float32)
-    log_probs = decoded.logits.to(wide).log_softmax(-1)
-    exact = log_probs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-    return Said(exact.where(there, 0.0), log_probs.mean(-1).where(there, 0.0))
+def said_words(decoded: Decoded, targets: Int[Tensor, "B R T"], smoothing: float = 0.0) -> Said:
+    """In nats, at least float32; ``smoothing`` is the part of the mean."""
+    wanted = decoded.at(targets)
+    wide = torch.promote_types(decoded.said.dtype, torch.float32)
+    log_probs = decoded.said.to(wide).log_softmax(-1)
+    exact = log_probs.gather(-1, wanted.unsqueeze(-1)).squeeze(-1)
+    smoothed = (1 - smoothing) * exact + smoothing * log_probs.mean(-1) if smoothing else exact
+    return Said(*(decoded.placed(each.where(wanted != PAD, 0.0)) for each in (exact, smoothed)))
 
 
 def looked_at(decoded: Decoded) -> Float[Tensor, "B R T L"]:
