@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from captioner import __version__, explain
+from captioner import __version__, explain, ground
 from captioner.errors import CaptionerError, UsageError
 from captioner.shipped import configs_folder
 from captioner.shipped import models as bundled_models
@@ -106,6 +106,12 @@ def _parser() -> argparse.ArgumentParser:
         "--output", metavar="FILE", help="where to write; standard output if not given"
     )
 
+    grounding = add("ground", _ground, "score where it looked against object masks")
+    _add_model(grounding)
+    _add_search(grounding, 16)
+    ground.add_arguments(grounding)
+    grounding.add_argument("--output", metavar="FILE", help="where to write the report as JSON")
+
     export = add("export", _export, "write a model folder from a checkpoint or a run")
     export.add_argument("folder", help="the folder to write")
     export.add_argument("--model", required=True, help="a .ckpt, a run folder or a model folder")
@@ -140,6 +146,10 @@ def _parser() -> argparse.ArgumentParser:
 def _add_pictures(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("inputs", nargs="+", metavar="INPUT", help="picture, folder or glob")
     _add_model(parser)
+    _add_search(parser, 32)
+
+
+def _add_search(parser: argparse.ArgumentParser, batch_size: int) -> None:
     parser.add_argument(
         "--beam-size",
         type=_positive,
@@ -147,7 +157,7 @@ def _add_pictures(parser: argparse.ArgumentParser) -> None:
         help="1 is greedy search (default: as the model was scored, mostly 5)",
     )
     parser.add_argument(
-        "--batch-size", type=_positive, default=32, help="pictures computed together"
+        "--batch-size", type=_positive, default=batch_size, help="pictures computed together"
     )
 
 
@@ -214,6 +224,10 @@ def _evaluate(options: argparse.Namespace) -> int:
         json.dump(scores.as_dict(), stream, indent=2)
         stream.write("\n")
     return 0
+
+
+def _ground(options: argparse.Namespace) -> int:
+    return ground.run(options, _output(options.output) if options.output else None)
 
 
 def _export(options: argparse.Namespace) -> int:
