@@ -92,24 +92,31 @@ def gradients(
         captions: of every picture, none empty.
         asked: for every picture the words asked about: (caption, place).
     """
-    vectors = annotations.vectors.detach().clone().requires_grad_()
-    tokens = _inputs(captions, vectors.device)
+    # Every caption gets its picture to itself, so that one pass back serves a word of each.
+    rows = sorted({(b, r) for b, words in enumerate(asked) for r, _ in words})
     found: list[dict[tuple[int, int], Tensor]] = [{} for _ in captions]
+    if not rows:
+        return found
+    pictures = [b for b, _ in rows]
+    places = [sorted(t for own, t in asked[b] if own == r) for b, r in rows]
+    mask = annotations.mask
+    vectors = annotations.vectors.detach()[pictures].requires_grad_()
+    alone = Annotations(vectors, annotations.grid, None if mask is None else mask[pictures])
+    tokens = _inputs([[captions[b][r]] for b, r in rows], vectors.device)
     # The fused LSTM of cuDNN has no gradient in eval mode.
     with torch.backends.cudnn.flags(enabled=False):
-        logits = decoder(annotations.with_vectors(vectors), tokens, "none").logits
-        for number in range(max(map(len, asked), default=0)):
-            # Pictures do not see each other: one pass back serves a word of each.
-            rows = [b for b, words in enumerate(asked) if number < len(words)]
-            chosen = [asked[b][number] for b in rows]
-            total = torch.stack(
-                [logits[b, r, t, captions[b][r][t]] for b, (r, t) in zip(rows, chosen, strict=True)]
-            ).sum()
-            (gradient,) = torch.autograd.grad(total, vectors, retain_graph=True)
+        logits = decoder(alone, tokens, "none").logits
+        for number in range(max(map(len, places))):
+            asking = [i for i, own in enumerate(places) if number < len(own)]
+            said = []
+            for i in asking:
+                (b, r), t = rows[i], places[i][number]
+                said.append(logits[i, 0, t, captions[b][r][t]])
+            (gradient,) = torch.autograd.grad(torch.stack(said).sum(), vectors, retain_graph=True)
             with torch.no_grad():
-                cam = torch.einsum("bd,bld->bl", gradient.mean(1), vectors).relu().cpu()
-            for b, word in zip(rows, chosen, strict=True):
-                found[b][word] = cam[b]
+                cams = torch.einsum("nd,nld->nl", gradient.mean(1), vectors).relu().cpu()
+            for i in asking:
+                found[rows[i][0]][rows[i][1], places[i][number]] = cams[i]
     return found
 
 
