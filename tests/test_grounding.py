@@ -28,7 +28,7 @@ from captioner.models.captioner import Captioner
 from captioner.models.decoder import Decoded, Decoder
 from captioner.text import Tokenizer, Vocabulary
 
-SIDE, SCENES = 64, 12
+SIDE, SCENES = 64, 32
 CELL = 16  # pixels: the encoder's stride
 FIRST = 2 * shapes_folder.SPLIT_ROOM + 1  # the number of the first scene of the third split
 
@@ -93,6 +93,7 @@ def test_attention_that_ignores_its_query_scores_half(data, own_parts):
     assert report["coverage"]["pairs"] > 20
     for metric in METRICS:
         assert report["delta"][metric]["value"] == pytest.approx(0, abs=0.01)
+    assert report["coverage"]["images_with_pair"] >= 20
     # Not because its maps are even: it looks somewhere.
     assert value(report, "model", "mass") != pytest.approx(
         value(report, "uniform", "mass"), abs=0.1
@@ -296,10 +297,25 @@ def test_what_generated_captions_name(data, all_seeing):
     assert found["uniform"]["f1_loc"]["value"] == pytest.approx(chance, abs=0.01)
 
 
+def test_few_pairs_are_no_verdict(data):
+    few = replace(data, pictures=data.pictures[:6])
+    report = grounding(captioner(data, "LSTMDecoder", hidden=8, embedding=6), few, "forced")
+    assert report["verdict"].endswith("pictures: too few to say more")
+    unpaired = tuple(
+        replace(p, captions=tuple(c for c in p.captions if len(phrases(c, p.things)) == 1))
+        for p in data.pictures
+    )
+    alone = replace(data, pictures=unpaired)
+    report = grounding(captioner(data, "LSTMDecoder", hidden=8, embedding=6), alone, "forced")
+    assert report["coverage"]["pairs"] == 0
+    assert report["scores"]["model"]["discrimination"]["value"] is None
+    assert "nothing can be said" in report["verdict"]
+
+
 def test_nothing_named_is_said(data):
     silent = replace(data, pictures=tuple(replace(p, captions=("nothing",)) for p in data.pictures))
     with pytest.raises(
-        EvaluationError, match="nothing to score: of 12 words in the forced captions"
+        EvaluationError, match="nothing to score: of 32 words in the forced captions"
     ):
         grounding(captioner(data, "LSTMDecoder", hidden=8, embedding=6), silent, "forced")
 

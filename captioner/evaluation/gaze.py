@@ -13,6 +13,8 @@ from captioner.evaluation.masks import MaskedPicture
 from captioner.models.annotations import Annotations
 from captioner.models.captioner import Captioner
 from captioner.models.decoder import Decoder
+from captioner.models.refiners import Refiner
+from captioner.models.registry import build
 from captioner.text import PAD, START
 
 Tokens = Sequence[Sequence[Sequence[int]]]
@@ -120,13 +122,16 @@ def gradients(
     return found
 
 
-def untrained(captioner: Captioner, seed: int = 0) -> Captioner:
-    """The same encoder, and all that was trained on captions with random weights."""
+def untrained(captioner: Captioner, seed: int = 0) -> tuple[Refiner, Decoder]:
+    """Refiner and decoder with random weights: all that is trained on captions."""
+    config = captioner.config
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        random = Captioner.from_config(captioner.config, captioner.vocabulary)
-    random.encoder = captioner.encoder
-    return random.to(next(captioner.parameters()).device).eval()
+        refiner: Refiner = build("refiner", config["refiner"], in_dim=captioner.encoder.out_dim)
+        sizes = {"vocab_size": len(captioner.vocabulary), "annotation_dim": refiner.out_dim}
+        decoder: Decoder = build("decoder", config["decoder"], **sizes)
+    device = next(captioner.parameters()).device
+    return refiner.to(device).eval(), decoder.to(device).eval()
 
 
 def _inputs(captions: Tokens, device: torch.device) -> Int[Tensor, "B R T"]:

@@ -43,6 +43,7 @@ MAPS = {
 
 # COCO's limits for the area of an object, 32² and 96² pixels, as parts of a photo of 640 × 480.
 SMALL, LARGE = 32**2 / (640 * 480), 96**2 / (640 * 480)
+FEW = 20  # pictures from which resampling cannot tell how far they are from all others
 UNNAMED = 30  # how many of the words without a category a report lists
 
 
@@ -99,7 +100,9 @@ def grounding(
         "coverage": _coverage(seen, data),
         "scores": {n: {m: e.percent() for m, (e, _) in t.items()} for n, t in tables.items()},
         "delta": {metric: (model[metric][0] - averaged[metric][0]).percent() for metric in model},
-        "verdict": _verdict(*model["discrimination"]),
+        "verdict": _verdict(
+            *model["discrimination"], len({seen.picture[i] for i, _ in seen.pairs})
+        ),
         "slices": _slices(seen, masks, tables, bootstrap),
         "categories": _categories(seen, tables),
     }
@@ -147,7 +150,7 @@ def _table(seen: Seen, maps: np.ndarray, masks: np.ndarray, bootstrap: Bootstrap
     }
 
 
-def _verdict(estimate: Estimate, pairs: Float64[np.ndarray, " P"]) -> str:
+def _verdict(estimate: Estimate, pairs: Float64[np.ndarray, " P"], pictures: int) -> str:
     """What the paired-object discrimination says, in words."""
     if not len(pairs):
         return "no caption names two whose masks are apart, so nothing can be said"
@@ -157,6 +160,8 @@ def _verdict(estimate: Estimate, pairs: Float64[np.ndarray, " P"]) -> str:
     found = "{:.1f} % [{:.1f}, {:.1f}] where chance is 50".format(
         *(100 * x for x in (estimate.value, low, high))
     )
+    if pictures < FEW:
+        return f"{found}, of {pictures} pictures: too few to say more"
     if low <= 0.5 <= high:
         return f"{found}, which is chance: for all these pairs show, its maps do not depend on the word"
     if high < 0.5:

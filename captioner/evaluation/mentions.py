@@ -75,14 +75,15 @@ def look(
 ) -> Seen:
     """Runs the model over all pictures; keeps the maps of every mention."""
     seen, tokenizer, vocabulary = Seen(), Tokenizer(), captioner.vocabulary
-    rng, random = np.random.default_rng(seed), untrained(captioner, seed)
+    rng = np.random.default_rng(seed)
+    random_refiner, random_decoder = untrained(captioner, seed)
     batches = encoded(captioner, data.pictures, batch_size, seen.failed)
     for batch in progress(batches, -(-len(data.pictures) // batch_size)):
         seen.grid = batch.annotations.grid
         pictures = [data.pictures[place] for place in batch.places]
         with torch.no_grad():
             refined = captioner.refiner(batch.annotations)
-            refined_at_random = random.refiner(batch.annotations)
+            refined_at_random = random_refiner(batch.annotations)
         if regime == "forced":
             words = [[w for c in p.captions if (w := tokenizer(c))] for p in pictures]
             # The longest first: decoders leave rows out as captions end.
@@ -104,7 +105,7 @@ def look(
             for given in mentions
         ]
         cams = gradients(captioner.decoder, refined, tokens, asked)
-        at_random = forced(random.decoder, refined_at_random, tokens)
+        at_random = forced(random_decoder, refined_at_random, tokens)
         for row, (place, picture) in enumerate(zip(batch.places, pictures, strict=True)):
             for r, caption in enumerate(words[row]):
                 maps: dict[str, Any] = {
