@@ -187,6 +187,37 @@ def test_maps_on_the_right_masks_score_as_the_oracle(data, all_seeing):
     assert report["delta"]["mass"]["low"] > 0
 
 
+def test_words_of_one_object_are_averaged_and_overlapping_objects_are_no_pair(
+    data, all_seeing, tmp_path
+):
+    """A teddy bear in the left half, a dog on it, a cat in the right half of a photo of 4 × 4 cells."""
+
+    def box(left, right):
+        return [[left, 0, right, 0, right, SIDE, left, SIDE]]
+
+    names = ["teddy bear", "dog", "cat"]
+    masks = [box(0, SIDE // 2), box(0, SIDE // 4), box(SIDE // 2, SIDE)]
+    content = {
+        "images": [{"id": 1, "file_name": "a.png", "height": SIDE, "width": SIDE}],
+        "categories": [{"id": i, "name": name} for i, name in enumerate(names)],
+        "annotations": [
+            {"id": i, "image_id": 1, "category_id": i, "segmentation": mask}
+            for i, mask in enumerate(masks)
+        ],
+    }
+    (tmp_path / "instances.json").write_text(json.dumps(content))
+    Image.new("RGB", (SIDE, SIDE)).save(tmp_path / "a.png")
+    photo = read(tmp_path / "instances.json", tmp_path, {1: ["a teddy bear a dog and a cat"]})
+    looks = torch.rand(1, 1, 8, 16, generator=torch.Generator().manual_seed(1))
+    all_seeing.looks = looks / looks.sum(-1, keepdim=True)
+    report = grounding(captioner(data, "AllSeeing"), photo, "forced", samples=10)
+    assert report["coverage"]["mentions"] == 3
+    assert report["coverage"]["pairs"] == 2  # the dog lies on the bear
+    left = [0, 1, 4, 5, 8, 9, 12, 13]
+    mass = all_seeing.looks[0, 0, [1, 2]].mean(0)[left].sum()
+    assert report["categories"]["teddy bear"]["mass"] == pytest.approx(100 * float(mass), abs=0.01)
+
+
 def test_a_batch_looks_as_one_by_one(data):
     model = captioner(data, "LSTMDecoder", hidden=8, embedding=6)
     data = replace(data, pictures=data.pictures[:5])
