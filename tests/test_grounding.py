@@ -326,6 +326,12 @@ def test_what_generated_captions_name(data, all_seeing):
     assert found["model"]["f1_all"]["value"] == pytest.approx(expected, abs=0.01)
     chance = 100 * (truth > 0).mean()
     assert found["uniform"]["f1_loc"]["value"] == pytest.approx(chance, abs=0.01)
+    # In the picture, though no reference names it: neither right nor wrong, and not made up.
+    two = replace(two, pictures=(replace(picture, captions=("nothing",)),) * 2)
+    report = grounding(model, two, "generated", decoding=Decoding(beam_size=1), samples=20)
+    unnamed = report["objects"]
+    assert (unnamed["mentions"], unnamed["named"], unnamed["right"]) == (3, 2, 0)
+    assert unnamed["chair_i"] == found["chair_i"]
 
 
 def test_few_pairs_are_no_verdict(data):
