@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from captioner import __version__, explain, ground
+from captioner import __version__, compare, explain, ground
 from captioner.errors import CaptionerError, UsageError
 from captioner.shipped import configs_folder
 from captioner.shipped import models as bundled_models
@@ -111,6 +111,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_search(grounding, 16)
     ground.add_arguments(grounding)
     grounding.add_argument("--output", metavar="FILE", help="where to write the report as JSON")
+
+    comparing = add("compare", compare.run, "put runs beside each other: one table, and plots")
+    compare.add_arguments(comparing)
 
     export = add("export", _export, "write a model folder from a checkpoint or a run")
     export.add_argument("folder", help="the folder to write")

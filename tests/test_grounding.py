@@ -12,6 +12,7 @@ from torch import nn
 
 from captioner import checkpoint
 from captioner.cli import main
+from captioner.comparison.results import read_run
 from captioner.data import shapes_folder
 from captioner.data.shapes import CAPTIONS, scene
 from captioner.decoding import Decoding
@@ -87,7 +88,7 @@ def test_attention_that_ignores_its_query_scores_half(data, own_parts):
 
     attention = {"class_path": "Attention", "init_args": {"score": {"class_path": "KeysOnly"}}}
     model = captioner(data, "LSTMDecoder", hidden=8, embedding=6, attention=attention)
-    report = grounding(model, data, "forced", samples=50)
+    report = grounding(model, data, "forced", resamples=50)
     assert report["scores"]["model"]["discrimination"] == {"value": 50, "low": 50, "high": 50}
     assert "its maps do not depend on the word" in report["verdict"]
     assert report["coverage"]["pairs"] > 20
@@ -167,7 +168,9 @@ def test_maps_on_the_right_masks_score_as_the_oracle(data, all_seeing):
         for r, maps in enumerate(made):
             filled[b, r, : len(maps)] = maps / maps.sum(1, keepdims=True)
     all_seeing.looks = torch.tensor(filled, dtype=torch.float32)
-    report = grounding(captioner(data, "AllSeeing"), data, "forced", batch_size=SCENES, samples=50)
+    report = grounding(
+        captioner(data, "AllSeeing"), data, "forced", batch_size=SCENES, resamples=50
+    )
     for metric in (*METRICS, "discrimination"):
         best = value(report, "oracle", metric)
         assert value(report, "model", metric) == pytest.approx(best, abs=0.02), metric
@@ -183,6 +186,8 @@ def test_maps_on_the_right_masks_score_as_the_oracle(data, all_seeing):
     # A map that is the same for all words cannot tell two objects apart.
     for name in ("time_averaged", "mean_map", "centre", "uniform"):
         assert value(report, name, "discrimination") == 50
+    dealt = report["scores"]["shuffled"]["discrimination"]
+    assert dealt["low"] < 50 < dealt["high"]
     assert value(report, "model", "mass") > value(report, "time_averaged", "mass")
     assert report["delta"]["mass"]["low"] > 0
 
@@ -210,7 +215,7 @@ def test_words_of_one_object_are_averaged_and_overlapping_objects_are_no_pair(
     photo = read(tmp_path / "instances.json", tmp_path, {1: ["a teddy bear a dog and a cat"]})
     looks = torch.rand(1, 1, 8, 16, generator=torch.Generator().manual_seed(1))
     all_seeing.looks = looks / looks.sum(-1, keepdim=True)
-    report = grounding(captioner(data, "AllSeeing"), photo, "forced", samples=10)
+    report = grounding(captioner(data, "AllSeeing"), photo, "forced", resamples=10)
     assert report["coverage"]["mentions"] == 3
     assert report["coverage"]["pairs"] == 2  # the dog lies on the bear
     left = [0, 1, 4, 5, 8, 9, 12, 13]
@@ -221,8 +226,8 @@ def test_words_of_one_object_are_averaged_and_overlapping_objects_are_no_pair(
 def test_a_batch_looks_as_one_by_one(data):
     model = captioner(data, "LSTMDecoder", hidden=8, embedding=6)
     data = replace(data, pictures=data.pictures[:5])
-    many = grounding(model, data, "forced", batch_size=5, samples=20)
-    single = grounding(model, data, "forced", batch_size=1, samples=20)
+    many = grounding(model, data, "forced", batch_size=5, resamples=20)
+    single = grounding(model, data, "forced", batch_size=1, resamples=20)
     for name in MAPS:
         for metric in METRICS:
             assert value(many, name, metric) == pytest.approx(value(single, name, metric), abs=0.05)
@@ -312,7 +317,7 @@ def test_what_generated_captions_name(data, all_seeing):
     model = captioner(data, "Speaker")
     model = Captioner(model.encoder, model.refiner, model.decoder, words, model.config)
     model.decoder.output = nn.Linear(8, len(words))
-    report = grounding(model, two, "generated", decoding=Decoding(beam_size=1), samples=20)
+    report = grounding(model, two, "generated", decoding=Decoding(beam_size=1), resamples=20)
     found = report["objects"]
     assert (found["mentions"], found["named"], found["right"]) == (3, 3, 1)
     assert found["chair_i"]["value"] == pytest.approx(100 * 2 / 3, abs=0.01)
@@ -328,7 +333,7 @@ def test_what_generated_captions_name(data, all_seeing):
     assert found["uniform"]["f1_loc"]["value"] == pytest.approx(chance, abs=0.01)
     # In the picture, though no reference names it: neither right nor wrong, and not made up.
     two = replace(two, pictures=(replace(picture, captions=("nothing",)),) * 2)
-    report = grounding(model, two, "generated", decoding=Decoding(beam_size=1), samples=20)
+    report = grounding(model, two, "generated", decoding=Decoding(beam_size=1), resamples=20)
     unnamed = report["objects"]
     assert (unnamed["mentions"], unnamed["named"], unnamed["right"]) == (3, 2, 0)
     assert unnamed["chair_i"] == found["chair_i"]
@@ -394,6 +399,20 @@ def test_the_command_prints_tables_and_writes_the_report(root, folder, tmp_path,
     # The same again, to the last figure.
     assert main([*command, "--train-instances", trained_on, "--regime", "forced"]) == 0
     assert json.loads(output.read_text())["regimes"] == report["regimes"]
+
+
+def test_compare_reads_the_report(root, folder, tmp_path, capsys):
+    run = tmp_path / "run"
+    (run / "results").mkdir(parents=True)
+    output = run / "results" / "grounding.json"
+    command = ["ground", "--model", str(folder), *files(root), "--output", str(output), "--limit=4"]
+    assert main([*command, "--regime", "forced"]) == 0
+    part = json.loads(output.read_text())["regimes"]["forced"]
+    (result,) = read_run(run, "run").results
+    assert result.section == "grounding"
+    assert "forced captions" in result.setting
+    assert result.values["gain"] == part["scores"]["model"]["gain"]["value"]
+    assert result.values["lead_over_time_averaged_map.gain"] == part["delta"]["gain"]["value"]
 
 
 def test_scenes_are_generated_where_no_files_are_given(folder, capsys):

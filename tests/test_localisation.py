@@ -1,4 +1,4 @@
-"""The numbers of a map and a mask, against plain loops; intervals; baselines."""
+"""The numbers of a map and a mask, against plain loops; means; baselines."""
 
 import itertools
 
@@ -7,9 +7,10 @@ import pytest
 from pycocotools import mask as rle
 
 from captioner.evaluation.baselines import MaskPrior, mean_of_others, oracle, shuffled
-from captioner.evaluation.intervals import Bootstrap
+from captioner.evaluation.bootstrap import Bootstrap
 from captioner.evaluation.localisation import METRICS, discrimination, normalised, scores
 from captioner.evaluation.masks import MaskedPicture
+from captioner.evaluation.means import macro, mean, percent
 
 
 @pytest.fixture
@@ -115,55 +116,36 @@ def test_the_oracle_is_the_best_there_is(rng, masks):
             assert (other[metric] <= best[metric] + 1e-5).all()
 
 
-def test_intervals_resample_pictures(rng):
-    """Against a loop over the resamples; words of a picture go together."""
-    picture = rng.integers(0, 8, 60)
-    values = rng.random(60)
-    bootstrap = Bootstrap(8, samples=200, seed=5)
-    found = bootstrap.mean(values, picture)
-    assert found.value == pytest.approx(values.mean())
-    draws = []
-    for counts in bootstrap.counts[1:]:
-        rows = [i for i in range(60) for _ in range(int(counts[picture[i]]))]
-        draws.append(values[rows].mean())
-    np.testing.assert_allclose(found.draws, draws)
-    assert found.interval == pytest.approx(tuple(np.percentile(draws, [2.5, 97.5])))
-    # Sixty copies of each word say no more about other pictures.
-    again = bootstrap.mean(np.tile(values, 60), np.tile(picture, 60))
-    assert again.interval == pytest.approx(found.interval)
+def test_means_are_resampled_by_picture(rng):
+    """Against a loop over the pictures of a resample."""
+    picture, values = rng.integers(0, 8, 60), rng.random(60)
+    counts = rng.integers(0, 3, (20, 8)).astype(float)
+    found = mean(values, picture, 8)(counts)
+    for drawn, times in zip(found, counts, strict=True):
+        rows = [i for i in range(60) for _ in range(int(times[picture[i]]))]
+        assert drawn == pytest.approx(values[rows].mean())
 
 
-def test_an_interval_covers_the_truth_as_often_as_it_says():
-    rng = np.random.default_rng(0)
-    covered = 0
-    for seed in range(300):
-        of_picture = rng.normal(0.0, 1.0, 60)
-        values = np.repeat(of_picture, 3) + rng.normal(0.0, 0.3, 180)
-        low, high = Bootstrap(60, 300, seed).mean(values, np.repeat(np.arange(60), 3)).interval
-        covered += low <= 0 <= high
-    assert 0.90 <= covered / 300 <= 0.98
+def test_macro_means_weigh_groups_alike(rng):
+    picture, group = rng.integers(0, 8, 60), rng.choice([1, 2, 5], 60)
+    values, counts = rng.random(60), rng.integers(0, 2, (20, 8)).astype(float)
+    place = np.stack([picture, group], axis=1)
+    for drawn, times in zip(macro(values, place, place, 8)(counts), counts, strict=True):
+        there = times[picture] > 0
+        means = [values[there & (group == g)].mean() for g in set(group[there])]
+        assert drawn == pytest.approx(np.mean(means))
 
 
-def test_differences_are_of_the_same_resamples(rng):
+def test_leads_are_of_the_same_resamples(rng):
     picture, values = np.arange(30), rng.random(30)
-    bootstrap = Bootstrap(30, 100)
-    lead = bootstrap.mean(values + 0.25, picture) - bootstrap.mean(values, picture)
-    assert lead.value == pytest.approx(0.25)
-    assert lead.interval == pytest.approx((0.25, 0.25))
-
-
-def test_the_mean_over_categories_weighs_them_alike():
-    values, picture = np.array([1.0, 1.0, 1.0, 0.0]), np.array([0, 1, 2, 3])
-    found = Bootstrap(4, 500).macro(values, picture, np.array([7, 7, 7, 9]))
-    assert found.value == pytest.approx(0.5)
-    # A third of the resamples lack the last picture, and with it a category.
-    assert found.interval == pytest.approx((0.5, 1.0))
+    both = [mean(values + more, picture, 30) for more in (0.25, 0.0)]
+    assert percent(Bootstrap(30, 100), 30, *both) == {"value": 25.0, "low": 25.0, "high": 25.0}
 
 
 def test_nothing_to_measure_is_no_number():
     nothing = np.zeros(0)
-    found = Bootstrap(3, 10).mean(nothing, nothing.astype(int))
-    assert found.percent() == {"value": None, "low": None, "high": None}
+    found = percent(Bootstrap(3, 10), 3, mean(nothing, nothing.astype(int), 3))
+    assert found == {"value": None, "low": None, "high": None}
 
 
 def picture_of(shape, **masks):

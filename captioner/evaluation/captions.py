@@ -21,12 +21,13 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeGuard, TypeVar
 
-from pycocoevalcap.bleu.bleu import Bleu
+from pycocoevalcap.bleu.bleu_scorer import BleuScorer
 from pycocoevalcap.cider.cider import Cider
 from pycocoevalcap.rouge.rouge import Rouge
 
 from captioner.errors import EvaluationError
 from captioner.evaluation.java import TIMEOUT, JavaError, meteor_score, ptb_words
+from captioner.evaluation.tallies import ORDER, Tally
 from captioner.text import Tokenizer
 
 Id = TypeVar("Id", bound=Hashable)
@@ -110,6 +111,10 @@ class CaptionScorer(Generic[Id]):
             EvaluationError: no candidates, images without references, a caption that is not a
                 string, or ``java=True`` and Java fails.
         """
+        return self.judge(candidates)[0]
+
+    def judge(self, candidates: Mapping[Id, str]) -> tuple[Scores, list[Tally]]:
+        """``score``, and what each image adds to it."""
         if not candidates:
             raise EvaluationError("nothing to score: expected a caption of at least one image")
         if unknown := [image for image in candidates if image not in self.references]:
@@ -136,7 +141,7 @@ class CaptionScorer(Generic[Id]):
                 self._tokenized.clear()
         return self._score(candidates)
 
-    def _score(self, candidates: Mapping[Id, str]) -> Scores:
+    def _score(self, candidates: Mapping[Id, str]) -> tuple[Scores, list[Tally]]:
         new = [image for image in candidates if image not in self._tokenized]
         lines = iter(self._tokenize([text for image in new for text in self.references[image]]))
         for image in new:
@@ -147,14 +152,31 @@ class CaptionScorer(Generic[Id]):
             raise EvaluationError(f"no reference holds a word, for instance of {_some(truth)}")
 
         generated = {image: [line] for image, line in zip(candidates, given, strict=True)}
-        bleu, _ = Bleu(4).compute_score(truth, generated, verbose=0)
-        rouge, _ = Rouge().compute_score(truth, generated)
-        cider, _ = Cider().compute_score(truth, generated)
-        meteor = None
+        counted = BleuScorer(n=ORDER)
+        for image, [line] in generated.items():
+            counted += (line, truth[image])
+        bleu, _ = counted.compute_score(option="closest")
+        rouge, each_rouge = Rouge().compute_score(truth, generated)
+        cider, each_cider = Cider().compute_score(truth, generated)
+        meteor, each_meteor = None, None
         if self._java:
-            meteor = 100 * meteor_score(given, list(truth.values()), self._timeout)
+            meteor, each_meteor = meteor_score(given, list(truth.values()), self._timeout)
+            meteor *= 100
+        tallies = [
+            Tally(
+                image if _is_id(image) else str(image),
+                {
+                    "rouge_l": (100 * float(each_rouge[place]), 1.0),
+                    "cider": (100 * float(each_cider[place]), 1.0),
+                },
+                caption,
+                _counts(counted.ctest[place]),
+                None if each_meteor is None else each_meteor[place],
+            )
+            for place, (image, caption) in enumerate(candidates.items())
+        ]
         bleu_1, bleu_2, bleu_3, bleu_4 = (100 * float(value) for value in bleu)
-        return Scores(
+        scores = Scores(
             bleu_1,
             bleu_2,
             bleu_3,
@@ -166,12 +188,20 @@ class CaptionScorer(Generic[Id]):
             images=len(candidates),
             missing=len(self.references) - len(candidates),
         )
+        return scores, tallies
 
     def _tokenize(self, captions: Sequence[str]) -> list[str]:
         """Each caption as words with a space between them."""
         if self._java:
             return ptb_words(captions, self._timeout)
         return [" ".join(self._split(caption)) for caption in captions]
+
+
+def _counts(cooked: Mapping[str, Any]) -> tuple[int, ...]:
+    """What an image adds to BLEU; of two references equally near in length the shorter counts."""
+    length = cooked["testlen"]
+    nearest = min((abs(reference - length), reference) for reference in cooked["reflen"])[1]
+    return (length, nearest, *cooked["correct"], *cooked["guess"])
 
 
 def score(

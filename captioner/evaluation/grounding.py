@@ -19,10 +19,11 @@ from jaxtyping import Float64
 from captioner.decoding import Decoding
 from captioner.errors import EvaluationError
 from captioner.evaluation.baselines import MaskPrior, mean_of_others, oracle
+from captioner.evaluation.bootstrap import Bootstrap, Statistic
 from captioner.evaluation.gaze import Encoded
-from captioner.evaluation.intervals import Bootstrap, Estimate
 from captioner.evaluation.localisation import METRICS, discrimination, normalised, scores
 from captioner.evaluation.masks import MaskedPictures
+from captioner.evaluation.means import macro, mean, percent
 from captioner.evaluation.mentions import Regime, Seen, look
 from captioner.evaluation.naming import objects
 from captioner.models.captioner import Captioner
@@ -41,6 +42,9 @@ MAPS = {
 }
 """The maps that are scored, and what people call them."""
 
+Values = dict[str, dict[str, np.ndarray]]
+"""By kind of map and metric the value of every mention, or pair."""
+
 # COCO's limits for the area of an object, 32² and 96² pixels, as parts of a photo of 640 × 480.
 SMALL, LARGE = 32**2 / (640 * 480), 96**2 / (640 * 480)
 FEW = 20  # pictures from which resampling cannot tell how far they are from all others
@@ -55,7 +59,7 @@ def grounding(
     decoding: Decoding = Decoding(),  # noqa: B008 - frozen
     training: MaskedPictures | None = None,
     batch_size: int = 16,
-    samples: int = 1000,
+    resamples: int = 2000,
     seed: int = 0,
     progress: Callable[[Iterable[Encoded], int], Iterable[Encoded]] = lambda batches, _: batches,
 ) -> dict[str, Any]:
@@ -71,7 +75,7 @@ def grounding(
         training: pictures of the training split, from whose masks the category prior and the centre
             Gaussian are taken; without, from the other evaluated pictures.
         batch_size: pictures computed together.
-        samples: resamples of the bootstrap.
+        resamples: of the bootstrap.
         seed: of shuffling, random weights and bootstrap.
         progress: wraps the batches, whose number it is told, to show a bar.
 
@@ -86,28 +90,41 @@ def grounding(
             + "".join(f"; {message}" for message in seen.failed[:1])
         )
     masks, maps = _all_maps(seen, data, training)
-    bootstrap = Bootstrap(len(data.pictures), samples, seed)
-    tables = {name: _table(seen, some, masks, bootstrap) for name, some in maps.items()}
-    model, averaged = tables["model"], tables["time_averaged"]
+    pictures, picture = len(data.pictures), np.array(seen.picture)
+    pairs = np.array(seen.pairs, dtype=int).reshape(-1, 2)
+    values: Values = {
+        name: {"discrimination": discrimination(own, masks, pairs), **scores(own, masks)}
+        for name, own in maps.items()
+    }
+    bootstrap = Bootstrap(pictures, resamples, seed)
+
+    def measured(metric: str, *names: str) -> dict[str, float | None]:
+        of = picture[pairs[:, 0]] if metric == "discrimination" else picture
+        return percent(
+            bootstrap, pictures, *(mean(values[name][metric], of, pictures) for name in names)
+        )
+
+    metrics = ("discrimination", *METRICS)
+    found = {name: {metric: measured(metric, name) for metric in metrics} for name in MAPS}
+    ties = bool((values["model"]["discrimination"] == 0.5).all())
+    coverage = _coverage(seen, data)
     report: dict[str, Any] = {
         "regime": regime,
-        "images": len(data.pictures) - len(seen.failed),
+        "images": pictures - len(seen.failed),
         "failed": seen.failed,
         "grid": list(seen.grid),
         "prior": "masks of the evaluated pictures, leaving out the one in question"
         if training is None
         else f"masks of {len(training.pictures)} training pictures: {training.source}",
-        "coverage": _coverage(seen, data),
-        "scores": {n: {m: e.percent() for m, (e, _) in t.items()} for n, t in tables.items()},
-        "delta": {metric: (model[metric][0] - averaged[metric][0]).percent() for metric in model},
-        "verdict": _verdict(
-            *model["discrimination"], len({seen.picture[i] for i, _ in seen.pairs})
-        ),
-        "slices": _slices(seen, masks, tables, bootstrap),
-        "categories": _categories(seen, tables),
+        "coverage": coverage,
+        "scores": found,
+        "delta": {metric: measured(metric, "model", "time_averaged") for metric in metrics},
+        "verdict": _verdict(found["model"]["discrimination"], ties, coverage["images_with_pair"]),
+        "slices": _slices(seen, masks, values, bootstrap, pictures),
+        "categories": _categories(seen, values),
     }
     if regime == "generated":
-        hits = {name: table["pointing"][1] for name, table in tables.items()}
+        hits = {name: own["pointing"] for name, own in values.items()}
         report["objects"] = objects(seen, data, hits, bootstrap)
     return report
 
@@ -133,40 +150,23 @@ def _all_maps(
     return masks, {name: maps[name] for name in MAPS}
 
 
-Table = dict[str, tuple[Estimate, np.ndarray]]
-"""For every metric its estimate and its value for every mention, or pair."""
-
-
-def _table(seen: Seen, maps: np.ndarray, masks: np.ndarray, bootstrap: Bootstrap) -> Table:
-    picture = np.array(seen.picture)
-    pairs = np.array(seen.pairs, dtype=int).reshape(-1, 2)
-    values = {"discrimination": discrimination(maps, masks, pairs), **scores(maps, masks)}
-    return {
-        metric: (
-            bootstrap.mean(own, picture[pairs[:, 0]] if metric == "discrimination" else picture),
-            own,
-        )
-        for metric, own in values.items()
-    }
-
-
-def _verdict(estimate: Estimate, pairs: Float64[np.ndarray, " P"], pictures: int) -> str:
+def _verdict(found: dict[str, float | None], ties: bool, pictures: int) -> str:
     """What the paired-object discrimination says, in words."""
-    if not len(pairs):
+    value, low, high = (found[key] for key in ("value", "low", "high"))
+    if value is None or low is None or high is None:
         return "no caption names two whose masks are apart, so nothing can be said"
-    if np.all(pairs == 0.5):
+    if ties:
         return "50 %, which is chance, for all pairs tie: its maps do not depend on the word"
-    low, high = estimate.interval
-    found = "{:.1f} % [{:.1f}, {:.1f}] where chance is 50".format(
-        *(100 * x for x in (estimate.value, low, high))
-    )
+    told = f"{value:.1f} % [{low:.1f}, {high:.1f}] where chance is 50"
     if pictures < FEW:
-        return f"{found}, of {pictures} pictures: too few to say more"
-    if low <= 0.5 <= high:
-        return f"{found}, which is chance: for all these pairs show, its maps do not depend on the word"
-    if high < 0.5:
-        return f"{found}, below chance: its maps are on the wrong object of the two"
-    return f"{found}, above chance: its maps depend on the word"
+        return f"{told}, of {pictures} pictures: too few to say more"
+    if low <= 50 <= high:
+        return (
+            f"{told}, which is chance: for all these pairs show, its maps do not depend on the word"
+        )
+    if high < 50:
+        return f"{told}, below chance: its maps are on the wrong object of the two"
+    return f"{told}, above chance: its maps depend on the word"
 
 
 def _coverage(seen: Seen, data: MaskedPictures) -> dict[str, Any]:
@@ -193,7 +193,11 @@ def _coverage(seen: Seen, data: MaskedPictures) -> dict[str, Any]:
 
 
 def _slices(
-    seen: Seen, masks: np.ndarray, tables: dict[str, Table], bootstrap: Bootstrap
+    seen: Seen,
+    masks: Float64[np.ndarray, "N L"],
+    values: Values,
+    bootstrap: Bootstrap,
+    pictures: int,
 ) -> dict[str, Any]:
     """Scores of the model on parts of the mentions, and its lead over the time-averaged map."""
     area, picture = masks.mean(1), np.array(seen.picture)
@@ -213,40 +217,39 @@ def _slices(
     }
     _, group = np.unique([m.category for m in seen.mentions], return_inverse=True)
 
-    def compared(estimate: Callable[[np.ndarray], Estimate]) -> dict[str, Any]:
+    def compared(measure: Callable[[np.ndarray], Statistic]) -> dict[str, Any]:
         found = {}
         for metric in METRICS:
-            model, averaged = (
-                estimate(tables[name][metric][1]) for name in ("model", "time_averaged")
-            )
-            found[metric] = {"model": model.percent(), "delta": (model - averaged).percent()}
+            both = [measure(values[name][metric]) for name in ("model", "time_averaged")]
+            found[metric] = {
+                "model": percent(bootstrap, pictures, both[0]),
+                "delta": percent(bootstrap, pictures, *both),
+            }
         return found
 
+    place = np.stack([picture, group], axis=1)
     slices: dict[str, Any] = {
         "mean over categories": {
             "mentions": len(masks),
-            **compared(lambda own: bootstrap.macro(own, picture, group)),
+            **compared(lambda own: macro(own, place, place, pictures)),
         }
     }
     for name, part in parts.items():
         if part.any():
             slices[name] = {
                 "mentions": int(part.sum()),
-                **compared(lambda own, part=part: bootstrap.mean(own[part], picture[part])),  # type: ignore[misc]
+                **compared(lambda own, part=part: mean(own[part], picture[part], pictures)),  # type: ignore[misc]
             }
     return slices
 
 
-def _categories(seen: Seen, tables: dict[str, Table]) -> dict[str, Any]:
+def _categories(seen: Seen, values: Values) -> dict[str, Any]:
     """For every category its mentions and the model's mean scores, most frequent first."""
     names = np.array([mention.category for mention in seen.mentions])
     return {
         name: {
             "mentions": count,
-            **{
-                m: round(100 * float(tables["model"][m][1][names == name].mean()), 2)
-                for m in METRICS
-            },
+            **{m: round(100 * float(values["model"][m][names == name].mean()), 2) for m in METRICS},
         }
         for name, count in Counter(names.tolist()).most_common()
     }

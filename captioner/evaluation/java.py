@@ -53,8 +53,13 @@ def ptb_words(captions: Sequence[str], timeout: float) -> list[str]:
     ]
 
 
-def meteor_score(given: Sequence[str], truth: Sequence[Sequence[str]], timeout: float) -> float:
-    """METEOR 1.5 of tokenized captions, 0-1: statistics of each image, then all scored together."""
+def meteor_score(
+    given: Sequence[str], truth: Sequence[Sequence[str]], timeout: float
+) -> tuple[float, list[tuple[float, ...]]]:
+    """METEOR 1.5 of tokenized captions, 0-1: statistics of each image, then all scored together.
+
+    The score of all, and the statistics of each.
+    """
     command = ("-Xmx2G", "-jar", str(METEOR_JAR), "-", "-", "-stdio", "-l", "en", "-norm")
     limit = timeout * math.ceil(len(given) / 1000)
     with _java("METEOR", *command, limit=limit) as java:
@@ -72,7 +77,8 @@ def meteor_score(given: Sequence[str], truth: Sequence[Sequence[str]], timeout: 
         java.stdin.flush()
         for _ in statistics:
             java.stdout.readline()  # one score for each image, then that of all
-        return float(java.stdout.readline())
+        score = float(java.stdout.readline())
+    return score, [tuple(map(float, line.split())) for line in statistics]
 
 
 @contextlib.contextmanager

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from captioner.evaluation.intervals import Bootstrap
+from captioner.evaluation.bootstrap import Bootstrap
 from captioner.evaluation.masks import MaskedPicture, MaskedPictures
+from captioner.evaluation.means import macro, mean, percent, quotient
 from captioner.evaluation.mentions import Seen
 from captioner.evaluation.objects import Namer
 from captioner.text import Tokenizer
@@ -75,24 +76,28 @@ def objects(
         _columns(captions, 2),
     )
     counted = np.concatenate([of_named, of_wanted])
+    pictures = len(data.pictures)
+
+    def share(marked: np.ndarray) -> dict[str, float | None]:
+        return percent(bootstrap, pictures, mean(marked[:, 1], marked[:, 0], pictures))
+
     found: dict[str, Any] = {
         "named": len(named),
         "to_be_named": len(wanted),
         "right": len(right),
         "mentions": len(mentions),
-        "chair_i": bootstrap.mean(of_mention[:, 1].astype(float), of_mention[:, 0]).percent(),
-        "chair_s": bootstrap.mean(of_caption[:, 1].astype(float), of_caption[:, 0]).percent(),
+        "chair_i": share(of_mention),
+        "chair_s": share(of_caption),
     }
     for name, hit in hits.items():
-        grounded = hit[of_right[:, 2]]
+        grounded, where = hit[of_right[:, 2]], of_right[:, 0]
+        measures = {
+            "f1_all": quotient(2 * grounded, where, counted[:, 0], pictures),
+            "f1_all_macro": macro(2 * grounded, of_right[:, :2], counted, pictures),
+            "f1_loc": mean(grounded, where, pictures),
+        }
         found[name] = {
-            "f1_all": bootstrap.ratio(
-                2 * grounded, of_right[:, 0], np.ones(len(counted)), counted[:, 0]
-            ).percent(),
-            "f1_all_macro": bootstrap.macro_ratio(
-                2 * grounded, of_right[:, :2], np.ones(len(counted)), counted
-            ).percent(),
-            "f1_loc": bootstrap.mean(grounded, of_right[:, 0]).percent(),
+            key: percent(bootstrap, pictures, measure) for key, measure in measures.items()
         }
     return found
 

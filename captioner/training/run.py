@@ -2,7 +2,8 @@
 
 A run lives in one folder, ``trainer.default_root_dir`` (by default ``runs/`` and the name of the
 configuration file): ``config.yaml``, ``checkpoints/{best,last}.ckpt``, ``logs/version_N`` (CSV and
-TensorBoard, one version per start), ``results/*.json`` and ``model/``, the best model as a folder.
+TensorBoard, one version per start), ``results/`` and ``model/``, the best model as a folder. A result is
+two files: ``val-beam5.json`` has the scores, ``val-beam5.images.jsonl`` the captions and what each adds.
 """
 
 import json
@@ -31,6 +32,7 @@ from captioner.data.shapes_folder import read_things
 from captioner.errors import UsageError
 from captioner.evaluation.captions import CaptionScorer, Scores
 from captioner.evaluation.fluency import fluency
+from captioner.evaluation.tallies import ENDING, lines
 from captioner.provenance import provenance
 from captioner.shipped import configs_folder
 from captioner.training.objectives import hard_attention
@@ -186,7 +188,7 @@ class CLI(LightningCLI):
     def _report(self, split: str, **more: Any) -> dict[str, Any]:
         """Scores the task's generated captions, prints the scores and keeps them as JSON."""
         references = self.datamodule.references(split)
-        scores = CaptionScorer(references).score(self.model.generated)
+        scores, tallies = CaptionScorer(references).judge(self.model.generated)
         decoding = asdict(self.model.decoding)
         record = {
             "command": " ".join(sys.argv),
@@ -199,6 +201,8 @@ class CLI(LightningCLI):
             "mechanism": self.model.captioner.decoder.mechanism,
             "seed": self._get(self.config, "seed_everything"),
             "parameters": sum(p.numel() for p in self.model.parameters() if p.requires_grad),
+            "captioning_seconds": round(self.model.generating_seconds, 2),
+            "annotations": "cached" if self._cached() else "computed",
             **more,
             **provenance(),
         }
@@ -206,10 +210,16 @@ class CLI(LightningCLI):
             record["true_captions"] = round(self._true(root, split), 1)
             print(f"{record['true_captions']} % of the captions are true of their scene")
         file = self.root / "results" / f"{self._name(split)}.json"
+        # The tallies first: a result with those of another would compare wrongly.
+        checkpoint.write_text(file.with_suffix(ENDING), lines(tallies))
         checkpoint.write_text(file, json.dumps(record, indent=2) + "\n")
         print(table(scores, split))
         print(f"scores written to {file}")
         return record
+
+    def _cached(self) -> bool:
+        """Whether captioning began with annotation vectors that were there already."""
+        return self.datamodule.cached and not self.model.captioner.encoder.trainable
 
     def _name(self, split: str) -> str:
         """Of a result: what it was scored on, and how it was decoded."""

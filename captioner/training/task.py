@@ -1,6 +1,7 @@
 """The Lightning task: a captioner, its objective, its optimiser, and its scores while it learns."""
 
 import math
+import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Protocol, runtime_checkable
@@ -131,6 +132,7 @@ class CaptioningTask(pl.LightningModule):
         self.decoding = decoding
         self.val_decoding = Decoding(val_beam_size)
         self._generated: dict[int | str, str] = {}
+        self.generating_seconds = 0.0
 
     def setup(self, stage: str) -> None:
         """Takes over the weights of ``init_from``, unless a run is resumed."""
@@ -200,10 +202,13 @@ class CaptioningTask(pl.LightningModule):
     def on_test_epoch_start(self) -> None:
         """Forgets earlier captions."""
         self._generated = {}
+        self.generating_seconds = 0.0
 
     def test_step(self, batch: Batch) -> None:
         """Generates captions as ``decoding`` says; ``generated`` has them."""
+        began = time.perf_counter()
         self._generate(batch, self.decoding)
+        self.generating_seconds += time.perf_counter() - began
 
     def predict_step(self, batch: Batch) -> list[tuple[int | str, str]]:
         """(image id, caption) of every picture."""
