@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from captioner import __version__, compare, explain
+from captioner import __version__, compare, explain, ground
 from captioner.errors import CaptionerError, UsageError
 from captioner.shipped import configs_folder
 from captioner.shipped import models as bundled_models
@@ -106,6 +106,12 @@ def _parser() -> argparse.ArgumentParser:
         "--output", metavar="FILE", help="where to write; standard output if not given"
     )
 
+    grounding = add("ground", _ground, "score where it looked against object masks")
+    _add_model(grounding)
+    _add_search(grounding, 16)
+    ground.add_arguments(grounding)
+    grounding.add_argument("--output", metavar="FILE", help="where to write the report as JSON")
+
     comparing = add("compare", compare.run, "put runs beside each other: one table, and plots")
     compare.add_arguments(comparing)
 
@@ -143,6 +149,10 @@ def _parser() -> argparse.ArgumentParser:
 def _add_pictures(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("inputs", nargs="+", metavar="INPUT", help="picture, folder or glob")
     _add_model(parser)
+    _add_search(parser, 32)
+
+
+def _add_search(parser: argparse.ArgumentParser, batch_size: int) -> None:
     parser.add_argument(
         "--beam-size",
         type=_positive,
@@ -150,7 +160,7 @@ def _add_pictures(parser: argparse.ArgumentParser) -> None:
         help="1 is greedy search (default: as the model was scored, mostly 5)",
     )
     parser.add_argument(
-        "--batch-size", type=_positive, default=32, help="pictures computed together"
+        "--batch-size", type=_positive, default=batch_size, help="pictures computed together"
     )
 
 
@@ -217,6 +227,10 @@ def _evaluate(options: argparse.Namespace) -> int:
         json.dump(scores.as_dict(), stream, indent=2)
         stream.write("\n")
     return 0
+
+
+def _ground(options: argparse.Namespace) -> int:
+    return ground.run(options, _output(options.output) if options.output else None)
 
 
 def _export(options: argparse.Namespace) -> int:

@@ -83,7 +83,9 @@ def read_run(folder: Path, name: str) -> Run:
             raise UsageError(
                 f"'{file}' cannot be read ({error}); make it again, or delete it"
             ) from error
-        if isinstance(record, dict) and isinstance(record.get("scores"), dict):
+        if isinstance(record, dict) and isinstance(
+            record.get("scores", record.get("regimes")), dict
+        ):
             tallies_file = file.with_suffix(ENDING)
             tallies = tuple(read(tallies_file)) if tallies_file.is_file() else ()
             results += _results(record, file.stem, tallies)
@@ -101,7 +103,11 @@ def _results(
     record: Mapping[str, Any], source: str, tallies: tuple[Tally, ...]
 ) -> Iterator[Result]:
     """The results in one file: scores of captions, or a report about attention."""
-    if "regime" in record:
+    if "regimes" in record:
+        for part in record["regimes"].values():
+            if "scores" in part:
+                yield _report(part, record, source, ())
+    elif "regime" in record:
         yield _report(record, {}, source, tallies)
     else:
         yield from _captions(record, source, tallies)

@@ -2,6 +2,7 @@
 
     seed, index ──────▶ scene() ───▶ Scene(image, things, masks, captions)
     caption, things ──▶ true_of() ─▶ is the caption true of the scene?
+    words, things ────▶ named_in() ▶ which words name which things
 
 `shapes_folder` writes whole data sets of them.
 
@@ -316,6 +317,39 @@ def _plain(text: str) -> str:
     return " ".join(re.findall(r"\w+", text.lower()))
 
 
+def _phrase(found: re.Match[str]) -> _Phrase:
+    count, size, colour, noun = found.groups()
+    number = 1 if count == "an" else COUNTS.index(count) + 1
+    return _Phrase(number, size or "", colour, _SHAPE_OF[noun])
+
+
+@dataclass(frozen=True)
+class Named:
+    """What a phrase of a caption names.
+
+    `words` are the places of its size, colour and shape among the caption's words, `kind` its colour and
+    shape, and `things` the places in the scene of the things meant: none where the scene holds more or
+    fewer of them than the phrase says.
+    """
+
+    words: range
+    kind: str
+    things: tuple[int, ...]
+
+
+def named_in(words: Sequence[str], scene_things: Sequence[Thing]) -> list[Named]:
+    """What the phrases of a caption, given as its words in lower case, name in a scene."""
+    text, found = " ".join(words), []
+    for match in re.finditer(_PHRASE, text):
+        phrase = _phrase(match)
+        first = match.start(2) if match[2] else match.start(3)  # size, if it is said, or colour
+        places = range(text.count(" ", 0, first), text.count(" ", 0, match.end()) + 1)
+        meant = phrase.among(scene_things)
+        things = tuple(i for i, thing in enumerate(scene_things) if thing in meant)
+        found.append(Named(places, f"{phrase.colour} {phrase.shape}", things))
+    return found
+
+
 def true_of(caption: str, scene_things: Sequence[Thing]) -> bool:
     """Whether `caption` is a whole sentence of the grammar above and true of the scene.
 
@@ -325,10 +359,7 @@ def true_of(caption: str, scene_things: Sequence[Thing]) -> bool:
     off end, "a orange ring", "two star", an unknown word) makes it false.
     """
     text = _plain(caption)
-    phrases = tuple(
-        _Phrase(1 if count == "an" else COUNTS.index(count) + 1, size, colour, _SHAPE_OF[noun])
-        for count, size, colour, noun in re.findall(_PHRASE, text)
-    )
+    phrases = tuple(map(_phrase, re.finditer(_PHRASE, text)))
     if not phrases:
         return False
     opening, relation = (

@@ -8,8 +8,6 @@ two files: ``val-beam5.json`` has the scores, ``val-beam5.images.jsonl`` the cap
 
 import json
 import logging
-import platform
-import subprocess
 import sys
 import time
 import warnings
@@ -26,7 +24,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 
-from captioner import __version__, checkpoint
+from captioner import checkpoint
 from captioner.data.module import CaptionDataModule
 from captioner.data.records import VAL
 from captioner.data.shapes import true_of
@@ -35,6 +33,7 @@ from captioner.errors import UsageError
 from captioner.evaluation.captions import CaptionScorer, Scores
 from captioner.evaluation.fluency import fluency
 from captioner.evaluation.tallies import ENDING, lines
+from captioner.provenance import provenance
 from captioner.shipped import configs_folder
 from captioner.training.objectives import hard_attention
 from captioner.training.task import CaptioningTask
@@ -251,18 +250,6 @@ def table(scores: Scores, split: str) -> str:
     )
 
 
-def provenance() -> dict[str, Any]:
-    """What made a result: versions, commit and machine."""
-    return {
-        "captioner": __version__,
-        "commit": _commit(),
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "machine": _machine(),
-        "date": time.strftime("%Y-%m-%d"),
-    }
-
-
 def model_card(config: Mapping[str, Any], record: Mapping[str, Any]) -> str:
     """The README.md of a model folder: what it is, on what it was scored, and by which commit."""
     scores = record["scores"]
@@ -290,36 +277,6 @@ captioner {record["captioner"]}, commit {record["commit"]}, seed {record["seed"]
 
     captioner caption photo.jpg --model FOLDER
 """
-
-
-def _commit() -> str | None:
-    """The commit of the checkout this runs from, with a + where it has changes; None outside one."""
-    here = Path(__file__).resolve().parents[2]
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(
-            ["git", "-C", str(here), *arguments], capture_output=True, text=True, check=True
-        )
-        return done.stdout.strip()
-
-    try:
-        if Path(git("rev-parse", "--show-toplevel")) != here:
-            return None
-        return git("rev-parse", "--short=12", "HEAD") + (
-            "+" if git("status", "--porcelain") else ""
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
-def _machine() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        model = platform.processor() or platform.machine()
-    gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    return f"{model}, {torch.get_num_threads()} threads{gpu}"
 
 
 def main(arguments: list[str]) -> None:
