@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+import layouts
 from captioner import checkpoint
 from captioner.cli import main
 from captioner.comparison.results import read_run
@@ -408,8 +409,10 @@ def test_compare_reads_the_report(root, folder, tmp_path, capsys):
     command = ["ground", "--model", str(folder), *files(root), "--output", str(output), "--limit=4"]
     assert main([*command, "--regime", "forced"]) == 0
     part = json.loads(output.read_text())["regimes"]["forced"]
-    (result,) = read_run(run, "run").results
-    assert result.section == "grounding"
+    result, other = read_run(run, "run").results
+    assert (result.section, other.section) == ("grounding", "faithfulness")
+    found = part["faithfulness"]["scores"]["all"]["most_over_random"]
+    assert other.values["all.most_over_random"] == found["value"]
     assert "forced captions" in result.setting
     assert result.values["gain"] == part["scores"]["model"]["gain"]["value"]
     assert result.values["lead_over_time_averaged_map.gain"] == part["delta"]["gain"]["value"]
@@ -420,6 +423,25 @@ def test_scenes_are_generated_where_no_files_are_given(folder, capsys):
     printed = capsys.readouterr().out
     assert "3 generated scenes" in printed
     assert "3 pictures, 15 captions" in printed
+
+
+def test_a_data_set_without_masks_is_measured_for_faithfulness(folder, tmp_path, capsys):
+    captions = {f"{i}.jpg": ["a red circle", "two blue stars"] for i in range(3)}
+    root = layouts.flickr8k(tmp_path / "data", {"train": {"t.jpg": ["a star"]}, "val": captions})
+    for name in captions:
+        layouts.picture(root / "Flicker8k_Dataset" / name)
+    output = tmp_path / "report.json"
+    given = ["--data", "flickr8k", "--root", str(root), "--regime", "forced", "--limit", "2"]
+    assert main(["ground", "--model", str(folder), *given, "--output", str(output)]) == 0
+    part = json.loads(output.read_text())["regimes"]["forced"]
+    assert set(part) == {"faithfulness"}
+    assert part["faithfulness"]["images"] == 2
+    assert part["faithfulness"]["scores"]["all"]["words"] == 6
+    printed = capsys.readouterr().out
+    assert "flickr8k, split val" in printed
+    assert "Paired" not in printed
+    assert main(["ground", "--model", str(folder), *given, "--split", "dev"]) == 2
+    assert "no pictures in split 'dev'; splits are train, val, test" in capsys.readouterr().err
 
 
 def test_a_bad_picture_costs_itself(root, folder, tmp_path, capsys):
@@ -463,6 +485,10 @@ def test_a_bad_picture_costs_itself(root, folder, tmp_path, capsys):
         (["--scenes", "0"], "--scenes must be 1 or more, got 0"),
         (["--limit", "-2"], "--limit must be 1 or more, got -2"),
         (["--output", "missing/out.json"], "cannot write 'missing/out.json'"),
+        (["--data", "flickr8k"], "give --data NAME and --root DIR together"),
+        (["--data", "flickr8k", "--root", "x", "--scenes", "3"], "none of --instances"),
+        (["--split", "val"], "--split is of the data set"),
+        (["--data", "flickr9k", "--root", "x"], "data set 'flickr9k'"),
     ],
 )
 def test_impossible_calls_are_one_line(options, message, folder, capsys):

@@ -84,6 +84,7 @@ ORDER = [
     "comparison.plots",
     "compare",
     "explain",
+    "ground_tables",
     "ground",
     "writers",
     "training.task",

@@ -105,8 +105,9 @@ def _results(
     """The results in one file: scores of captions, or a report about attention."""
     if "regimes" in record:
         for part in record["regimes"].values():
-            if "scores" in part:
-                yield _report(part, record, source, ())
+            for report in (part, part.get("faithfulness", {})):
+                if "scores" in report:
+                    yield _report(report, record, source, ())
     elif "regime" in record:
         yield _report(record, {}, source, tallies)
     else:

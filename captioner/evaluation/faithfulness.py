@@ -10,7 +10,8 @@ least first, and in random order. Attention that is faithful orders the three, m
 """
 
 import copy
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -19,7 +20,7 @@ import torch
 from jaxtyping import Float64
 from torch import Tensor
 
-from captioner.data.pixels import read_batches
+from captioner.data.pixels import PixelBatch, read_batches
 from captioner.data.records import Record
 from captioner.decoding import search
 from captioner.errors import EvaluationError, UsageError
@@ -174,6 +175,9 @@ def measure(
     batch_size: int = 8,
     seed: int = 0,
     resamples: int = 2000,
+    progress: Callable[[Iterable[PixelBatch], int], Iterable[PixelBatch]] = lambda batches, _: (
+        batches
+    ),
 ) -> Faithfulness:
     """Measures a captioner on photos.
 
@@ -190,6 +194,7 @@ def measure(
         batch_size: photos computed together.
         seed: of everything drawn.
         resamples: of the bootstrap.
+        progress: wraps the batches, whose number it is told, to show a bar.
 
     Raises:
         UsageError: an option that is none.
@@ -213,7 +218,8 @@ def measure(
     reached: list[Tensor] = []
     unknown = 0
     paths = [record.path for record in records]
-    for batch in read_batches(paths, batch_size, whole.encoder.preprocessing):
+    batches = read_batches(paths, batch_size, whole.encoder.preprocessing)
+    for batch in progress(batches, math.ceil(len(paths) / batch_size)):
         failed += [str(error) for _, error in sorted(batch.failed.items())]
         if not batch.indices:
             continue
