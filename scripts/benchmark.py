@@ -203,14 +203,16 @@ def lengths(count: int, longest: int, generator: torch.Generator) -> list[int]:
 
 
 def caption_tokens(photos: int, words: int, longest: int) -> Tensor:
-    """Captions of random words, (B, R, T), with start, end and padding."""
+    """Captions of random words, (B, R, T), as a batch has them: with start, end and padding, the
+    longest caption of a picture first."""
     generator = torch.Generator().manual_seed(0)
-    sizes = lengths(photos * CAPTIONS, longest, generator)
-    tokens = torch.full((photos * CAPTIONS, max(sizes) + 2), PAD)
-    for row, size in zip(tokens, sizes, strict=True):
+    drawn = lengths(photos * CAPTIONS, longest, generator)
+    sizes = torch.tensor(drawn).view(photos, -1).sort(1, descending=True).values
+    tokens = torch.full((*sizes.shape, max(drawn) + 2), PAD)
+    for row, size in zip(tokens.flatten(0, 1), sizes.flatten().tolist(), strict=True):
         row[0], row[size + 1] = START, END
         row[1 : size + 1] = torch.randint(END + 1, words, (size,), generator=generator)
-    return tokens.view(photos, CAPTIONS, -1)
+    return tokens
 
 
 def captioner_of(design: str, words: int, **decoder: Any) -> tuple[Captioner, Objective]:
