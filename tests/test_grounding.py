@@ -224,6 +224,38 @@ def test_words_of_one_object_are_averaged_and_overlapping_objects_are_no_pair(
     assert report["categories"]["teddy bear"]["mass"] == pytest.approx(100 * float(mass), abs=0.01)
 
 
+def test_shuffled_maps_are_right_by_chance_alone(data, all_seeing, tmp_path):
+    """Two names of unequal length, looked at rightly, in a caption that says nothing else.
+
+    Means of two dealt maps against one would be right in a third of the cases only: where the dog
+    is dealt a map of the hydrant's, the other two together are even.
+    """
+    half = [[0, 0, SIDE // 2, 0, SIDE // 2, SIDE, 0, SIDE]]
+    other = [[SIDE // 2, 0, SIDE, 0, SIDE, SIDE, SIDE // 2, SIDE]]
+    numbers = range(1, 401)
+    content = {
+        "images": [{"id": i, "file_name": "a.png", "height": SIDE, "width": SIDE} for i in numbers],
+        "categories": [{"id": 1, "name": "fire hydrant"}, {"id": 2, "name": "dog"}],
+        "annotations": [
+            {"id": 2 * i + k, "image_id": i, "category_id": k, "segmentation": mask}
+            for i in numbers
+            for k, mask in ((1, half), (2, other))
+        ],
+    }
+    (tmp_path / "instances.json").write_text(json.dumps(content))
+    Image.new("RGB", (SIDE, SIDE)).save(tmp_path / "a.png")
+    photos = read(tmp_path / "instances.json", tmp_path, {i: ["fire hydrant dog"] for i in numbers})
+    on_left = torch.tensor([1.0, 1, 0, 0]).repeat(4) / 8
+    looks = torch.stack([on_left, on_left, on_left.flip(0)])
+    all_seeing.looks = looks.expand(64, 1, 3, 16)
+    model = captioner(data, "AllSeeing")
+    report = grounding(model, photos, "forced", batch_size=64, resamples=200)
+    assert report["coverage"]["pairs"] == 400
+    assert value(report, "model", "discrimination") == 100
+    # One standard deviation is 2: a tie in a third of the cases, or right, or wrong.
+    assert value(report, "shuffled", "discrimination") == pytest.approx(50, abs=7)
+
+
 def test_a_batch_looks_as_one_by_one(data):
     model = captioner(data, "LSTMDecoder", hidden=8, embedding=6)
     data = replace(data, pictures=data.pictures[:5])

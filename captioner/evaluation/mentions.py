@@ -159,9 +159,11 @@ def add(
         for name, own in {
             "time_averaged": average,
             "grad_cam": cams.mean(0),
-            **{
-                name: maps[name][places].mean(0) for name in ("model", "shuffled", "random_weights")
-            },
+            "model": maps["model"][places].mean(0),
+            "random_weights": maps["random_weights"][places].mean(0),
+            # One word's, however many the mention has: of two mentions of unequal length, means of
+            # dealt maps are not alike in law, and pairs would not be right by chance alone.
+            "shuffled": maps["shuffled"][places[0]],
         }.items():
             seen.maps.setdefault(name, []).append(own)
     seen.named.append(named)
