@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from captioner.ground_tables import markdown
+
 DOCS = Path(__file__).parents[1] / "docs"
 COLUMNS = (
     *("run", "split", "N", "B-1", "B-2", "B-3", "B-4", "METEOR", "ROUGE-L", "CIDEr"),
@@ -63,7 +65,7 @@ def tuning_section(records: dict[str, dict[str, Any]]) -> list[str]:
             *(f"{record['mean_length']:.1f}", f"{record['bad_endings']:.1f}"),
             # A run that was stopped and resumed knows only the last stretch.
             "–"
-            if not record["training_seconds"] or record["resumed"]
+            if not record.get("training_seconds") or record.get("resumed")
             else f"{record['training_seconds'] / 60:.0f}",
         ]
         lines.append(f"| {' | '.join(map(str, cells))} |")
@@ -73,6 +75,23 @@ def tuning_section(records: dict[str, dict[str, Any]]) -> list[str]:
         *(f"- **{n}**: `{r['command']}`, commit {r['commit']}." for n, r in records.items()),
         "",
     ]
+
+
+def attention_section(reports: dict[str, dict[str, Any]]) -> list[str]:
+    """What ``captioner ground`` said of trained models, as it says it."""
+    lines = [
+        "## Is the attention right?",
+        "",
+        "What the numbers mean: [grounding](grounding.md), [faithfulness](faithfulness.md). Whatever",
+        "they are, they stand here.",
+        "",
+    ]
+    for name, report in reports.items():
+        title, *rest = markdown(report).splitlines()
+        lines += [f"### {name}", "", title.removeprefix("# ") + "."]
+        lines += ["#" * 2 + line if line.startswith("## ") else line for line in rest]
+        lines += ["", f"`{report['command']}`, commit {report['commit']}, {report['machine']}.", ""]
+    return lines
 
 
 def designs_section(measured: dict[str, Any]) -> list[str]:
@@ -130,6 +149,7 @@ def page() -> str:
     flickr = {n: r for n, r in runs.items() if r["data"] == "flickr8k"}
     shapes = {n: r for n, r in runs.items() if r["data"] == "shapes"}
     speed = records["speed"]
+    reports = {name: record for name, record in records.items() if "regimes" in record}
     lines = [
         "# Results",
         "",
@@ -164,6 +184,7 @@ def page() -> str:
             for name, r in shapes.items()
         ],
         "",
+        *attention_section(reports),
         "## Speed and sameness",
         "",
         f"`{speed['command']}`, commit {speed['commit']}, {speed['machine']}; medians of one run.",
