@@ -50,13 +50,11 @@ class Objective(Component, kind="objective"):
     """Base of all objectives.
 
     ``needs_weights`` says whether it reads where the decoder looked; ``dropout`` whether the model is
-    trained with dropout, and with words left out of its input; ``asks`` whether its lessons are
-    what the model itself says, without dropout.
+    trained with dropout, and with words left out of its input.
     """
 
     needs_weights = True
     dropout = True
-    asks = False
 
     def check(self, decoder: Decoder) -> None:
         """Refuses a decoder that this objective cannot train.

@@ -25,9 +25,8 @@ class SelfCritical(Objective):
 
     After Rennie et al. 2017 (arXiv 1612.00563). For fine-tuning a model that likelihood has trained:
     start from it with ``init_from``, with a small learning rate. Rewards are computed over ids, the end
-    token a word like others, with document frequencies from the training captions. Captions are said
-    without dropout. Learning from samples has none either, so that what they are drawn from and
-    what is learned are one distribution; learning from a beam has it, against overfitting.
+    token a word like others, with document frequencies from the training captions; dropout is off, so
+    that what is drawn and what is learned from are one distribution.
 
     Args:
         samples: captions learned from of each picture.
@@ -44,7 +43,7 @@ class SelfCritical(Objective):
     """
 
     needs_weights = False
-    asks = True
+    dropout = False
 
     def __init__(
         self,
@@ -62,7 +61,6 @@ class SelfCritical(Objective):
         self.baseline = baseline
         self.max_length = max_length
         self.source = source
-        self.dropout = source == "beam"
         self._consensus: Consensus | None = None
 
     def begin(self, captions: Sequence[Sequence[Sequence[int]]]) -> None:

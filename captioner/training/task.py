@@ -282,17 +282,10 @@ class CaptioningTask(pl.LightningModule):
         progress = self.global_step / self.trainer.estimated_stepping_batches
         for distribution in hard_attention(captioner.decoder):
             distribution.heat = objective.heat(progress)
-        seen = self._annotations(batch)
-        if objective.asks:
+        if not objective.dropout:
             captioner.eval()
-            with torch.no_grad():
-                refined = captioner.refiner(seen)
-            lesson = objective.lesson(captioner.decoder, refined, batch.tokens)
-            captioner.train(objective.dropout)
-            annotations = captioner.refiner(seen)
-        else:
-            annotations = captioner.refiner(seen)
-            lesson = objective.lesson(captioner.decoder, annotations, batch.tokens)
+        annotations = captioner.refiner(self._annotations(batch))
+        lesson = objective.lesson(captioner.decoder, annotations, batch.tokens)
         inputs, targets = lesson.tokens[..., :-1], lesson.tokens[..., 1:]
         if objective.dropout and self.word_dropout:
             inputs = _drop_words(inputs, self.word_dropout)
