@@ -26,11 +26,8 @@ OBJECT_COLUMNS = {"f1_all": "F1-all", "f1_all_macro": "F1-all, macro", "f1_loc":
 
 def markdown(report: Mapping[str, Any]) -> str:
     """The report as Markdown to read."""
-    lines = [f"# Grounding of {report['model']}", "", f"{report['mechanism']}; {report['data']}."]
-    lines += [
-        f"{report['transform'].capitalize()}. Percent, with 95 % intervals over pictures.",
-        "",
-    ]
+    lines = [f"# Attention of {report['model']}", "", f"{report['mechanism']}; {report['data']}."]
+    lines += [f"{report['transform'].capitalize()}. 95 % intervals over pictures.", ""]
     for regime, part in report["regimes"].items():
         lines += [f"## {REGIMES[regime]}", ""]
         if "error" in part:
@@ -57,7 +54,7 @@ def _section(part: Mapping[str, Any]) -> list[str]:
         f"{part['images']:,} pictures, {seen['captions']:,} captions, {seen['words']:,} words, of which "
         f"{seen['words_naming_objects_percent']:.1f} % name objects; {seen['mentions_with_mask']:,} of "
         f"{seen['mentions']:,} mentions have a mask; {seen['pairs']:,} pairs of objects. "
-        f"Grid {part['grid'][0]} × {part['grid'][1]}. Priors: {part['prior']}.",
+        f"Grid {part['grid'][0]} × {part['grid'][1]}. Priors: {part['prior']}. Scores in percent.",
         "",
         *_rows(head, rows),
         "",

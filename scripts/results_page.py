@@ -87,7 +87,9 @@ def attention_section(reports: dict[str, dict[str, Any]]) -> list[str]:
         "## Is the attention right?",
         "",
         "What the numbers mean: [grounding](grounding.md), [faithfulness](faithfulness.md). Whatever",
-        "they are, they stand here.",
+        "they are, they stand here. The models are those of the fine-tuning table, trained on Flickr8k;",
+        "`self-critical` began as `soft`, not as `soft-and-5-epochs`, so the two are no before and",
+        "after. `coco`: 80 pictures of COCO train2017, whose captions speak of more than Flickr8k's.",
         "",
     ]
     for name, report in reports.items():

@@ -67,6 +67,8 @@ def test_the_rules_speak_of_words_in_the_table():
         ("a red stop-sign at a bus stop", [("stop-sign", "stop sign")]),
         ("people wait at the train station", [("people", "person")]),
         ("an orange kite", [("kite", "kite")]),
+        ("a man in orange and black", [("man", "person")]),
+        ("the bus is orange", [("bus", "bus")]),
         ("an apple and an orange", [("apple", "apple"), ("orange", "orange")]),
         ("an orange next to a glass of orange juice", [("orange", "orange")]),
         ("oranges in a bowl", [("oranges", "orange"), ("bowl", "bowl")]),

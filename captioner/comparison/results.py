@@ -160,7 +160,11 @@ def _report(
     images = known("images")
     where = [known("data"), known("split"), None if images is None else f"{images:,} pictures"]
     parts = [str(part) for part in (*where, f"{record.get('regime')} captions") if part]
-    for name in ("decoding", "settings"):
+    if isinstance(grid := record.get("grid"), list):  # grids of other sizes can hold other masks
+        parts.append("grid " + " × ".join(map(str, grid)))
+    # References are fed in, however the model would search.
+    searched = ["decoding"] if record.get("regime") != "forced" else []
+    for name in (*searched, "settings"):
         if isinstance(given := known(name), dict):
             parts += [f"{key.replace('_', ' ')} {value}" for key, value in given.items()]
     values: dict[str, float] = {}

@@ -264,6 +264,7 @@ def measure(
         tuple(image.tally() for image in sums),
         {
             "captions_per_image": captions if regime == "forced" else 1,
+            "largest_share": shares[-1],
             "draws": draws,
             "seed": seed,
             "resamples": resamples,

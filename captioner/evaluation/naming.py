@@ -64,7 +64,7 @@ def objects(
         captions.append((place, any(invented)))
         first = {mention.category: index for mention, index in reversed(caption)}
         for category, index in first.items():
-            if category in to_name or category not in picture.present:
+            if category in to_name or category not in picture.present | told:
                 named.append((place, key(category)))
             if category in to_name and index is not None:
                 right.append((place, key(category), index))

@@ -95,6 +95,7 @@ class CategoryWords:
         self.longest = max(map(len, self.entries))
         self.alone = set(table["alone"]["words"])
         self.before = set(table["alone"]["before"])
+        self.after = set(table["alone"]["after"])
 
     def __call__(self, words: Sequence[str], picture: Picture) -> list[Mention]:
         """The mentions, in the order of the caption; all of a category mean all its instances."""
@@ -115,7 +116,7 @@ class CategoryWords:
         while here < len(parts):
             for length in range(min(self.longest, len(parts) - here), 0, -1):
                 name = tuple(part for _, part in parts[here : here + length])
-                if name in self.entries and self._means(name, parts[here + length :]):
+                if name in self.entries and self._means(name, parts[:here], parts[here + length :]):
                     category = self.entries[name]
                     if category is not None:
                         places = dict.fromkeys(place for place, _ in parts[here : here + length])
@@ -126,11 +127,15 @@ class CategoryWords:
                 here += 1
         return found
 
-    def _means(self, name: tuple[str, ...], following: list[tuple[int, str]]) -> bool:
+    def _means(
+        self, name: tuple[str, ...], before: list[tuple[int, str]], following: list[tuple[int, str]]
+    ) -> bool:
         """Whether a name that may be an adjective is none here."""
         if " ".join(name) not in self.alone:
             return True
-        return not following or following[0][1] in self.before
+        if not before:
+            return not following
+        return before[-1][1] in self.after and (not following or following[0][1] in self.before)
 
 
 def forms(name: str) -> list[tuple[str, ...]]:
