@@ -77,6 +77,7 @@ def test_meteor_is_that_of_its_program():
 
 
 @needs_java
+@pytest.mark.slow
 def test_meteor_of_all_is_that_of_java():
     scores, tallies = CaptionScorer(TOY_REFERENCES, java=True).judge(TOY_CANDIDATES)
     found = of(tallies, [1] * len(tallies))
