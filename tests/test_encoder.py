@@ -106,6 +106,58 @@ def test_equals_timm_with_the_weights_put_in_by_hand(stride):
     same(vectors, features)
 
 
+@pytest.mark.parametrize(
+    ("name", "finer"),
+    [
+        ("efficientnet_lite0", [8, 4]),
+        ("efficientnet_lite0", [4, 16]),
+        ("torchvision/resnet18", [8, 16]),
+        ("timm/resnet18", [16]),
+    ],
+)
+@pytest.mark.parametrize("stride", [32, 16])
+def test_finer_maps_are_averaged_over_each_cell(name, finer, stride):
+    finer = [fine for fine in finer if fine < stride]
+    torch.manual_seed(0)
+    whole = CNNEncoder(name, 64, stride, weights=None, finer=finer)
+    tensors = whole.state_dict()
+    vectors = whole(photos(64)).vectors
+    side, start = 64 // stride, 0
+    for level in (stride, *finer):
+        alone = CNNEncoder(name, 64, level, weights=None)
+        alone.load_state_dict({key: tensors[key] for key in alone.state_dict()})
+        cells = alone(photos(64)).vectors.detach().unflatten(1, (64 // level, 64 // level))
+        width, per_cell = cells.shape[-1], stride // level
+        part = vectors[..., start : start + width].detach().unflatten(1, (side, side))
+        for row in range(side):
+            for column in range(side):
+                rows = slice(row * per_cell, (row + 1) * per_cell)
+                columns = slice(column * per_cell, (column + 1) * per_cell)
+                mean = cells[:, rows, columns].mean((1, 2))
+                torch.testing.assert_close(part[:, row, column], mean, atol=1e-4, rtol=1e-4)
+        start += width
+    assert start == whole.out_dim
+
+
+def test_finer_maps_know_the_colours_that_a_deep_one_forgets():
+    """A least-squares reading of the colour of one plain square, from a few pictures."""
+    colours = torch.randint(0, 256, (120, 3), generator=torch.Generator().manual_seed(0))
+    pictures = torch.full((120, 3, 64, 64), 128, dtype=torch.uint8)
+    pictures[:, :, 16:48, 16:48] = colours.to(torch.uint8)[:, :, None, None]
+
+    def error(**options):
+        vectors = loaded(image_size=64, **options)(pictures).vectors.mean(1)
+        vectors = torch.nn.functional.normalize(vectors - vectors.mean(0), dim=1).double()
+        inputs = torch.cat([vectors, torch.ones(120, 1)], 1)
+        known, asked = slice(0, 80), slice(80, 120)
+        ridge = 1e-3 * torch.eye(inputs.shape[1], dtype=torch.float64)
+        seen = inputs[known]
+        reading = torch.linalg.solve(seen.T @ seen + ridge, seen.T @ colours[known].double())
+        return (inputs[asked] @ reading - colours[asked]).abs().mean()
+
+    assert error(stride=16, finer=[8, 4]) < 0.7 * error(stride=16)
+
+
 def clock(draw: ImageDraw.ImageDraw) -> None:
     draw.ellipse([20, 20, 204, 204], fill="white", outline="black", width=8)
     for hour in range(12):
@@ -213,6 +265,16 @@ def test_googlenet_undoes_the_normalisation_its_weights_do_not_want(weights):
         (
             {"name": "resnet18", "stride": 64},
             "encoder 'resnet18' has no feature map of stride 64; it has: 1, 2, 4, 8, 16, 32",
+        ),
+        (
+            {"finer": [32]},
+            "finer=[32]: expected different strides below the encoder's own of 32",
+        ),
+        ({"finer": [8, 8]}, "finer=[8, 8]: expected different strides below"),
+        ({"finer": [0]}, "finer=[0]: expected different strides below"),
+        (
+            {"finer": [6]},
+            "encoder 'tf_efficientnet_lite0' has no feature map of stride 6; it has: 2",
         ),
         ({"weights": "V3"}, "unknown weights of efficientnet_lite0 'V3'; known: DEFAULT"),
         (

@@ -30,6 +30,7 @@ ORDER = [
     "data",
     "models.registry",
     "models.annotations",
+    "models.trunks",
     "models.encoder",
     "models.positions",
     "models.attention",
