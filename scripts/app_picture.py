@@ -11,7 +11,8 @@ from pathlib import Path
 
 from playwright.sync_api import sync_playwright
 
-from captioner.data.shapes import Scene, scene, true_of
+from captioner.data.grammar import true_of
+from captioner.data.shapes import Scene, scene
 from captioner.predictor import Caption
 from captioner.ui import HELD_OUT, serving
 from captioner.ui_models import Models, read

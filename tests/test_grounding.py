@@ -15,7 +15,8 @@ from captioner import checkpoint
 from captioner.cli import main
 from captioner.comparison.results import read_run
 from captioner.data import shapes_folder
-from captioner.data.shapes import CAPTIONS, scene
+from captioner.data.grammar import CAPTIONS
+from captioner.data.shapes import scene
 from captioner.decoding import Decoding
 from captioner.errors import EvaluationError
 from captioner.evaluation.captions import read_references

@@ -22,6 +22,8 @@ ORDER = [
     "text",
     "data.records",
     "data.readers",
+    "data.things",
+    "data.grammar",
     "data.shapes",
     "data.shapes_folder",
     "data.pixels",

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from captioner.data.shapes import Thing
+from captioner.data.things import Thing
 from captioner.evaluation import objects
 from captioner.evaluation.objects import CategoryWords, ShapePhrases, forms
 from captioner.text import Tokenizer

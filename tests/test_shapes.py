@@ -11,9 +11,11 @@ from PIL import Image
 from pycocotools import mask as rle
 from pycocotools.coco import COCO
 
-from captioner.data import shapes, shapes_folder
-from captioner.data.shapes import Scene, Thing, scene, true_of
+from captioner.data import grammar, shapes, shapes_folder
+from captioner.data.grammar import named_in, true_of
+from captioner.data.shapes import Scene, scene
 from captioner.data.shapes_folder import read_things, write
+from captioner.data.things import COLOURS, FIGURES, PLAIN, SHAPES, SIZES, TEXTURES, Thing
 from captioner.errors import DataError, UsageError
 
 SMALL = {"train": 6, "val": 3, "test": 2}
@@ -31,8 +33,16 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def thing(shape: str, colour: str, x: float, y: float, size: str = "small") -> Thing:
-    return Thing(shape, colour, size, (float(x), float(y)), 20.0 if size == "small" else 40.0)
+@pytest.fixture(scope="module")
+def varied() -> list[Scene]:
+    return [scene(4, i, max_objects=5, level="varied") for i in range(300)]
+
+
+def thing(
+    shape: str, colour: str, x: float, y: float, size: str = "small", texture: str = PLAIN
+) -> Thing:
+    place = (float(x), float(y))
+    return Thing(shape, colour, size, place, 20.0 if size == "small" else 40.0, texture)
 
 
 def tree(root: Path) -> dict[str, bytes]:
@@ -56,9 +66,9 @@ def test_another_seed_or_index_gives_another_scene():
 
 def test_every_kind_of_thing_and_number_of_things_occurs(scenes: list[Scene]):
     things = [t for s in scenes for t in s.things]
-    assert {t.shape for t in things} == set(shapes.SHAPES)
-    assert {t.colour for t in things} == set(shapes.COLOURS)
-    assert {t.size for t in things} == set(shapes.SIZES)
+    assert {t.shape for t in things} == set(SHAPES)
+    assert {t.colour for t in things} == set(COLOURS)
+    assert {t.size for t in things} == set(SIZES)
     assert {len(s.things) for s in scenes} == {1, 2, 3, 4}
 
 
@@ -82,6 +92,11 @@ def test_impossible_scenes_are_refused(wrong: dict[str, int]):
         scene(**{"seed": 0, "index": 0, **wrong})
 
 
+def test_an_unknown_level_is_named():
+    with pytest.raises(UsageError, match="unknown level of scenes 'hard'; known: varied, plain"):
+        scene(0, 0, level="hard")
+
+
 # The masks
 
 
@@ -94,8 +109,8 @@ def test_masks_show_the_thing_and_nothing_else(scenes: list[Scene]):
         assert made.masks.sum(axis=0).max() == 1  # disjoint
         for t, mask in zip(made.things, made.masks, strict=True):
             # The median leaves the blended edge aside; the mean may be drawn a little to it.
-            assert np.abs(np.median(pixels[mask], axis=0) - shapes.COLOURS[t.colour]).max() <= 11
-            assert np.abs(pixels[mask].mean(axis=0) - shapes.COLOURS[t.colour]).max() <= 40
+            assert np.abs(np.median(pixels[mask], axis=0) - COLOURS[t.colour]).max() <= 11
+            assert np.abs(pixels[mask].mean(axis=0) - COLOURS[t.colour]).max() <= 40
             y, x = np.nonzero(mask)
             offsets.append((x.mean() + 0.5 - t.centre[0], y.mean() + 0.5 - t.centre[1]))
             reach = np.hypot(x + 0.5 - t.centre[0], y + 0.5 - t.centre[1]).max()
@@ -137,15 +152,15 @@ def test_the_ground_has_no_colour_that_a_caption_could_name(scenes: list[Scene])
             covered[:, 1:] |= covered[:, :-1]
             covered[:, :-1] |= covered[:, 1:]
         ground = np.asarray(made.image)[~covered][::5].astype(int)
-        for colour in shapes.COLOURS.values():
+        for colour in COLOURS.values():
             assert np.linalg.norm(ground - np.array(colour), axis=1).min() > 60
         saturation = np.ptp(ground, axis=1) / ground.max(axis=1)
         assert saturation.max() < 0.2
 
 
 def test_jitter_never_makes_one_colour_another():
-    names = list(shapes.COLOURS)
-    palette = np.array([shapes.COLOURS[n] for n in names])
+    names = list(COLOURS)
+    palette = np.array([COLOURS[n] for n in names])
     gaps = np.linalg.norm(palette[:, None] - palette[None], axis=-1)
     np.fill_diagonal(gaps, np.inf)
     assert gaps.min() > 4 * shapes.JITTER * np.sqrt(3)
@@ -153,12 +168,86 @@ def test_jitter_never_makes_one_colour_another():
     assert min(b - a for a, b in itertools.pairwise(hues)) > 0.06
 
 
+# The harder level
+
+
+def test_the_varied_level_holds_all_there_is(varied: list[Scene]):
+    things = [t for s in varied for t in s.things]
+    assert {t.shape for t in things} == set(FIGURES)
+    assert {t.texture for t in things} == {PLAIN, *TEXTURES}
+    assert {len(s.things) for s in varied} == {1, 2, 3, 4, 5}
+    assert 0.3 < np.mean([t.texture != PLAIN for t in things]) < 0.5
+
+
+def whole(t: Thing, side: int) -> np.ndarray:
+    """The thing alone on its canvas, not turned: its pixels by an even-odd test of each corner list."""
+    y, x = np.mgrid[:side, :side] + 0.5
+    x, y = (x - t.centre[0]) / t.radius, (y - t.centre[1]) / t.radius
+
+    def inside(outline: np.ndarray) -> np.ndarray:
+        found = np.zeros_like(x, bool)
+        for (x1, y1), (x2, y2) in zip(outline, np.roll(outline, -1, 0), strict=True):
+            crosses = (y1 > y) != (y2 > y)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                found ^= crosses & (x < (x2 - x1) * (y - y1) / (y2 - y1) + x1)
+        return found
+
+    solid = np.any([inside(o) for o in FIGURES[t.shape].solid], axis=0)
+    return solid & ~np.any([np.zeros_like(solid), *map(inside, FIGURES[t.shape].holes)], axis=0)
+
+
+def test_masks_are_what_can_be_seen(varied: list[Scene]):
+    hidden = 0
+    for made in varied:
+        assert made.masks.sum(axis=0).max() == 1  # nothing is two things at once
+        for place, (t, mask) in enumerate(zip(made.things, made.masks, strict=True)):
+            alone = whole(t, 224)
+            in_front = np.any([np.zeros_like(alone), *made.masks[place + 1 :]], axis=0)
+            # It is drawn a little turned, so that its edge is not quite where the outline is.
+            agree = (mask == (alone & ~in_front)).mean()
+            assert agree > 0.98
+            seen = mask.sum() / (mask | (alone & in_front)).sum()
+            assert seen > 0.58
+            hidden += seen < 0.97
+    assert hidden > 50
+
+
+def test_what_overlaps_differs_in_colour(varied: list[Scene]):
+    for made in varied:
+        for a, b in itertools.combinations(made.things, 2):
+            apart = np.hypot(*np.subtract(a.centre, b.centre)) > a.radius + b.radius
+            assert apart or a.colour != b.colour
+
+
+def test_a_texture_is_two_shades_of_the_colour(varied: list[Scene]):
+    seen = dict.fromkeys((PLAIN, *TEXTURES), 0)
+    for made in varied:
+        pixels = np.asarray(made.image).astype(float)
+        for t, mask in zip(made.things, made.masks, strict=True):
+            ink = pixels[mask] @ COLOURS[t.colour] / np.square(COLOURS[t.colour]).sum()
+            dark = np.mean((ink > 0.5) & (ink < 0.75))
+            if t.texture == PLAIN:
+                assert dark < 0.1
+            else:
+                assert 0.1 < dark < 0.7
+                assert np.mean(ink > 0.85) > 0.25
+            seen[t.texture] += 1
+    assert min(seen.values()) > 50
+
+
+def test_the_plain_level_has_none_of_it(scenes: list[Scene]):
+    things = [t for s in scenes for t in s.things]
+    assert {t.texture for t in things} == {PLAIN}
+    assert {t.shape for t in things} == set(SHAPES)
+
+
 # The captions
 
 
-def test_every_caption_is_true_of_its_scene(scenes: list[Scene]):
-    for made in scenes:
-        assert len(set(made.captions)) == shapes.CAPTIONS
+@pytest.mark.parametrize("level", ["scenes", "varied"])
+def test_every_caption_is_true_of_its_scene(level: str, request: pytest.FixtureRequest):
+    for made in request.getfixturevalue(level):
+        assert len(set(made.captions)) == grammar.CAPTIONS
         for caption in made.captions:
             assert true_of(caption, made.things), (caption, made.things)
             # As a tokenizer gives them back, or a person writes them.
@@ -171,7 +260,7 @@ def test_captions_are_short_lower_case_and_various(scenes: list[Scene]):
     assert all(re.fullmatch("[a-z, ]+", c) and 2 < len(c.split()) <= 16 for c in captions)
     for part in ("there is", "there are", "a picture of", "the picture shows", "large", "small"):
         assert sum(part in c for c in captions) > 30
-    for relation in shapes.RELATIONS:
+    for relation in grammar.RELATIONS:
         assert sum(relation in c for c in captions) > 30
     assert sum(bool(re.search("two|three", c)) for c in captions) > 60
 
@@ -242,7 +331,7 @@ def test_lists_name_things_from_left_to_right(scenes: list[Scene]):
         if len(looks) < len(made.things):
             continue
         for caption in made.captions:
-            if not any(relation in caption for relation in shapes.RELATIONS):
+            if not any(relation in caption for relation in grammar.RELATIONS):
                 named = sorted(looks.keys(), key=lambda look: caption.find(look))
                 places = [looks[look] for look in named if look in caption]
                 assert places == sorted(places), caption
@@ -334,6 +423,56 @@ def test_false_captions(caption: str):
     assert not true_of(caption, SCENE)
 
 
+TEXTURED = [
+    thing("fish", "red", 60, 60, texture="striped"),
+    thing("fish", "red", 60, 160),
+    thing("house", "orange", 160, 160, "large", "dotted"),
+]
+
+
+@pytest.mark.parametrize(
+    ("caption", "true"),
+    [
+        ("two red fish and a dotted orange house", True),
+        ("two red fish and an orange house", True),
+        ("a striped red fish above a large dotted orange house", True),
+        ("a small striped red fish", True),
+        ("a red fish", False),  # there are two
+        ("two striped red fish", False),
+        ("a dotted red fish", False),
+        ("a large striped orange house", False),
+        ("an large dotted orange house", False),
+        ("a dotted large orange house", False),
+        ("a plain red fish", False),
+        ("two red fishes", False),
+    ],
+)
+def test_textures_in_captions(caption: str, true: bool):
+    assert true_of(caption, TEXTURED) == true
+
+
+def test_the_words_that_name_a_textured_thing():
+    words = [
+        "a",
+        "picture",
+        "of",
+        "two",
+        "red",
+        "fish",
+        "and",
+        "a",
+        "large",
+        "dotted",
+        "orange",
+        "house",
+    ]
+    fish, house = named_in(words, TEXTURED)
+    assert [words[i] for i in fish.words] == ["red", "fish"]
+    assert (fish.kind, fish.things) == ("red fish", (0, 1))
+    assert [words[i] for i in house.words] == ["large", "dotted", "orange", "house"]
+    assert (house.kind, house.things) == ("orange house", (2,))
+
+
 def test_articles_and_plurals_of_single_words():
     pair = [thing("cross", "orange", 50, 50), thing("cross", "orange", 150, 50)]
     assert true_of("an orange cross", pair[:1])
@@ -361,7 +500,7 @@ def test_articles_and_plurals_of_single_words():
 )
 def test_the_margin_of_relations(x: float, y: float, relations: set[str]):
     pair = [thing("ring", "pink", 100, 100), thing("star", "blue", 100 + x, 100 + y)]
-    found = {r for r in shapes.RELATIONS if true_of(f"a pink ring {r} a blue star", pair)}
+    found = {r for r in grammar.RELATIONS if true_of(f"a pink ring {r} a blue star", pair)}
     assert found == relations
 
 

@@ -44,6 +44,8 @@ class ShapesOptions:
         test: scenes for the final test.
         image_size: side of a scene in pixels.
         max_objects: most objects in a scene.
+        level: how hard they are: ``plain``, or ``varied`` with objects, textures and things partly
+            behind others.
         seed: another seed gives other scenes.
     """
 
@@ -52,6 +54,7 @@ class ShapesOptions:
     test: int = 200
     image_size: int = 224
     max_objects: int = 3
+    level: str = "plain"
     seed: int = 0
 
 
@@ -390,9 +393,8 @@ def _pixels(path: str, preprocessing: Any) -> UInt8[Tensor, "3 H W"]:
 def _write_scenes(root: str | None, options: ShapesOptions, cache_dir: Path) -> Path:
     """The folder of the scenes, written if they are not there."""
     sizes = {TRAIN: options.train, VAL: options.val, TEST: options.test}
-    name = "-".join(
-        map(str, [*sizes.values(), options.image_size, options.max_objects, options.seed])
-    )
+    made = (options.image_size, options.max_objects, options.level, options.seed)
+    name = "-".join(map(str, [*sizes.values(), *made]))
     folder = Path(root).expanduser() if root else cache_dir / "shapes" / name
     shapes_folder.write(
         folder,
@@ -400,6 +402,7 @@ def _write_scenes(root: str | None, options: ShapesOptions, cache_dir: Path) -> 
         sizes=sizes,
         image_size=options.image_size,
         max_objects=options.max_objects,
+        level=options.level,
         progress=lambda ids: _progress(list(ids), sum(sizes.values()), "drawing scenes"),
     )
     return folder

@@ -2,7 +2,7 @@
 
     seed, sizes ─▶ write() ─▶ a folder ─▶ read_things() ─▶ things
 
-Every reader of COCO reads it; `read_things` adds what only we know, for `shapes.true_of`.
+Every reader of COCO reads it; `read_things` adds what only we know, for `grammar.true_of`.
 """
 
 import json
@@ -19,7 +19,8 @@ import numpy as np
 import numpy.typing as npt
 from pycocotools import mask as rle
 
-from captioner.data.shapes import FORMAT, SHAPES, Thing, scene
+from captioner.data.shapes import FORMAT, scene
+from captioner.data.things import FIGURES, Thing
 from captioner.errors import DataError, UsageError
 
 SPLITS: Mapping[str, int] = MappingProxyType({"train": 2000, "val": 200, "test": 200})
@@ -33,6 +34,7 @@ def write(
     sizes: Mapping[str, int] = SPLITS,
     image_size: int = 224,
     max_objects: int = 3,
+    level: str = "plain",
     progress: Callable[[Iterable[int]], Iterable[int]] | None = None,
 ) -> None:
     """Write a data set to `root` in COCO's layout, wholly or not at all.
@@ -55,7 +57,7 @@ def write(
             f"{SPLIT_ROOM - 1} scenes"
         )
     # The splits as pairs: their order says which scenes each one gets.
-    options = {"image_size": image_size, "max_objects": max_objects}
+    options = {"image_size": image_size, "max_objects": max_objects, "level": level}
     splits = [list(pair) for pair in sizes.items()]
     stamp = {"format": FORMAT, "seed": seed, "splits": splits, "options": options}
     if _holds(root, stamp):
@@ -118,7 +120,7 @@ def _fill(
             {"id": 10 * key + i, "image_id": key, **_instance(thing, mask)}
             for i, (thing, mask) in enumerate(zip(made.things, made.masks, strict=True))
         ]
-    categories = [{"id": i, "name": s, "supercategory": "shape"} for i, s in enumerate(SHAPES, 1)]
+    categories = [{"id": i, "name": s, "supercategory": "shape"} for i, s in enumerate(FIGURES, 1)]
     for split in images:
         common = {"info": {"description": "generated shapes", **stamp}, "images": images[split]}
         for kind, document in {
@@ -133,7 +135,7 @@ def _fill(
 def _instance(thing: Thing, mask: npt.NDArray[np.bool_]) -> dict[str, Any]:
     encoded = rle.encode(np.asfortranarray(mask, np.uint8))
     return {
-        "category_id": list(SHAPES).index(thing.shape) + 1,
+        "category_id": list(FIGURES).index(thing.shape) + 1,
         "segmentation": {"size": list(mask.shape), "counts": encoded["counts"].decode("ascii")},
         "bbox": rle.toBbox(encoded).tolist(),
         "area": int(mask.sum()),

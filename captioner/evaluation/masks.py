@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Float64
 from pycocotools import mask as rle
 
-from captioner.data.shapes import Thing
+from captioner.data.things import Thing
 from captioner.errors import DataError
 from captioner.evaluation.objects import CategoryWords, Namer, ShapePhrases
 from captioner.images import Geometry

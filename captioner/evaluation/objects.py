@@ -14,7 +14,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Protocol, runtime_checkable
 
-from captioner.data.shapes import Thing, named_in
+from captioner.data.grammar import named_in
+from captioner.data.things import Thing
 
 
 @dataclass(frozen=True)

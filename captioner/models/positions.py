@@ -33,3 +33,24 @@ def grid_sinusoids(grid: tuple[int, int], dim: int, like: Tensor) -> Float[Tenso
         sinusoids(part.to(like.dtype), dim // 2) for part in (cells // columns, cells % columns)
     )
     return torch.cat([row, column], -1)
+
+
+def grid_cosines(grid: tuple[int, int], count: int, like: Tensor) -> Float[Tensor, "L 2*count"]:
+    """Two-dimensional positions as the first cosines of the discrete cosine transform.
+
+    With r the row of R, component k - 1 is ``cos(π k (r + 1/2) / R)`` for k = 1 … count, and the
+    columns follow: k = 1 tells one end from the other, the higher ones tell neighbours apart.
+
+    Args:
+        grid: (rows, columns); L = rows · columns, raster order.
+        count: of cosines per axis.
+        like: a tensor of the wanted dtype and device.
+    """
+    rows, columns = grid
+    cells = torch.arange(rows * columns, device=like.device)
+    waves = math.pi * torch.arange(1, count + 1, device=like.device)
+    row, column = (
+        torch.cos((part + 0.5).unsqueeze(-1) / size * waves)
+        for part, size in ((cells // columns, rows), (cells % columns, columns))
+    )
+    return torch.cat([row, column], -1).to(like.dtype)

@@ -11,7 +11,7 @@ from captioner.models.annotations import Annotations
 from captioner.models.attention.attention import Attention
 from captioner.models.attention.scores import ScaledDot
 from captioner.models.attention.self_attention import SelfAttention
-from captioner.models.positions import grid_sinusoids
+from captioner.models.positions import grid_cosines, grid_sinusoids
 from captioner.models.registry import Component
 
 
@@ -47,18 +47,28 @@ class Projection(Refiner):
         in_dim: D, the width the encoder gives.
         dim: the width of the result.
         dropout: probability of dropping a component of the result.
+        positions: how many cosines of its row, and as many of its column, every vector is given
+            beside what the CNN saw: two things that look alike are then told apart by where they are.
     """
 
-    def __init__(self, in_dim: int, dim: int = 512, dropout: float = 0.0) -> None:
+    def __init__(
+        self, in_dim: int, dim: int = 512, dropout: float = 0.0, positions: int = 0
+    ) -> None:
         super().__init__()
         self.out_dim = dim
+        self.positions = positions
+        self.norm_in = nn.LayerNorm(in_dim)
         self.layers = nn.Sequential(
-            nn.LayerNorm(in_dim), nn.Linear(in_dim, dim), nn.ReLU(), nn.Dropout(dropout)
+            nn.Linear(in_dim + 2 * positions, dim), nn.ReLU(), nn.Dropout(dropout)
         )
 
     def forward(self, annotations: Annotations) -> Annotations:
         """Every vector projected on its own."""
-        projected: Float[Tensor, "B L dim"] = self.layers(annotations.vectors)
+        vectors = self.norm_in(annotations.vectors)
+        if self.positions:
+            where = grid_cosines(annotations.grid, self.positions, vectors)
+            vectors = torch.cat([vectors, where.expand(*vectors.shape[:-1], -1)], -1)
+        projected: Float[Tensor, "B L dim"] = self.layers(vectors)
         return annotations.with_vectors(projected)
 
 
@@ -151,8 +161,9 @@ class TransformerRefiner(Projection):
         heads: int = 8,
         feed_forward: int = 1024,
         head_window: int = 0,
+        positions: int = 0,
     ) -> None:
-        super().__init__(in_dim, dim, dropout)
+        super().__init__(in_dim, dim, dropout, positions)
         if dim % 4 or layers < 1:
             raise ModelError(
                 f"{type(self).__name__} needs a width that 4 divides and 1 layer or more, "
@@ -174,7 +185,8 @@ class TransformerRefiner(Projection):
         if projected.mask is not None:
             exists = projected.mask.unsqueeze(1)  # (B, 1, L)
             mask = exists if mask is None else exists & mask
-        vectors = vectors + grid_sinusoids(projected.grid, self.out_dim, vectors)
+        if not self.positions:
+            vectors = vectors + grid_sinusoids(projected.grid, self.out_dim, vectors)
         for layer in self.stack:
             vectors = layer(vectors, mask)
         return projected.with_vectors(self.norm(vectors))

@@ -25,9 +25,9 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveCon
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 
 from captioner import checkpoint
+from captioner.data.grammar import true_of
 from captioner.data.module import CaptionDataModule
 from captioner.data.records import VAL
-from captioner.data.shapes import true_of
 from captioner.data.shapes_folder import read_things
 from captioner.errors import UsageError
 from captioner.evaluation.captions import CaptionScorer, Scores
