@@ -36,6 +36,8 @@ class Level:
 
     Attributes:
         shapes: what there is to see.
+        twins: the part of the later things that are like an earlier one, without which there would
+            hardly be anything to count.
         textured: the part of the things that have a texture.
         backgrounds: kinds of ground.
         gap: least distance between things, as a part of the picture's side.
@@ -44,6 +46,7 @@ class Level:
     """
 
     shapes: tuple[str, ...]
+    twins: float
     textured: float
     backgrounds: tuple[str, ...]
     gap: float
@@ -53,8 +56,8 @@ class Level:
 
 _GROUNDS = ("plain", "gradient", "clouds")
 LEVELS: Mapping[str, Level] = {
-    "plain": Level(tuple(SHAPES), 0.0, _GROUNDS, 0.03, 0.0, 1.0),
-    "varied": Level(tuple(FIGURES), 0.4, (*_GROUNDS, "grain", "tiles"), 0.03, 0.5, 0.6),
+    "plain": Level(tuple(SHAPES), 0.05, 0.0, _GROUNDS, 0.03, 0.0, 1.0),
+    "varied": Level(tuple(FIGURES), 0.2, 0.4, (*_GROUNDS, "grain", "tiles"), 0.03, 0.5, 0.6),
 }
 
 
@@ -97,9 +100,9 @@ def scene(
         things = _layout(rng, count, image_size, hard)
         image = _background(rng, image_size, hard)
         whole = np.stack([_draw(rng, thing, image) for thing in things])
-        # What is drawn later lies in front.
-        behind = np.cumsum(whole[::-1], axis=0)[::-1] > whole
-        masks = np.logical_and(whole, ~behind)
+        masks = whole.copy()
+        for place, in_front in enumerate(whole):  # what is drawn later
+            masks[:place] &= ~in_front
         if (masks.sum((1, 2)) >= hard.visible * whole.sum((1, 2))).all():
             return Scene(image, things, masks, captions_of(rng, things))
 
@@ -109,9 +112,8 @@ def _layout(rng: np.random.Generator, count: int, side: int, level: Level) -> tu
     while True:
         things: list[Thing] = []
         for _ in range(20 * count):
-            # Some are twins of an earlier one, or there would hardly be anything to count.
             looks = [(t.shape, t.colour, t.size, t.texture) for t in things]
-            if not looks or rng.random() < 0.8:
+            if not looks or rng.random() >= level.twins:
                 look = (pick(rng, level.shapes), pick(rng, COLOURS), pick(rng, SIZES))
                 textured = level.textured > 0 and rng.random() < level.textured
                 looks = [(*look, pick(rng, TEXTURES) if textured else PLAIN)]

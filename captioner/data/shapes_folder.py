@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from joblib import Parallel, delayed
 from pycocotools import mask as rle
 
 from captioner.data.shapes import FORMAT, scene
@@ -24,6 +25,7 @@ from captioner.data.things import FIGURES, Thing
 from captioner.errors import DataError, UsageError
 
 SPLITS: Mapping[str, int] = MappingProxyType({"train": 2000, "val": 200, "test": 200})
+FEW = 500  # scenes that are drawn sooner than other processes have started
 SPLIT_ROOM = 1_000_000  # scene numbers kept for each split, so that one can grow and move no other
 
 
@@ -106,19 +108,24 @@ def _fill(
     for folder in ("annotations", *dict(stamp["splits"])):
         (target / folder).mkdir(parents=True)
     images, captions, instances = (defaultdict[str, list[Any]](list) for _ in range(3))
-    for key in progress(list(split_of)):
-        split, made = split_of[key], scene(stamp["seed"], key, **stamp["options"])
-        name = f"{split}_{key % SPLIT_ROOM:06d}.png"
-        made.image.save(target / split / name, compress_level=1)
-        width, height = made.image.size
-        images[split].append({"id": key, "file_name": name, "height": height, "width": width})
+    files = {
+        key: target / split / f"{split}_{key % SPLIT_ROOM:06d}.png"
+        for key, split in split_of.items()
+    }
+    paint = delayed(_paint)
+    drawn = Parallel(n_jobs=-1 if len(files) > FEW else 1, return_as="generator")(
+        paint(stamp["seed"], stamp["options"], key, file) for key, file in files.items()
+    )
+    for key, (said, seen) in zip(progress(list(files)), drawn, strict=True):
+        split, side = split_of[key], stamp["options"]["image_size"]
+        name = files[key].name
+        images[split].append({"id": key, "file_name": name, "height": side, "width": side})
         captions[split] += [
             {"id": 10 * key + i, "image_id": key, "caption": caption}
-            for i, caption in enumerate(made.captions)
+            for i, caption in enumerate(said)
         ]
         instances[split] += [
-            {"id": 10 * key + i, "image_id": key, **_instance(thing, mask)}
-            for i, (thing, mask) in enumerate(zip(made.things, made.masks, strict=True))
+            {"id": 10 * key + i, "image_id": key, **instance} for i, instance in enumerate(seen)
         ]
     categories = [{"id": i, "name": s, "supercategory": "shape"} for i, s in enumerate(FIGURES, 1)]
     for split in images:
@@ -130,6 +137,17 @@ def _fill(
             path = target / "annotations" / f"{kind}_{split}.json"
             path.write_text(json.dumps(document), "utf-8")
     (target / "shapes.json").write_text(json.dumps(stamp), "utf-8")
+
+
+def _paint(
+    seed: int, options: dict[str, Any], key: int, file: Path
+) -> tuple[tuple[str, ...], list[dict[str, Any]]]:
+    """Writes one scene; its captions and instances."""
+    made = scene(seed, key, **options)
+    made.image.save(file, compress_level=1)
+    return made.captions, [
+        _instance(thing, mask) for thing, mask in zip(made.things, made.masks, strict=True)
+    ]
 
 
 def _instance(thing: Thing, mask: npt.NDArray[np.bool_]) -> dict[str, Any]:
