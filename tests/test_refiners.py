@@ -18,7 +18,7 @@ from captioner.models import (
     Projection,
     TransformerRefiner,
 )
-from captioner.models.positions import grid_sinusoids
+from captioner.models.positions import grid_cosines, grid_sinusoids
 from captioner.models.registry import build, names
 
 B, ROWS, COLUMNS, D, DIM, HEADS = 2, 3, 4, 6, 16, 4
@@ -285,6 +285,7 @@ def test_blind_is_blind():
         (Local2D, {"block": 0}, "block of 1 cell or more"),
         (Local2D, {"margin": -1}, "margin of 0 or more"),
         (SAGAN, {"dim": 4}, "8 or more, got 4"),
+        (Projection, {"positions": -1}, "0 positions or more, got -1"),
     ],
 )
 def test_impossible_sizes_are_refused(refiner, options, message):
@@ -298,3 +299,27 @@ def test_a_projection_is_the_same_for_every_vector():
     order = torch.randperm(L)
     moved = given.with_vectors(given.vectors[:, order])
     close(refiner(given).vectors[:, order], refiner(moved).vectors)
+
+
+def test_positions_are_cosines_of_row_and_column():
+    """By plain loops; what the CNN saw is the same everywhere, and only the place differs."""
+    torch.manual_seed(0)
+    refiner = Projection(4, dim=6, positions=3).eval()
+    blank = Annotations(torch.zeros(1, 6, 4), (2, 3))
+    linear, norm = refiner.layers[1], refiner.layers[0]
+    assert isinstance(linear, nn.Linear)
+    seen = norm(torch.zeros(4)).tolist()
+    for row in range(2):
+        for column in range(3):
+            where = [math.cos(math.pi * k * (row + 0.5) / 2) for k in (1, 2, 3)]
+            where += [math.cos(math.pi * k * (column + 0.5) / 3) for k in (1, 2, 3)]
+            inputs = torch.tensor(seen + where)
+            expected = torch.relu(linear.weight @ inputs + linear.bias)
+            close(refiner(blank).vectors[0, row * 3 + column], expected)
+
+
+def test_every_cell_has_its_own_cosines():
+    where = grid_cosines((7, 7), 4, torch.zeros(1))
+    assert where.shape == (49, 8)
+    apart = torch.cdist(where, where) + torch.eye(49)
+    assert apart.min() > 0.2

@@ -48,27 +48,34 @@ class Projection(Refiner):
         dim: the width of the result.
         dropout: probability of dropping a component of the result.
         positions: how many cosines of its row, and as many of its column, every vector is given
-            beside what the CNN saw: two things that look alike are then told apart by where they are.
+            beside what the CNN saw: things that look alike are then told apart by where they are.
+
+    Raises:
+        ModelError: a negative number of positions.
     """
 
     def __init__(
         self, in_dim: int, dim: int = 512, dropout: float = 0.0, positions: int = 0
     ) -> None:
         super().__init__()
+        if positions < 0:
+            raise ModelError(f"Projection needs 0 positions or more, got {positions}")
         self.out_dim = dim
         self.positions = positions
-        self.norm_in = nn.LayerNorm(in_dim)
         self.layers = nn.Sequential(
-            nn.Linear(in_dim + 2 * positions, dim), nn.ReLU(), nn.Dropout(dropout)
+            nn.LayerNorm(in_dim),
+            nn.Linear(in_dim + 2 * positions, dim),
+            nn.ReLU(),
+            nn.Dropout(dropout),
         )
 
     def forward(self, annotations: Annotations) -> Annotations:
         """Every vector projected on its own."""
-        vectors = self.norm_in(annotations.vectors)
+        vectors = self.layers[0](annotations.vectors)
         if self.positions:
             where = grid_cosines(annotations.grid, self.positions, vectors)
             vectors = torch.cat([vectors, where.expand(*vectors.shape[:-1], -1)], -1)
-        projected: Float[Tensor, "B L dim"] = self.layers(vectors)
+        projected: Float[Tensor, "B L dim"] = self.layers[1:](vectors)
         return annotations.with_vectors(projected)
 
 
@@ -161,9 +168,8 @@ class TransformerRefiner(Projection):
         heads: int = 8,
         feed_forward: int = 1024,
         head_window: int = 0,
-        positions: int = 0,
     ) -> None:
-        super().__init__(in_dim, dim, dropout, positions)
+        super().__init__(in_dim, dim, dropout)
         if dim % 4 or layers < 1:
             raise ModelError(
                 f"{type(self).__name__} needs a width that 4 divides and 1 layer or more, "
@@ -185,8 +191,7 @@ class TransformerRefiner(Projection):
         if projected.mask is not None:
             exists = projected.mask.unsqueeze(1)  # (B, 1, L)
             mask = exists if mask is None else exists & mask
-        if not self.positions:
-            vectors = vectors + grid_sinusoids(projected.grid, self.out_dim, vectors)
+        vectors = vectors + grid_sinusoids(projected.grid, self.out_dim, vectors)
         for layer in self.stack:
             vectors = layer(vectors, mask)
         return projected.with_vectors(self.norm(vectors))
