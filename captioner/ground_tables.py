@@ -1,5 +1,6 @@
 """The report of ``captioner ground`` as Markdown tables that line up in a terminal."""
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -46,15 +47,18 @@ def _section(part: Mapping[str, Any]) -> list[str]:
         [label, *(_cell(part["scores"][name][metric]) for metric, _ in columns)]
         + [_cell(objects[name][metric]) for metric in OBJECT_COLUMNS if objects]
         for name, label in MAPS.items()
+        if name in part["scores"]
     ]
     delta = ["model − time-averaged", *(_cell(part["delta"][m], "+") for m, _ in columns)]
-    rows.insert(2, delta + [""] * (len(rows[0]) - len(delta)))
+    average = list(part["scores"]).index("time_averaged")
+    rows.insert(average + 1, delta + [""] * (len(rows[0]) - len(delta)))
     head = ["maps", *COLUMNS.values(), *(OBJECT_COLUMNS.values() if objects else ())]
     lines = [
         f"{part['images']:,} pictures, {seen['captions']:,} captions, {seen['words']:,} words, of which "
         f"{seen['words_naming_objects_percent']:.1f} % name objects; {seen['mentions_with_mask']:,} of "
         f"{seen['mentions']:,} mentions have a mask; {seen['pairs']:,} pairs of objects. "
-        f"Grid {part['grid'][0]} × {part['grid'][1]}. Priors: {part['prior']}. Scores in percent.",
+        f"Grid {part['grid'][0]} × {part['grid'][1]}. Priors: {part['prior']}. Scores in percent."
+        + _dropped(seen),
         "",
         *_rows(head, rows),
         "",
@@ -66,6 +70,19 @@ def _section(part: Mapping[str, Any]) -> list[str]:
             f"CHAIR: {_cell(objects['chair_i'])} % of the {objects['mentions']:,} objects named are "
             f"neither annotated nor in a reference; {_cell(objects['chair_s'])} % of the captions "
             "name such.",
+            "",
+        ]
+        if "true_captions" in objects:
+            lines += [
+                f"{_cell(objects['true_captions'])} % of the captions are true of their scene.",
+                "",
+            ]
+    if "attention" in part:
+        entropy, like = part["attention"]["entropy"], part["attention"]["grad_cam"]
+        even = math.log(part["grid"][0] * part["grid"][1])
+        lines += [
+            f"Entropy of the maps, all words: {_cell(entropy, digits=2)} nats, where an even map has "
+            f"{even:.2f}. Correlation with Grad-CAM, mentions: {_cell(like, digits=2)}.",
             "",
         ]
     metrics = [(metric, label) for metric, label in columns if metric != "discrimination"]
@@ -109,12 +126,19 @@ def _faithfulness(part: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _cell(estimate: Mapping[str, float | None], sign: str = "") -> str:
+def _dropped(seen: Mapping[str, Any]) -> str:
+    """How many mentions are left out because the model does not know their words."""
+    number = seen.get("mentions_of_unknown_words")  # not counted by older versions
+    return f" {number:,} mentions left out, whose words the model does not know." if number else ""
+
+
+def _cell(estimate: Mapping[str, float | None], sign: str = "", digits: int = 1) -> str:
     """An estimate with its interval."""
     value, low, high = (estimate[key] for key in ("value", "low", "high"))
     if value is None:
         return "–"
-    return f"{value:{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]"
+    form = f"{sign}.{digits}f"
+    return f"{value:{form}} [{low:{form}}, {high:{form}}]"
 
 
 def _rows(head: list[str], rows: Iterable[list[str]]) -> list[str]:

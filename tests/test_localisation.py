@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from pycocotools import mask as rle
 
+from captioner.data.masks import MaskedPicture
 from captioner.evaluation.baselines import MaskPrior, mean_of_others, oracle, shuffled
 from captioner.evaluation.bootstrap import Bootstrap
 from captioner.evaluation.localisation import METRICS, discrimination, normalised, scores
-from captioner.evaluation.masks import MaskedPicture
 from captioner.evaluation.means import macro, mean, percent
 
 

@@ -11,25 +11,33 @@ is what the model looked at in order to write it, and so before the word was the
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float64
 
+from captioner.data.masks import MaskedPictures
 from captioner.decoding import Decoding
 from captioner.errors import EvaluationError
 from captioner.evaluation.baselines import MaskPrior, mean_of_others, oracle
 from captioner.evaluation.bootstrap import Bootstrap, Statistic
 from captioner.evaluation.gaze import Encoded
-from captioner.evaluation.localisation import METRICS, discrimination, normalised, scores
-from captioner.evaluation.masks import MaskedPictures
-from captioner.evaluation.means import macro, mean, percent
+from captioner.evaluation.localisation import (
+    METRICS,
+    correlation,
+    discrimination,
+    normalised,
+    scores,
+)
+from captioner.evaluation.means import Totals, macro, mean, percent, totals
 from captioner.evaluation.mentions import Regime, Seen, look
 from captioner.evaluation.naming import objects
+from captioner.evaluation.tallies import Tally, fingerprint
 from captioner.models.captioner import Captioner
 
 MAPS = {
     "model": "the model",
+    "chances": "the probabilities it chose by",
     "time_averaged": "time-averaged map of the caption",
     "shuffled": "its words' maps, shuffled",
     "mean_map": "the model's mean map",
@@ -40,7 +48,8 @@ MAPS = {
     "uniform": "uniform",
     "oracle": "oracle of the grid",
 }
-"""The maps that are scored, and what people call them."""
+"""The maps that are scored, and what people call them; ``chances`` where attention is hard: ``model`` is
+then the cell that was chosen."""
 
 Values = dict[str, dict[str, np.ndarray]]
 """By kind of map and metric the value of every mention, or pair."""
@@ -48,7 +57,20 @@ Values = dict[str, dict[str, np.ndarray]]
 # COCO's limits for the area of an object, 32² and 96² pixels, as parts of a photo of 640 × 480.
 SMALL, LARGE = 32**2 / (640 * 480), 96**2 / (640 * 480)
 FEW = 20  # pictures from which resampling cannot tell how far they are from all others
+LEAD = "lead_over_time_averaged_map"  # what tallies call it, before the metric
 UNNAMED = 30  # how many of the words without a category a report lists
+
+
+class Grounding(NamedTuple):
+    """How well a model looks at what it names.
+
+    Attributes:
+        report: ready for JSON.
+        tallies: what each picture adds, for ``captioner.evaluation.tallies.lines``.
+    """
+
+    report: dict[str, Any]
+    tallies: list[Tally]
 
 
 def grounding(
@@ -62,8 +84,8 @@ def grounding(
     resamples: int = 2000,
     seed: int = 0,
     progress: Callable[[Iterable[Encoded], int], Iterable[Encoded]] = lambda batches, _: batches,
-) -> dict[str, Any]:
-    """The scores of a model's maps and of all baselines, as a report ready for JSON.
+) -> Grounding:
+    """The scores of a model's maps and of all baselines.
 
     All scores are in percent, each with the 95 % interval of a bootstrap over the pictures.
 
@@ -87,6 +109,7 @@ def grounding(
         raise EvaluationError(
             f"nothing to score: of {sum(seen.words.values())} words in the {regime} captions of "
             f"{len(data.pictures)} pictures, none names an object that has a mask"
+            + (" in words that the model knows" if seen.unknown_mentions else "")
             + "".join(f"; {message}" for message in seen.failed[:1])
         )
     masks, maps = _all_maps(seen, data, training)
@@ -105,7 +128,13 @@ def grounding(
         )
 
     metrics = ("discrimination", *METRICS)
-    found = {name: {metric: measured(metric, name) for metric in metrics} for name in MAPS}
+    found = {name: {metric: measured(metric, name) for metric in metrics} for name in maps}
+    added: dict[str, Totals] = {}
+    for metric in metrics:
+        of = picture[pairs[:, 0]] if metric == "discrimination" else picture
+        own, average = (values[name][metric] for name in ("model", "time_averaged"))
+        added[metric] = totals(own, of, of, pictures)
+        added[f"{LEAD}.{metric}"] = totals(own - average, of, of, pictures)
     ties = bool((values["model"]["discrimination"] == 0.5).all())
     coverage = _coverage(seen, data)
     report: dict[str, Any] = {
@@ -120,13 +149,15 @@ def grounding(
         "scores": found,
         "delta": {metric: measured(metric, "model", "time_averaged") for metric in metrics},
         "verdict": _verdict(found["model"]["discrimination"], ties, coverage["images_with_pair"]),
+        "attention": _attention(seen, maps, bootstrap, pictures),
         "slices": _slices(seen, masks, values, bootstrap, pictures),
         "categories": _categories(seen, values),
     }
     if regime == "generated":
         hits = {name: own["pointing"] for name, own in values.items()}
-        report["objects"] = objects(seen, data, hits, bootstrap)
-    return report
+        report["objects"], of_objects = objects(seen, data, hits, bootstrap)
+        added |= of_objects
+    return Grounding(report, _tallies(seen, data, regime, added))
 
 
 def _all_maps(
@@ -147,7 +178,39 @@ def _all_maps(
     maps["centre"] = normalised(np.stack([centres[place] for place in seen.picture]))
     maps["uniform"] = normalised(np.ones_like(masks))
     maps["oracle"] = oracle(masks)
-    return masks, {name: maps[name] for name in MAPS}
+    return masks, {name: maps[name] for name in MAPS if name in maps}
+
+
+def _attention(
+    seen: Seen, maps: dict[str, np.ndarray], bootstrap: Bootstrap, pictures: int
+) -> dict[str, dict[str, float]]:
+    """What the maps are like, right or wrong: their entropy in nats, over all words, and over mentions
+    their correlation with Grad-CAM's. Of hard attention, what it chose by."""
+    like = correlation(maps.get("chances", maps["model"]), maps["grad_cam"])
+    entropy, of = np.array(seen.entropy), np.array(seen.entropy_picture)
+    measures = {
+        "entropy": mean(entropy, of, pictures),
+        "grad_cam": mean(like, np.array(seen.picture), pictures),
+    }
+    return {name: bootstrap.estimate(measure).as_dict() for name, measure in measures.items()}
+
+
+def _tallies(
+    seen: Seen, data: MaskedPictures, regime: Regime, added: dict[str, Totals]
+) -> list[Tally]:
+    """What each picture that could be used adds to the measures, in percent."""
+    asked: dict[int, list[Any]] = {place: [] for place in seen.places}
+    for place, mention in zip(seen.picture, seen.mentions, strict=True):
+        asked[place].append((tuple(mention.words), tuple(mention.instances)))
+    return [
+        Tally(
+            data.pictures[place].image_id,
+            {n: (float(100 * sums[place]), float(of[place])) for n, (sums, of) in added.items()},
+            part=f"{regime}.grounding",
+            asked=fingerprint(asked[place]) if regime == "forced" else None,
+        )
+        for place in seen.places
+    ]
 
 
 def _verdict(found: dict[str, float | None], ties: bool, pictures: int) -> str:
@@ -185,6 +248,7 @@ def _coverage(seen: Seen, data: MaskedPictures) -> dict[str, Any]:
         "pairs": len(seen.pairs),
         "images_with_pair": len({seen.picture[first] for first, _ in seen.pairs}),
         "unknown_words": seen.unknown,
+        "mentions_of_unknown_words": seen.unknown_mentions,
         "masks_of_whole_picture": seen.full,
         "crowds_dropped": data.crowds,
         "empty_masks_dropped": data.empty,
