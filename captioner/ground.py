@@ -134,6 +134,7 @@ def _report(
         "command": " ".join(["captioner", *sys.argv[1:]]),
         "model": model.name,
         "mechanism": model.captioner.decoder.mechanism,
+        "supervised_by_masks": model.supervision,
         "data": pictures.source,
         "transform": f"whole pictures resized to {preprocessing.height} × {preprocessing.width}, "
         "nothing cropped; scored on the model's own grid, nothing smoothed",

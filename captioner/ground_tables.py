@@ -28,6 +28,11 @@ OBJECT_COLUMNS = {"f1_all": "F1-all", "f1_all_macro": "F1-all, macro", "f1_loc":
 def markdown(report: Mapping[str, Any]) -> str:
     """The report as Markdown to read."""
     lines = [f"# Attention of {report['model']}", "", f"{report['mechanism']}; {report['data']}."]
+    if report.get("supervised_by_masks"):
+        lines += [
+            f"Its attention was supervised by masks (λ = {report['supervised_by_masks']:g}): a track of "
+            "its own, not to be compared with models that learned from captions alone."
+        ]
     lines += [f"{report['transform'].capitalize()}. 95 % intervals over pictures.", ""]
     for regime, part in report["regimes"].items():
         lines += [f"## {REGIMES[regime]}", ""]

@@ -499,8 +499,12 @@ def test_a_bad_picture_costs_itself(root, folder, tmp_path, capsys):
     file.write_text(json.dumps(instances))
     captions = str(root / "annotations" / "captions_test.json")
     command = ["ground", "--model", str(folder), "--instances", str(file), "--captions", captions]
-    assert main([*command, "--images", str(pictures), "--regime", "forced"]) == 1
+    output = tmp_path / "report.json"
+    command += ["--images", str(pictures), "--regime", "forced", "--output", str(output)]
+    assert main(command) == 1
     captured = capsys.readouterr()
+    part = json.loads(output.read_text())["regimes"]["forced"]
+    assert part["images"] == part["faithfulness"]["images"] == SCENES - 2
     assert f"{SCENES - 2} pictures, " in captured.out
     assert f"{names[0]}: found text" in captured.err
     assert (
