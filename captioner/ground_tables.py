@@ -40,6 +40,8 @@ def markdown(report: Mapping[str, Any]) -> str:
             lines += [part["error"], ""]
         elif "scores" in part:
             lines += _section(part)
+        if "objects" in part:
+            lines += _objects(part["objects"])
         lines += _faithfulness(part["faithfulness"])
     return "\n".join(lines).rstrip()
 
@@ -70,24 +72,12 @@ def _section(part: Mapping[str, Any]) -> list[str]:
         f"**Paired objects: {part['verdict']}.**",
         "",
     ]
-    if objects:
-        lines += [
-            f"CHAIR: {_cell(objects['chair_i'])} % of the {objects['mentions']:,} objects named are "
-            f"neither annotated nor in a reference; {_cell(objects['chair_s'])} % of the captions "
-            "name such.",
-            "",
-        ]
-        if "true_captions" in objects:
-            lines += [
-                f"{_cell(objects['true_captions'])} % of the captions are true of their scene.",
-                "",
-            ]
-    if "attention" in part:
-        entropy, like = part["attention"]["entropy"], part["attention"]["grad_cam"]
+    if "map_entropy" in part:  # not in reports of older versions
+        entropy, like = (_cell(part[f"map_{name}"], digits=2) for name in ("entropy", "grad_cam"))
         even = math.log(part["grid"][0] * part["grid"][1])
         lines += [
-            f"Entropy of the maps, all words: {_cell(entropy, digits=2)} nats, where an even map has "
-            f"{even:.2f}. Correlation with Grad-CAM, mentions: {_cell(like, digits=2)}.",
+            f"Entropy of the maps, all words: {entropy} nats, where an even map has {even:.2f}. "
+            f"Correlation with Grad-CAM, mentions: {like}.",
             "",
         ]
     metrics = [(metric, label) for metric, label in columns if metric != "discrimination"]
@@ -101,6 +91,20 @@ def _section(part: Mapping[str, Any]) -> list[str]:
         ],
     )
     return [*lines, ""]
+
+
+def _objects(objects: Mapping[str, Any]) -> list[str]:
+    """What the captions name that is not there."""
+    lines = [
+        f"CHAIR: {_cell(objects['chair_i'])} % of the {objects['mentions']:,} objects named are "
+        f"neither annotated nor in a reference; {_cell(objects['chair_s'])} % of the captions name "
+        "such.",
+        "",
+    ]
+    if "true_captions" in objects:
+        true = _cell(objects["true_captions"])
+        lines += [f"{true} % of the captions are true of their scene.", ""]
+    return lines
 
 
 def _faithfulness(part: Mapping[str, Any]) -> list[str]:

@@ -98,8 +98,14 @@ def test_reports_of_two_models_are_compared_picture_by_picture(run_folder, hard_
     }
     assert len(groups) == 4
     wanted = {
-        ("grounding", True): ["discrimination", "pointing", "gain", "average_precision"],
-        ("grounding", False): ["chair_i", "f1_all", "true_captions", "pointing"],
+        ("grounding", True): [
+            "discrimination",
+            "pointing",
+            "gain",
+            "average_precision",
+            "map_entropy",
+        ],
+        ("grounding", False): ["chair_i", "f1_all", "true_captions"],
         ("faithfulness", True): ["all.area_most", "all.most_over_random"],
         ("faithfulness", False): ["all.area_most"],
     }

@@ -106,7 +106,7 @@ def _results(
     if "regimes" in record:
         for regime, part in record["regimes"].items():
             for name, report in (("grounding", part), ("faithfulness", part.get("faithfulness"))):
-                if report is not None and "scores" in report:
+                if report is not None and {"scores", "objects"} & report.keys():
                     own = tuple(tally for tally in tallies if tally.part == f"{regime}.{name}")
                     yield _report(report, record, source, own)
     elif "regime" in record:
@@ -149,14 +149,14 @@ def _report(
 ) -> Result:
     """A report about attention; ``around`` is the one that it is part of."""
     section = str(record.get("measure", "grounding"))
-    scores, delta = record["scores"], record.get("delta")
-    if section == "grounding" and isinstance(scores.get("model"), dict):
+    scores, delta = record.get("scores", {}), record.get("delta")
+    if section == "grounding" and (isinstance(scores.get("model"), dict) or "objects" in record):
         # The other maps are baselines, which the report itself sets against the model's.
-        scores = {**scores["model"], "lead_over_time_averaged_map": delta or {}}
+        scores = {**scores.get("model", {}), "lead_over_time_averaged_map": delta or {}}
         objects = record.get("objects", {})
         scores |= {name: objects.get(name) for name in ("true_captions", "chair_i", "chair_s")}
         scores |= objects.get("model", {})
-        scores |= {f"map_{name}": value for name, value in record.get("attention", {}).items()}
+        scores |= {name: record.get(name) for name in ("map_entropy", "map_grad_cam")}
 
     def known(name: str) -> Any:
         return record.get(name, around.get(name))
@@ -199,7 +199,7 @@ def _track(supervised: float | None) -> list[str]:
 def _curves(record: Mapping[str, Any]) -> dict[tuple[str, str], Curve]:
     """Of a report of ``captioner.evaluation.faithfulness``."""
     shares, found = record.get("shares"), {}
-    for group, scores in record["scores"].items():
+    for group, scores in record.get("scores", {}).items():
         falls = scores.get("falls") if isinstance(scores, dict) else None
         if isinstance(falls, dict) and isinstance(shares, list):
             for order, levels in falls.items():
