@@ -158,17 +158,19 @@ def _trained_on(model: str | None, known: dict[str, Any]) -> dict[str, Any]:
     """How the scenes were made that a run was trained on; nothing for a model of anything else."""
     import yaml
 
+    from captioner.checkpoint import MODEL
     from captioner.predictor import find_model
 
-    place = find_model(model)
-    # A run folder, its model folder, or one of its checkpoints.
-    for folder in (place, *place.absolute().parents[:2]):
-        if (folder / "config.yaml").is_file():
-            data = yaml.safe_load((folder / "config.yaml").read_text("utf-8")).get("data", {})
-            if data.get("name") == "shapes":
-                return {name: value for name, value in data["shapes"].items() if name in known}
-            break
-    return {}
+    place = find_model(model).absolute()
+    if place.is_file():  # one of the run's checkpoints
+        place = place.parents[1]
+    elif place.name == MODEL:
+        place = place.parent
+    file = place / "config.yaml"
+    data = yaml.safe_load(file.read_text("utf-8")).get("data", {}) if file.is_file() else {}
+    if data.get("name") != "shapes":
+        return {}
+    return {name: value for name, value in data["shapes"].items() if name in known}
 
 
 def _given(given: Sequence[str], known: dict[str, Any]) -> dict[str, Any]:
