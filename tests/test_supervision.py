@@ -114,6 +114,20 @@ def test_without_masks_there_is_no_supervision(tmp_path):
         Supervision(read("flickr8k", root), GRID)
 
 
+def test_that_is_said_before_the_cache_is_filled(tmp_path, capsys):
+    captions = {"1.jpg": ["a red circle"], "2.jpg": ["two blue stars"]}
+    root = layouts.flickr8k(tmp_path / "data", {"train": captions, "val": {"3.jpg": ["a ring"]}})
+    options = [
+        *("--data.name=flickr8k", f"--data.root={root}", "--data.min_count=1"),
+        *(f"--data.cache_dir={tmp_path / 'cache'}", f"--trainer.default_root_dir={tmp_path}"),
+        "--model.objective.init_args.supervision=1",
+    ]
+    assert main(["fit", "--config=configs/shapes.yaml", *options]) == 2
+    errors = capsys.readouterr().err.strip().splitlines()
+    assert "supervised by masks, and there is no" in errors[-1]
+    assert not (tmp_path / "cache").exists()
+
+
 @pytest.mark.parametrize("mirror", [0.0, 1.0])
 @pytest.mark.parametrize("cached", [True, False])
 def test_a_batch_has_the_masks_of_its_captions(shapes, mirror, cached):  # noqa: F811
@@ -262,8 +276,8 @@ def test_a_short_training_points_better_with_it(root):
 def supervised(tmp_path_factory, shapes_cache):
     """A run of one epoch."""
     folder = tmp_path_factory.mktemp("runs") / "told"
-    option = "--model.objective.init_args.supervision=1"
-    assert main(runs.arguments(folder, shapes_cache, option, "--overlays=0", epochs=1)) == 0
+    options = ["--model.objective.init_args.supervision=1", "--trainer.log_every_n_steps=1"]
+    assert main(runs.arguments(folder, shapes_cache, *options, "--overlays=0", epochs=1)) == 0
     assert not (folder / "overlays").exists()
     log = (folder / "logs" / "version_0" / "metrics.csv").read_text()
     assert "train/supervision" in log.splitlines()[0]

@@ -42,17 +42,8 @@ class Supervision:
     def __init__(self, records: Sequence[Record], grid: tuple[int, int]) -> None:
         self.grid = grid
         self._pictures: dict[int | str, tuple[MaskedPicture, Namer]] = {}
-        folders: dict[Path, list[Record]] = defaultdict(list)
-        for record in records:
-            folders[Path(record.path).parent].append(record)
-        for folder, some in folders.items():
-            file = folder.parent / "annotations" / f"instances_{folder.name}.json"
-            if not file.is_file():
-                raise DataError(
-                    f"attention is to be supervised by masks, and there is no '{file}': train on data "
-                    "with object masks (shapes, or coco with its instances files), or leave the "
-                    "objective's supervision at 0"
-                )
+        for file, some in masks_of(records).items():
+            folder = Path(some[0].path).parent
             found = read(file, folder, {r.image_id: list(r.captions) for r in some})
             self._pictures |= {p.image_id: (p, found.namer) for p in found.pictures}
         self._tokenizer = Tokenizer()
@@ -107,6 +98,26 @@ class Supervision:
             normal = truth / truth.sum() * (truth.min() < 1)
             self._masks[key] = normal.astype(np.float32)
         return self._masks[key]
+
+
+def masks_of(records: Sequence[Record]) -> dict[Path, list[Record]]:
+    """The instances files of some pictures, with the pictures of each.
+
+    Raises:
+        DataError: one does not exist.
+    """
+    found: dict[Path, list[Record]] = defaultdict(list)
+    for record in records:
+        folder = Path(record.path).parent
+        found[folder.parent / "annotations" / f"instances_{folder.name}.json"].append(record)
+    for file in found:
+        if not file.is_file():
+            raise DataError(
+                f"attention is to be supervised by masks, and there is no '{file}': train on data with "
+                "object masks (shapes, or coco with its instances files), or leave the objective's "
+                "supervision at 0"
+            )
+    return found
 
 
 def _upright(picture: MaskedPicture) -> bool:

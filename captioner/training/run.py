@@ -27,9 +27,10 @@ from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 
 from captioner import checkpoint
 from captioner.data.module import CaptionDataModule
-from captioner.data.records import VAL
+from captioner.data.records import TRAIN, VAL
 from captioner.data.shapes import true_of
 from captioner.data.shapes_folder import read_things
+from captioner.data.supervision import masks_of
 from captioner.errors import UsageError
 from captioner.evaluation.captions import CaptionScorer, Scores
 from captioner.evaluation.fluency import fluency
@@ -147,12 +148,18 @@ class CLI(LightningCLI):
     def before_fit(self) -> None:
         """What can be wrong is found before the cache is filled."""
         self._before(VAL)
+        if self.model.objective.needs_masks:
+            masks_of(self.datamodule.of_split(TRAIN))
 
     def before_test(self) -> None:
         """Likewise."""
         self._before(self.datamodule.test_split)
 
-    before_validate, before_predict = before_fit, before_test
+    def before_validate(self) -> None:
+        """Likewise."""
+        self._before(VAL)
+
+    before_predict = before_test
 
     def _before(self, split: str) -> None:
         """The split has pictures; the checkpoint is whole and speaks the words of the data."""
