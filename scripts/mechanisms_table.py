@@ -74,7 +74,7 @@ def commands(folder: Path, harder: list[str]) -> list[str]:
         run = folder / name
         fit = ["fit", "--config", "configs/shapes.yaml", f"--trainer.default_root_dir={run}"]
         lines.append(fit + options)
-        for file, more in (("ground", []), ("ground-harder", ["--scene-options", *harder])):
+        for file, more in (("ground", []), ("harder", ["--scene-options", *harder])):
             ground = ["ground", "--model", str(run), "--scenes", str(SCENES), *more]
             lines.append([*ground, "--output", str(run / "results" / f"{file}.json")])
     return [shlex.join(["captioner", *line]) for line in lines]

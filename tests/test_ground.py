@@ -129,9 +129,15 @@ def test_scenes_are_those_of_the_run(run_folder, tmp_path):
     assert true["low"] <= true["value"] <= true["high"]
     # From its checkpoint too; but a model without a run has none.
     best = run_folder / "checkpoints" / "best.ckpt"
-    harder = ["--scenes=2", "--scene-options", "max_objects=5", "--regime=forced"]
-    told = ground(best, tmp_path / "5.json", *harder)["data"].split(", ")
-    assert {"image size 64", "max objects 5"} <= set(told)
+    harder = ["--scenes=7", "--scene-options", "max_objects=5", "--regime=forced"]
+    report = ground(best, tmp_path / "5.json", *harder)
+    assert {"image size 64", "max objects 5"} <= set(report["data"].split(", "))
+    made = [scene(0, FIRST + number, image_size=64, max_objects=5) for number in range(7)]
+    assert max(len(one.things) for one in made) > 3
+    named = [meant for one in made for c in one.captions for _, meant in phrases(c, one.things)]
+    seen = report["regimes"]["forced"]["coverage"]
+    left_out = seen["mentions_of_unknown_words"] + seen["masks_of_whole_picture"]
+    assert seen["mentions_with_mask"] + left_out == sum(map(bool, named))
     shutil.copytree(run_folder / "model", tmp_path / "alone")
     report = ground(tmp_path / "alone", tmp_path / "alone.json", "--scenes=2", "--regime=forced")
     assert {"image size 112", "max objects 3"} <= set(report["data"].split(", "))
