@@ -39,13 +39,21 @@ class Stored:
     Attributes:
         captioner: in eval mode, on the CPU.
         decoding: how its captions were searched for when it was scored.
+        supervision: the weight of the masks that supervised its attention; 0 where none did.
     """
 
     captioner: Captioner
     decoding: Decoding
+    supervision: float = 0.0
 
 
-def save(captioner: Captioner, folder: str | Path, card: str, decoding: Decoding) -> None:
+def save(
+    captioner: Captioner,
+    folder: str | Path,
+    card: str,
+    decoding: Decoding,
+    supervision: float = 0.0,
+) -> None:
     """Writes a model folder. What is there under its name is always a whole one or none.
 
     Args:
@@ -53,6 +61,7 @@ def save(captioner: Captioner, folder: str | Path, card: str, decoding: Decoding
         folder: where; must not exist, or be an earlier model folder, which is replaced.
         card: the text of its README.md.
         decoding: how captions are searched for unless the user says otherwise.
+        supervision: the weight of the masks that supervised its attention.
 
     Raises:
         CheckpointError: the folder holds something else, or cannot be written.
@@ -69,6 +78,7 @@ def save(captioner: Captioner, folder: str | Path, card: str, decoding: Decoding
         "model": captioner.config,
         "preprocessing": asdict(encoder.preprocessing),
         "decoding": asdict(decoding),
+        "supervision": supervision,
         "vocabulary": {
             "size": len(captioner.vocabulary),
             "fingerprint": captioner.vocabulary.fingerprint,
@@ -162,7 +172,8 @@ def load_folder(folder: Path) -> Stored:
         raise CheckpointError(
             f"'{folder / CONFIG}' names another preprocessing than its encoder has: restore the original"
         )
-    return Stored(captioner.eval(), _decoding(folder, config.get("decoding", {})))
+    decoding = _decoding(folder, config.get("decoding", {}))
+    return Stored(captioner.eval(), decoding, _supervision(folder, config))
 
 
 def read_lightning(file: Path) -> Mapping[str, Any]:
@@ -199,7 +210,8 @@ def load_lightning(file: Path) -> Stored:
     except RuntimeError as error:
         raise _misfit(file, error) from error
     _check_encoder(captioner, content.get("encoder_sha256"), file)
-    return Stored(captioner.eval(), _decoding(file, given.get("decoding", {})))
+    decoding = _decoding(file, given.get("decoding", {}))
+    return Stored(captioner.eval(), decoding, _supervision(file, content))
 
 
 def _section(folder: Path, config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -221,6 +233,16 @@ def _decoding(source: Path, given: Any) -> Decoding:
         return Decoding(**given)
     except (TypeError, CaptionerError) as error:
         raise CheckpointError(f"'{source}' says how to decode as {given!r:.80}: {error}") from error
+
+
+def _supervision(source: Path, content: Mapping[str, Any]) -> float:
+    """Older versions had none."""
+    found = content.get("supervision", 0.0)
+    if not isinstance(found, int | float):
+        raise CheckpointError(
+            f"'{source}' says that masks supervised it by {found!r:.80}; expected λ"
+        )
+    return float(found)
 
 
 def _assemble(source: Path, tree: Any, words: Any) -> Captioner:

@@ -247,6 +247,7 @@ def _export(options: argparse.Namespace) -> int:
         options.folder,
         card or f"# A captioner\n\nExported from {source.name}; not scored yet.\n",
         stored.decoding,
+        stored.supervision,
     )
     print(f"model written to {options.folder}")
     return 0

@@ -5,44 +5,20 @@ Nothing heavy is imported before ``run``; the command line's help needs the opti
 
 import argparse
 import sys
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from captioner import ground_pictures
 from captioner.errors import UsageError
+from captioner.ground_pictures import Pictures
 
 if TYPE_CHECKING:
-    from captioner.data.records import Record
-    from captioner.evaluation.masks import MaskedPictures
-
-SCENES = 200  # as many as configs/data/shapes.yaml tests on, and of that size
-SCENE_SIZE = 112
-TRAINING = 10_000  # pictures are enough for a mean mask
+    from captioner.evaluation.tallies import Tally
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that only ``ground`` has."""
-    data = parser.add_argument_group(
-        "pictures",
-        "COCO's files, with object masks; a data set, for faithfulness alone; or generated scenes where "
-        "none are given",
-    )
-    data.add_argument("--instances", metavar="FILE", help="COCO instances JSON: the masks")
-    data.add_argument("--captions", metavar="FILE", help="COCO captions JSON: the references")
-    data.add_argument("--images", metavar="DIR", help="the folder of the pictures")
-    data.add_argument(
-        "--train-instances",
-        metavar="FILE",
-        help="instances JSON of the training split, for the category prior and the centre Gaussian; "
-        "without it they come from the evaluated pictures, leaving out the one in question",
-    )
-    data.add_argument(
-        "--scenes", type=int, metavar="N", help=f"how many scenes to generate ({SCENES})"
-    )
-    data.add_argument("--data", metavar="NAME", help="a data set without masks: flickr8k, coco")
-    data.add_argument("--root", metavar="DIR", help="its folder")
-    data.add_argument("--split", metavar="SPLIT", help="of it: train, val (the default) or test")
-    data.add_argument("--limit", type=int, metavar="N", help="only the first N pictures")
+    ground_pictures.add_arguments(parser)
     parser.add_argument(
         "--regime",
         choices=("both", "forced", "generated"),
@@ -63,15 +39,22 @@ def run(options: argparse.Namespace, output: Any) -> int:
     """
     from tempfile import TemporaryDirectory
 
+    if options.seed < 0:
+        raise UsageError(f"--seed must be 0 or more, got {options.seed}")
     with TemporaryDirectory() as scratch:
-        pictures = _pictures(options, Path(scratch))
-        report = _report(options, pictures)
+        pictures = ground_pictures.pictures(options, Path(scratch))
+        report, tallies = _report(options, pictures)
     from captioner.ground_tables import markdown
 
     print(markdown(report))
     if output is not None:
         import json
 
+        from captioner.checkpoint import write_text
+        from captioner.evaluation.tallies import ENDING, lines
+
+        # The tallies first: a report with those of another would compare wrongly.
+        write_text(Path(options.output).with_suffix(ENDING), lines(tallies))
         with output as stream:
             json.dump(report, stream, indent=2, ensure_ascii=False)
             stream.write("\n")
@@ -83,24 +66,10 @@ def run(options: argparse.Namespace, output: Any) -> int:
     return 1 if report["failed"] else 0
 
 
-@dataclass(frozen=True)
-class _Pictures:
-    """What is asked about: with masks, or with reference captions alone.
-
-    Attributes:
-        records: paths and captions of all.
-        source: what they are, for people.
-        masked: the same with masks; None where there are none.
-        training: the masks of the training split; None where they are not given.
-    """
-
-    records: "list[Record]"
-    source: str
-    masked: "MaskedPictures | None" = None
-    training: "MaskedPictures | None" = None
-
-
-def _report(options: argparse.Namespace, pictures: _Pictures) -> dict[str, Any]:
+def _report(
+    options: argparse.Namespace, pictures: Pictures
+) -> tuple[dict[str, Any], "list[Tally]"]:
+    """The report, and what each picture adds to its numbers."""
     import torch
     from rich.console import Console
     from rich.progress import track
@@ -127,13 +96,14 @@ def _report(options: argparse.Namespace, pictures: _Pictures) -> dict[str, Any]:
         )
 
     found: dict[str, Any] = {}
+    tallies: list[Tally] = []
     failed: dict[str, None] = {}
     for regime in regimes:
         torch.manual_seed(options.seed)  # hard attention may draw
         part: dict[str, Any] = {}
         if pictures.masked is not None:
             try:
-                part = grounding(
+                part, own = grounding(
                     model.captioner,
                     pictures.masked,
                     regime,
@@ -143,23 +113,28 @@ def _report(options: argparse.Namespace, pictures: _Pictures) -> dict[str, Any]:
                     seed=options.seed,
                     progress=progress("grounding", regime),
                 )
+                tallies += own
             except EvaluationError as error:  # a model may name nothing, and look well all the same
                 part = {"error": str(error)}
-        part["faithfulness"] = measure(
+        faithfulness = measure(
             model,
             pictures.records,
             regime,
             batch_size=options.batch_size,
             seed=options.seed,
+            sizes=pictures.sizes,
             progress=progress("faithfulness", regime),
-        ).as_dict()
+        )
+        part["faithfulness"] = faithfulness.as_dict()
+        tallies += faithfulness.tallies
         for one in (part, part["faithfulness"]):
             failed |= dict.fromkeys(one.pop("failed", ()))
         found[regime] = part
-    return {
+    report = {
         "command": " ".join(["captioner", *sys.argv[1:]]),
         "model": model.name,
         "mechanism": model.captioner.decoder.mechanism,
+        "supervised_by_masks": model.supervision,
         "data": pictures.source,
         "transform": f"whole pictures resized to {preprocessing.height} × {preprocessing.width}, "
         "nothing cropped; scored on the model's own grid, nothing smoothed",
@@ -169,76 +144,4 @@ def _report(options: argparse.Namespace, pictures: _Pictures) -> dict[str, Any]:
         "failed": list(failed),
         **provenance(),
     }
-
-
-def _pictures(options: argparse.Namespace, scratch: Path) -> _Pictures:
-    """The pictures to score, and the masks of the training split if they are given."""
-    from captioner.data import shapes_folder
-    from captioner.data.records import Record
-    from captioner.evaluation.captions import read_references
-    from captioner.evaluation.masks import read
-
-    files = (options.instances, options.captions, options.images)
-    if options.seed < 0:
-        raise UsageError(f"--seed must be 0 or more, got {options.seed}")
-    for name in ("scenes", "limit"):
-        value = getattr(options, name)
-        if value is not None and value < 1:
-            raise UsageError(f"--{name} must be 1 or more, got {value}")
-    if options.data is not None or options.root is not None:
-        return _data_set(options)
-    if options.split is not None:
-        raise UsageError("--split is of the data set that --data and --root name")
-    if any(files) and not all(files):
-        raise UsageError("give --instances, --captions and --images together, or none of them")
-    if options.train_instances is not None and not all(files):
-        raise UsageError("--train-instances is of the pictures of --instances, which are not given")
-    if any(files) and options.scenes is not None:
-        raise UsageError("--scenes are generated; leave it out, or the files of --instances")
-    if all(files):
-        instances, captions, folder = map(Path, files)
-        if not folder.is_dir():
-            raise UsageError(f"--images '{folder}' is no folder; give that of the pictures")
-        source = None
-    else:
-        # The numbers of the scenes of a split do not depend on how many the others have.
-        count = options.scenes or SCENES
-        root = scratch / "scenes"
-        shapes_folder.write(
-            root, sizes={"train": 1, "val": 1, "test": count}, image_size=SCENE_SIZE
-        )
-        instances, captions = (
-            root / "annotations" / f"{kind}_test.json" for kind in ("instances", "captions")
-        )
-        folder = root / "test"
-        source = f"{count} generated scenes, seed 0, test split, {SCENE_SIZE} × {SCENE_SIZE} pixels"
-    data = read(instances, folder, read_references(captions))
-    data = replace(data, source=source or data.source, pictures=data.pictures[: options.limit])
-    training = None
-    if options.train_instances is not None:
-        file = Path(options.train_instances)
-        training = read(file, file.parent)  # of which no picture is opened
-        training = replace(training, pictures=training.pictures[:TRAINING])
-    records = [Record(p.image_id, p.path, p.captions, "test") for p in data.pictures]
-    return _Pictures(records, data.source, data, training)
-
-
-def _data_set(options: argparse.Namespace) -> _Pictures:
-    """Pictures with reference captions alone."""
-    from captioner.data.readers import read
-    from captioner.data.records import SPLITS, VAL
-
-    others = {"instances", "captions", "images", "train_instances", "scenes"}
-    if options.data is None or options.root is None or any(getattr(options, o) for o in others):
-        raise UsageError(
-            "give --data NAME and --root DIR together, for pictures without masks, and none of "
-            "--instances, --captions, --images, --train-instances and --scenes"
-        )
-    split = options.split or VAL
-    records = [r for r in read(options.data, options.root) if r.split == split][: options.limit]
-    if not records:
-        raise UsageError(
-            f"data set '{options.data}' has no pictures in split '{split}'; splits are "
-            f"{', '.join(SPLITS)}"
-        )
-    return _Pictures(records, f"{options.data}, split {split}")
+    return report, tallies

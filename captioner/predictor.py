@@ -80,6 +80,7 @@ class Predictor:
         name: what captions are signed with.
         device: ``auto`` takes a GPU where there is one.
         decoding: how captions are searched for unless a call says otherwise.
+        supervision: the weight of the masks that supervised its attention; 0 where none did.
 
     Raises:
         UsageError: no such device.
@@ -91,8 +92,10 @@ class Predictor:
         name: str,
         device: str = "auto",
         decoding: Decoding = Decoding(),  # noqa: B008 - frozen
+        supervision: float = 0.0,
     ) -> None:
         self.name = name
+        self.supervision = supervision
         self.decoding = decoding
         self.device = _device(device)
         self.captioner = captioner.to(self.device).eval()
@@ -197,7 +200,9 @@ class Predictor:
             part.test_time = "sample"
         whole = self.captioner
         drawing = Captioner(whole.encoder, whole.refiner, decoder, whole.vocabulary, whole.config)
-        return Predictor(drawing, self.name, str(self.device), self.decoding) if hard else None
+        if not hard:
+            return None
+        return Predictor(drawing, self.name, str(self.device), self.decoding, self.supervision)
 
     def _explain(
         self, annotations: Annotations, hypotheses: Sequence[Hypothesis]
@@ -261,7 +266,8 @@ def load(model: str | Path | None = None, device: str = "auto") -> Predictor:
     """
     place = find_model(model)
     stored = checkpoint.load(place)
-    return Predictor(stored.captioner, str(model or place.name), device, stored.decoding)
+    name = str(model or place.name)
+    return Predictor(stored.captioner, name, device, stored.decoding, stored.supervision)
 
 
 def find_model(model: str | Path | None) -> Path:

@@ -212,8 +212,8 @@ def test_other_pictures_are_not_paired(bad, good):
     assert any("good: scored on other pictures than bad" in note for note in comparison.notes)
 
 
-def report(root, values, name="ground-forced"):
-    """A report on attention beside the scores, and what each image adds to one of its measures."""
+def report(root, values, asked="the same"):
+    """A report on attention as captioner ground writes it, and what each image adds to two measures."""
     estimate = {"value": float(np.mean(values)), "low": 0.0, "high": 1.0}
     scores = {
         "model": {
@@ -227,19 +227,29 @@ def report(root, values, name="ground-forced"):
         for order, value in (("most", 3.0), ("least", 1.0))
     }
     content = {"area_most": estimate, "falls": falls, "words": 3}
-    record = {
+    forced = {
         "regime": "forced",
         "images": 9,
         "scores": scores,
         "delta": {"pointing": estimate},
-        "faithfulness": {"regime": "forced", "shares": [0.1, 0.5], "scores": {"content": content}},
+        "faithfulness": {
+            "measure": "faithfulness",
+            "regime": "forced",
+            "images": 9,
+            "shares": [0.1, 0.5],
+            "scores": {"content": content},
+        },
     }
-    (root / "results" / f"{name}.json").write_text(json.dumps(record))
+    (root / "results" / "ground.json").write_text(json.dumps({"regimes": {"forced": forced}}))
     each = [
-        Tally(i, {"pointing": (value, 1.0), "content.area_most": (2 * value, 2.0)})
+        Tally(i, ratios, part=f"forced.{part}", asked=asked)
         for i, value in enumerate(values.tolist())
+        for part, ratios in (
+            ("grounding", {"pointing": (value, 1.0)}),
+            ("faithfulness", {"content.area_most": (2 * value, 2.0)}),
+        )
     ]
-    (root / "results" / f"{name}{ENDING}").write_text(lines(each))
+    (root / "results" / f"ground{ENDING}").write_text(lines(each))
 
 
 def test_grounding_and_faithfulness(bad, good):
@@ -257,6 +267,34 @@ def test_grounding_and_faithfulness(bad, good):
     curve = faithfulness.results[0].curves["content", "most"]
     assert (curve.shares, [fall.value for fall in curve.falls]) == ((0.1, 0.5), [3, 3])
     assert grounding.results[0].curves == {}
+
+
+def test_what_was_asked_about_other_words_is_not_paired(bad, good):
+    report(bad, np.arange(30.0))
+    report(good, np.arange(30.0) + 1, asked="something else")
+    comparison = compared(bad, good)
+    for section in ("grounding", "faithfulness"):
+        cells = next(iter(group(comparison, section).rows.values()))
+        assert cells[1].difference == pytest.approx(1)
+        assert cells[1].paired is None
+        said = f"{section}: good: scored on other words or mentions than bad"
+        assert any(note.startswith(said) for note in comparison.notes)
+
+
+def test_supervised_by_masks_is_a_track_of_its_own(tmp_path, bad):
+    """Never in one row with what learned from captions alone; beside its own kind."""
+    told, other = (
+        write(tmp_path, name, captions(2, 0.2), supervised_by_masks=0.5) for name in ("told", "kin")
+    )
+    comparison = compared(told, bad, other)
+    alone, supervised = sorted(
+        (g for g in comparison.groups if g.section == "captions"),
+        key=lambda g: "supervised by masks" in g.setting,
+    )
+    assert "supervised" not in alone.setting
+    assert supervised.setting.endswith("attention supervised by masks")
+    assert [cell is None for cell in supervised.rows["cider"]] == [False, True, False]
+    assert [cell is None for cell in alone.rows["cider"]] == [True, False, True]
 
 
 def test_a_run_without_a_report_has_a_dash(bad, good):

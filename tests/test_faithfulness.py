@@ -315,6 +315,22 @@ def test_hard_attention_that_samples_is_measured_at_its_most_probable_region(har
     assert "sample" in drawing.captioner.decoder.mechanism  # is as it was
 
 
+def test_captions_are_searched_for_as_the_model_decodes(hard_folder, scenes):
+    """With the mean of sampled paths, where that is how it decodes: other captions than the argmax's."""
+    drawing = captioner.load(hard_folder, "cpu").sampler()
+    drawing.decoding = drawing.decoding.with_options({"samples": 3})
+    some = scenes[:8]
+    torch.manual_seed(5)
+    expected = drawing.caption([record.path for record in some], batch_size=8)
+    plain = captioner.load(hard_folder, "cpu").caption([record.path for record in some])
+    numbers = [len(caption.words) for caption in expected]
+    assert numbers != [len(caption.words) for caption in plain]
+    before = torch.get_rng_state()
+    found = measure(drawing, some, "generated", seed=5)
+    assert [tally.ratios["all.log_prob"][1] for tally in found.tallies] == numbers
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -16,6 +16,7 @@ from captioner.cli import main
 from captioner.comparison.results import read_run
 from captioner.data import shapes_folder
 from captioner.data.grammar import CAPTIONS
+from captioner.data.masks import read
 from captioner.data.shapes import scene
 from captioner.decoding import Decoding
 from captioner.errors import EvaluationError
@@ -23,7 +24,6 @@ from captioner.evaluation.captions import read_references
 from captioner.evaluation.gaze import forced, gradients
 from captioner.evaluation.grounding import MAPS, grounding
 from captioner.evaluation.localisation import METRICS
-from captioner.evaluation.masks import read
 from captioner.models import registry
 from captioner.models.annotations import Annotations
 from captioner.models.attention.scores import Score
@@ -90,7 +90,7 @@ def test_attention_that_ignores_its_query_scores_half(data, own_parts):
 
     attention = {"class_path": "Attention", "init_args": {"score": {"class_path": "KeysOnly"}}}
     model = captioner(data, "LSTMDecoder", hidden=8, embedding=6, attention=attention)
-    report = grounding(model, data, "forced", resamples=50)
+    report, _ = grounding(model, data, "forced", resamples=50)
     assert report["scores"]["model"]["discrimination"] == {"value": 50, "low": 50, "high": 50}
     assert "its maps do not depend on the word" in report["verdict"]
     assert report["coverage"]["pairs"] > 20
@@ -170,7 +170,7 @@ def test_maps_on_the_right_masks_score_as_the_oracle(data, all_seeing):
         for r, maps in enumerate(made):
             filled[b, r, : len(maps)] = maps / maps.sum(1, keepdims=True)
     all_seeing.looks = torch.tensor(filled, dtype=torch.float32)
-    report = grounding(
+    report, _ = grounding(
         captioner(data, "AllSeeing"), data, "forced", batch_size=SCENES, resamples=50
     )
     for metric in (*METRICS, "discrimination"):
@@ -217,7 +217,7 @@ def test_words_of_one_object_are_averaged_and_overlapping_objects_are_no_pair(
     photo = read(tmp_path / "instances.json", tmp_path, {1: ["a teddy bear a dog and a cat"]})
     looks = torch.rand(1, 1, 8, 16, generator=torch.Generator().manual_seed(1))
     all_seeing.looks = looks / looks.sum(-1, keepdim=True)
-    report = grounding(captioner(data, "AllSeeing"), photo, "forced", resamples=10)
+    report, _ = grounding(captioner(photo, "AllSeeing"), photo, "forced", resamples=10)
     assert report["coverage"]["mentions"] == 3
     assert report["coverage"]["pairs"] == 2  # the dog lies on the bear
     left = [0, 1, 4, 5, 8, 9, 12, 13]
@@ -249,8 +249,8 @@ def test_shuffled_maps_are_right_by_chance_alone(data, all_seeing, tmp_path):
     on_left = torch.tensor([1.0, 1, 0, 0]).repeat(4) / 8
     looks = torch.stack([on_left, on_left, on_left.flip(0)])
     all_seeing.looks = looks.expand(64, 1, 3, 16)
-    model = captioner(data, "AllSeeing")
-    report = grounding(model, photos, "forced", batch_size=64, resamples=200)
+    model = captioner(photos, "AllSeeing")
+    report, _ = grounding(model, photos, "forced", batch_size=64, resamples=200)
     assert report["coverage"]["pairs"] == 400
     assert value(report, "model", "discrimination") == 100
     # One standard deviation is 2: a tie in a third of the cases, or right, or wrong.
@@ -260,9 +260,9 @@ def test_shuffled_maps_are_right_by_chance_alone(data, all_seeing, tmp_path):
 def test_a_batch_looks_as_one_by_one(data):
     model = captioner(data, "LSTMDecoder", hidden=8, embedding=6)
     data = replace(data, pictures=data.pictures[:5])
-    many = grounding(model, data, "forced", batch_size=5, resamples=20)
-    single = grounding(model, data, "forced", batch_size=1, resamples=20)
-    for name in MAPS:
+    many, _ = grounding(model, data, "forced", batch_size=5, resamples=20)
+    single, _ = grounding(model, data, "forced", batch_size=1, resamples=20)
+    for name in many["scores"]:
         for metric in METRICS:
             assert value(many, name, metric) == pytest.approx(value(single, name, metric), abs=0.05)
     assert many["coverage"] == single["coverage"]
@@ -273,10 +273,10 @@ def test_forced_maps_are_those_of_each_caption_alone(data):
     model = captioner(data, "LSTMDecoder", hidden=8, embedding=6)
     annotations = Annotations(torch.randn(2, 16, 8), (4, 4))
     captions = [[[4, 5, 6, 7], [8, 9]], [[5], [6, 7, 8]]]
-    together = forced(model.decoder, annotations, captions)
+    together, _ = forced(model.decoder, annotations, captions)
     for b, given in enumerate(captions):
         for r, caption in enumerate(given):
-            (alone,) = forced(model.decoder, annotations.of(b), [[caption]])
+            ((alone,), _) = forced(model.decoder, annotations.of(b), [[caption]])
             assert together[b][r].shape == (len(caption), 16)
             torch.testing.assert_close(together[b][r], alone[0], rtol=1e-4, atol=1e-6)
 
@@ -351,7 +351,7 @@ def test_what_generated_captions_name(data, all_seeing):
     model = captioner(data, "Speaker")
     model = Captioner(model.encoder, model.refiner, model.decoder, words, model.config)
     model.decoder.output = nn.Linear(8, len(words))
-    report = grounding(model, two, "generated", decoding=Decoding(beam_size=1), resamples=20)
+    report, _ = grounding(model, two, "generated", decoding=Decoding(beam_size=1), resamples=20)
     found = report["objects"]
     assert (found["mentions"], found["named"], found["right"]) == (3, 3, 1)
     assert found["chair_i"]["value"] == pytest.approx(100 * 2 / 3, abs=0.01)
@@ -367,7 +367,7 @@ def test_what_generated_captions_name(data, all_seeing):
     assert found["uniform"]["f1_loc"]["value"] == pytest.approx(chance, abs=0.01)
     # In the picture, though no reference names it: neither right nor wrong, and not made up.
     two = replace(two, pictures=(replace(picture, captions=("nothing",)),) * 2)
-    report = grounding(model, two, "generated", decoding=Decoding(beam_size=1), resamples=20)
+    report, _ = grounding(model, two, "generated", decoding=Decoding(beam_size=1), resamples=20)
     unnamed = report["objects"]
     assert (unnamed["mentions"], unnamed["named"], unnamed["right"]) == (3, 2, 0)
     assert unnamed["chair_i"] == found["chair_i"]
@@ -375,14 +375,14 @@ def test_what_generated_captions_name(data, all_seeing):
 
 def test_few_pairs_are_no_verdict(data):
     few = replace(data, pictures=data.pictures[:6])
-    report = grounding(captioner(data, "LSTMDecoder", hidden=8, embedding=6), few, "forced")
+    report, _ = grounding(captioner(data, "LSTMDecoder", hidden=8, embedding=6), few, "forced")
     assert report["verdict"].endswith("pictures: too few to say more")
     unpaired = tuple(
         replace(p, captions=tuple(c for c in p.captions if len(phrases(c, p.things)) == 1))
         for p in data.pictures
     )
     alone = replace(data, pictures=unpaired)
-    report = grounding(captioner(data, "LSTMDecoder", hidden=8, embedding=6), alone, "forced")
+    report, _ = grounding(captioner(data, "LSTMDecoder", hidden=8, embedding=6), alone, "forced")
     assert report["coverage"]["pairs"] == 0
     assert report["scores"]["model"]["discrimination"]["value"] is None
     assert "nothing can be said" in report["verdict"]
@@ -421,8 +421,8 @@ def test_the_command_prints_tables_and_writes_the_report(root, folder, tmp_path,
     assert main([*command, "--train-instances", trained_on, "--regime", "forced"]) == 0
     report, printed = json.loads(output.read_text()), capsys.readouterr().out
     part = report["regimes"]["forced"]
-    assert set(part["scores"]) == set(MAPS)
-    assert all(label in printed for label in MAPS.values())
+    assert set(part["scores"]) == set(MAPS) - {"chances"}  # nothing is chosen
+    assert all(MAPS[name] in printed for name in part["scores"])
     assert part["grid"] == [4, 4]
     assert f"Grid 4 × 4. Priors: masks of 1 training pictures: {trained_on}" in printed
     assert {"command", "commit", "model", "mechanism", "transform", "machine"} <= set(report)
@@ -500,8 +500,12 @@ def test_a_bad_picture_costs_itself(root, folder, tmp_path, capsys):
     file.write_text(json.dumps(instances))
     captions = str(root / "annotations" / "captions_test.json")
     command = ["ground", "--model", str(folder), "--instances", str(file), "--captions", captions]
-    assert main([*command, "--images", str(pictures), "--regime", "forced"]) == 1
+    output = tmp_path / "report.json"
+    command += ["--images", str(pictures), "--regime", "forced", "--output", str(output)]
+    assert main(command) == 1
     captured = capsys.readouterr()
+    part = json.loads(output.read_text())["regimes"]["forced"]
+    assert part["images"] == part["faithfulness"]["images"] == SCENES - 2
     assert f"{SCENES - 2} pictures, " in captured.out
     assert f"{names[0]}: found text" in captured.err
     assert (

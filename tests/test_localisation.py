@@ -6,10 +6,17 @@ import numpy as np
 import pytest
 from pycocotools import mask as rle
 
+from captioner.data.masks import MaskedPicture
 from captioner.evaluation.baselines import MaskPrior, mean_of_others, oracle, shuffled
 from captioner.evaluation.bootstrap import Bootstrap
-from captioner.evaluation.localisation import METRICS, discrimination, normalised, scores
-from captioner.evaluation.masks import MaskedPicture
+from captioner.evaluation.localisation import (
+    METRICS,
+    correlation,
+    discrimination,
+    entropies,
+    normalised,
+    scores,
+)
 from captioner.evaluation.means import macro, mean, percent
 
 
@@ -206,3 +213,17 @@ def test_shuffling_keeps_a_captions_maps(rng):
     mixed = shuffled(maps, rng)
     assert not np.array_equal(mixed, maps)
     assert sorted(map(tuple, mixed)) == sorted(map(tuple, maps))
+
+
+def test_entropy_and_correlation_are_those_of_the_books(rng):
+    maps, others = (normalised(rng.random((20, 12))) for _ in range(2))
+    for one, other, entropy, like in zip(
+        maps, others, entropies(maps), correlation(maps, others), strict=True
+    ):
+        assert entropy == pytest.approx(-sum(p * np.log(p) for p in one))
+        assert like == pytest.approx(np.corrcoef(one, other)[0, 1])
+    even, single = np.full((1, 12), 1 / 12), np.eye(12)[:1]
+    assert entropies(even)[0] == pytest.approx(np.log(12))
+    assert entropies(single)[0] == 0
+    assert correlation(even, maps[:1])[0] == correlation(maps[:1], even)[0] == 0
+    assert correlation(single, single)[0] == pytest.approx(1)

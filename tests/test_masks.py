@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageDraw
 
+from captioner.data.masks import read
 from captioner.errors import DataError
-from captioner.evaluation.masks import read
 from captioner.images import load
 
 WIDTH, HEIGHT = 40, 80  # a portrait

@@ -16,6 +16,7 @@ from captioner.data.module import Batch, CaptionDataModule, ShapesOptions, defau
 from captioner.data.records import TEST, TRAIN, VAL
 from captioner.errors import DataError
 from captioner.text import END, PAD, START, Tokenizer
+from captioner.training.objectives import Likelihood
 from layouts import flickr8k, picture
 from test_features import GRID, FakeEncoder
 
@@ -35,11 +36,12 @@ class StubEncoder(FakeEncoder):
         return self
 
 
-def prepared(data: CaptionDataModule, trainable=False) -> CaptionDataModule:
+def prepared(data: CaptionDataModule, trainable=False, supervision=0.0) -> CaptionDataModule:
     """As Lightning prepares it, with an encoder whose annotations are the means of cells."""
     encoder = StubEncoder()
     encoder.trainable = trainable
-    task = SimpleNamespace(captioner=SimpleNamespace(encoder=encoder))
+    objective = Likelihood(supervision=supervision)
+    task = SimpleNamespace(captioner=SimpleNamespace(encoder=encoder), objective=objective)
     strategy = SimpleNamespace(root_device=torch.device("cpu"))
     data.trainer = SimpleNamespace(lightning_module=task, strategy=strategy)
     data.prepare_data()

@@ -6,14 +6,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from captioner.data import objects
+from captioner.data.objects import CategoryWords, ShapePhrases, forms
 from captioner.data.things import Thing
-from captioner.evaluation import objects
-from captioner.evaluation.objects import CategoryWords, ShapePhrases, forms
 from captioner.text import Tokenizer
 
-TABLE = tomllib.loads(
-    (objects.files("captioner.evaluation") / "coco_words.toml").read_text("utf-8")
-)
+TABLE = tomllib.loads((objects.files("captioner.data") / "coco_words.toml").read_text("utf-8"))
 COCO = list(TABLE["categories"])
 words_of = Tokenizer()
 

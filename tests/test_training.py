@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 import runs
 from captioner import load
@@ -40,6 +41,11 @@ def test_fit_leaves_a_whole_run(run_folder):
     logs = run_folder / "logs" / "version_0"
     assert "val/cider" in (logs / "metrics.csv").read_text().splitlines()[0]
     assert list(logs.glob("events.out.tfevents.*"))
+    pictures = sorted((run_folder / "overlays").iterdir())
+    assert [f.name for f in pictures] == [f"val_00000{i}.png" for i in range(1, 5)]
+    for file in pictures:
+        with Image.open(file) as picture:
+            assert len(picture.getcolors(1 << 24)) > 100
     record = json.loads((run_folder / "results" / "val-beam5.json").read_text())
     assert record["split"] == "val"
     assert record["captions"] == "generated"
@@ -59,6 +65,16 @@ def test_the_best_epoch_is_the_one_exported(run_folder):
         assert torch.equal(tensor, best["state_dict"][f"captioner.{name}"]), name
     raw = best["current_model_state"]
     assert any(not torch.equal(t, raw[f"captioner.{n}"]) for n, t in exported.items())
+
+
+def test_a_picture_that_cannot_be_drawn_does_not_cost_the_run(
+    tmp_path, shapes_cache, monkeypatch, capsys, caplog
+):
+    monkeypatch.setattr("captioner.overlay.figure", lambda caption: 1 / 0)
+    assert main(runs.arguments(tmp_path / "run", shapes_cache, epochs=1)) == 0
+    assert load(tmp_path / "run").vocabulary
+    assert "no overlays: ZeroDivisionError" in caplog.text
+    assert "looked written" not in capsys.readouterr().out
 
 
 def test_a_run_is_not_written_over(run_folder, shapes_cache, capsys):

@@ -16,6 +16,16 @@ NAMES = {
     "cider": "CIDEr",
     "true_captions": "true captions, %",
     "bad_endings": "bad endings, %",
+    "discrimination": "paired objects",
+    "average_precision": "AP",
+    "iou": "IoU",
+    "chair_i": "CHAIR-i",
+    "chair_s": "CHAIR-s",
+    "f1_all": "F1-all",
+    "f1_all_macro": "F1-all, macro",
+    "f1_loc": "F1-loc",
+    "map_entropy": "entropy of the maps, nats",
+    "map_grad_cam": "correlation with Grad-CAM",
 }
 FIELDS = (
     *("section", "setting", "measure", "run", "value", "low", "high"),

@@ -104,16 +104,15 @@ def _results(
 ) -> Iterator[Result]:
     """The results in one file: scores of captions, or a report about attention."""
     if "regimes" in record:
-        for part in record["regimes"].values():
-            for report in (part, part.get("faithfulness", {})):
-                if "scores" in report:
-                    yield _report(report, record, source, ())
+        for regime, part in record["regimes"].items():
+            for name, report in (("grounding", part), ("faithfulness", part.get("faithfulness"))):
+                if report is not None and {"scores", "objects"} & report.keys():
+                    own = tuple(tally for tally in tallies if tally.part == f"{regime}.{name}")
+                    yield _report(report, record, source, own)
     elif "regime" in record:
         yield _report(record, {}, source, tallies)
     else:
         yield from _captions(record, source, tallies)
-    if isinstance(nested := record.get("faithfulness"), dict) and "scores" in nested:
-        yield _report({"measure": "faithfulness", **nested}, record, source, tallies)
 
 
 def _captions(
@@ -127,8 +126,9 @@ def _captions(
     order = ("bleu_1", "bleu_2", "bleu_3", "bleu_4", "meteor", "rouge_l", "cider")
     more = {name: record.get(name) for name in ("true_captions", "mean_length", "bad_endings")}
     measures = {**{name: scores.get(name) for name in order}, **more}
-    setting = f"{data}, {searched or 'decoding unknown'}, {scores.get('tokenizer')} tokenizer"
-    yield Result("captions", setting, source, _numbers(measures), {}, tallies)
+    setting = [data, searched or "decoding unknown", f"{scores.get('tokenizer')} tokenizer"]
+    setting += _track(record.get("supervised_by_masks"))
+    yield Result("captions", ", ".join(setting), source, _numbers(measures), {}, tallies)
     seconds, images = record.get("captioning_seconds"), scores.get("images")
     speed = {
         "captioning_images_per_second": images / seconds if seconds and images else None,
@@ -149,10 +149,14 @@ def _report(
 ) -> Result:
     """A report about attention; ``around`` is the one that it is part of."""
     section = str(record.get("measure", "grounding"))
-    scores, delta = record["scores"], record.get("delta")
-    if section == "grounding" and isinstance(scores.get("model"), dict):
+    scores, delta = record.get("scores", {}), record.get("delta")
+    if section == "grounding" and (isinstance(scores.get("model"), dict) or "objects" in record):
         # The other maps are baselines, which the report itself sets against the model's.
-        scores = {**scores["model"], "lead_over_time_averaged_map": delta or {}}
+        scores = {**scores.get("model", {}), "lead_over_time_averaged_map": delta or {}}
+        objects = record.get("objects", {})
+        scores |= {name: objects.get(name) for name in ("true_captions", "chair_i", "chair_s")}
+        scores |= objects.get("model", {})
+        scores |= {name: record.get(name) for name in ("map_entropy", "map_grad_cam")}
 
     def known(name: str) -> Any:
         return record.get(name, around.get(name))
@@ -167,6 +171,7 @@ def _report(
     for name in (*searched, "settings"):
         if isinstance(given := known(name), dict):
             parts += [f"{key.replace('_', ' ')} {value}" for key, value in given.items()]
+    parts += _track(known("supervised_by_masks"))
     values: dict[str, float] = {}
     intervals: dict[str, Estimate] = {}
     for name, value in _leaves(scores):
@@ -186,10 +191,15 @@ def _report(
     )
 
 
+def _track(supervised: float | None) -> list[str]:
+    """What a model was told beside captions: such are compared among themselves alone."""
+    return ["attention supervised by masks"] if supervised else []
+
+
 def _curves(record: Mapping[str, Any]) -> dict[tuple[str, str], Curve]:
     """Of a report of ``captioner.evaluation.faithfulness``."""
     shares, found = record.get("shares"), {}
-    for group, scores in record["scores"].items():
+    for group, scores in record.get("scores", {}).items():
         falls = scores.get("falls") if isinstance(scores, dict) else None
         if isinstance(falls, dict) and isinstance(shares, list):
             for order, levels in falls.items():

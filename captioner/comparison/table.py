@@ -122,6 +122,7 @@ def _rows(
     if first is None:
         notes.append(f"{names[0]} was not measured in a setting that others were; no differences")
     ids = [[tally.image_id for tally in result.tallies] if result else [] for result in results]
+    asked = [[tally.asked for tally in result.tallies] if result else [] for result in results]
     bootstraps = {
         len(of_run): Bootstrap(len(of_run), resamples, seed)
         for of_run, measured in zip(ids, known, strict=True)
@@ -133,6 +134,12 @@ def _rows(
         same = bool(known[0] and known[column]) and ids[column] == ids[0]
         if known[0] and known[column] and not same:
             notes.append(f"{names[column]}: scored on other pictures than {names[0]}; no intervals")
+        elif same and asked[column] != asked[0]:
+            same = False
+            notes.append(
+                f"{names[column]}: scored on other words or mentions than {names[0]}, as models of "
+                "different vocabularies are; no intervals"
+            )
         for measure, row in rows.items():
             if result is None or measure not in result.values:
                 row.append(None)

@@ -1,6 +1,7 @@
 """Records → batches: vocabulary, annotation cache, shuffling and collation for Lightning."""
 
 import logging
+import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytorch_lightning as pl
 import torch
-from jaxtyping import Float16, Int, UInt8
+from jaxtyping import Float16, Float32, Int, UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
@@ -21,6 +22,7 @@ from captioner.data import shapes_folder
 from captioner.data.features import AnnotationCache, CachingEncoder
 from captioner.data.readers import READERS, read
 from captioner.data.records import SPLITS, TEST, TRAIN, VAL, Record
+from captioner.data.supervision import Supervision
 from captioner.errors import DataError, ImageError, unknown
 from captioner.text import END, PAD, START, Tokenizer, Vocabulary
 
@@ -67,6 +69,8 @@ class Batch(NamedTuple):
         vectors: cached annotation vectors, or None.
         grid: (rows, columns) of the cached feature map.
         pixels: images at the encoder's size, or None.
+        masks: where attention is supervised, for every token the mask of the object that it names, which
+            sums to 1; zeros where it names none.
     """
 
     image_ids: list[int | str]
@@ -74,6 +78,7 @@ class Batch(NamedTuple):
     vectors: Float16[Tensor, "B L D"] | None
     grid: tuple[int, int]
     pixels: UInt8[Tensor, "B 3 H W"] | None
+    masks: Float32[Tensor, "B R T L"] | None = None
 
 
 class CaptionDataModule(pl.LightningDataModule):
@@ -209,6 +214,11 @@ class CaptionDataModule(pl.LightningDataModule):
             device = self.trainer.strategy.root_device
             self.fill_cache(encoder.to(device), device)
         self._preprocessing = encoder.preprocessing
+        self._supervised: Callable[[list[Record]], Supervision] | None = None
+        if task.objective.needs_masks:
+            device = self.trainer.strategy.root_device
+            grid = _grid(encoder.to(device), device) if self._cache is None else self._cache.grid
+            self._supervised = partial(Supervision, grid=grid)
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Shuffled, in an order that depends on seed and epoch alone."""
@@ -243,6 +253,7 @@ class CaptionDataModule(pl.LightningDataModule):
             grid,
             self.captions_per_image,
             self.mirror if split == TRAIN else 0.0,
+            self._supervised(records) if self._supervised and split == TRAIN else None,
         )
 
     def _usable(self, split: str) -> list[Record]:
@@ -302,6 +313,7 @@ class Item(NamedTuple):
     image_id: int | str
     values: Tensor
     captions: list[list[int]]
+    masks: list[np.ndarray] | None = None
 
 
 class CaptionDataset(Dataset[Item | None]):
@@ -314,6 +326,7 @@ class CaptionDataset(Dataset[Item | None]):
         grid: (rows, columns) of the cached feature map; (0, 0) for pixels.
         rows: R, the number of captions per picture in a batch.
         mirror: probability of mirroring left to right.
+        supervision: where the words of a caption are to look, if attention is supervised.
     """
 
     def __init__(
@@ -324,7 +337,9 @@ class CaptionDataset(Dataset[Item | None]):
         grid: tuple[int, int],
         rows: int,
         mirror: float,
+        supervision: Supervision | None = None,
     ) -> None:
+        self.supervision = supervision
         self.records, self.captions, self.source, self.grid = records, captions, source, grid
         self.rows = rows
         sided = [any(map(_SIDE.search, record.captions)) for record in records]
@@ -347,10 +362,18 @@ class CaptionDataset(Dataset[Item | None]):
         if not isinstance(draw, Draw):
             return Item(record.image_id, values, captions[: self.rows])
         rng = np.random.default_rng(seed)
-        if rng.random() < self.mirror[place]:
+        mirrored = rng.random() < self.mirror[place]
+        if mirrored:
             values = self._mirrored(values)
         chosen = rng.permutation(len(captions))[: self.rows]
-        return Item(record.image_id, values, [captions[i] for i in chosen])
+        item = Item(record.image_id, values, [captions[i] for i in chosen])
+        if self.supervision is None:
+            return item
+        masks = [self.supervision(record, int(i), captions[i]) for i in chosen]
+        if mirrored:
+            rows, columns = self.supervision.grid
+            masks = [m.reshape(-1, rows, columns)[..., ::-1].reshape(m.shape) for m in masks]
+        return item._replace(masks=masks)
 
     def _mirrored(self, values: Tensor) -> Tensor:
         if self.grid == (0, 0):  # pixels (3, H, W)
@@ -365,10 +388,17 @@ class CaptionDataset(Dataset[Item | None]):
             return Batch([], torch.empty(0, self.rows, 2, dtype=torch.long), None, (0, 0), nothing)
         longest = max(len(caption) for item in read for caption in item.captions)
         tokens = torch.full((len(read), self.rows, longest), PAD)
+        masks = None
+        if self.supervision is not None:
+            masks = torch.zeros(*tokens.shape, math.prod(self.supervision.grid))
         for b, item in enumerate(read):
             # The longest first: decoders leave rows out as captions end.
-            for r, caption in enumerate(sorted(item.captions, key=len, reverse=True)):
+            order = sorted(range(len(item.captions)), key=lambda i: -len(item.captions[i]))
+            for r, place in enumerate(order):
+                caption = item.captions[place]
                 tokens[b, r, : len(caption)] = torch.tensor(caption)
+                if masks is not None and item.masks is not None:
+                    masks[b, r, : len(caption)] = torch.from_numpy(item.masks[place].copy())
         values = torch.stack([item.values for item in read])
         cached = self.grid != (0, 0)
         return Batch(
@@ -377,6 +407,7 @@ class CaptionDataset(Dataset[Item | None]):
             values if cached else None,
             self.grid,
             None if cached else values,
+            masks,
         )
 
 
@@ -388,6 +419,15 @@ def global_seed() -> int:
 def _pixels(path: str, preprocessing: Any) -> UInt8[Tensor, "3 H W"]:
     size = (preprocessing.height, preprocessing.width)
     return images.to_tensor(images.load(path), size, preprocessing.interpolation)
+
+
+def _grid(encoder: Any, device: torch.device) -> tuple[int, int]:
+    """(rows, columns) of what an encoder gives, from a black picture."""
+    size = encoder.preprocessing
+    with torch.no_grad():
+        black = torch.zeros(1, 3, size.height, size.width, dtype=torch.uint8, device=device)
+        rows, columns = encoder(black).grid
+    return rows, columns
 
 
 def _write_scenes(root: str | None, options: ShapesOptions, cache_dir: Path) -> Path:

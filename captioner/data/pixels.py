@@ -49,8 +49,21 @@ class PixelBatch:
     failed: dict[int, ImageError] = field(default_factory=dict)
 
 
-def read_batch(sources: Sequence[images.Source], indices: range, size: InputSize) -> PixelBatch:
-    """The pictures at these places of the list; one that cannot be read costs only itself."""
+def read_batch(
+    sources: Sequence[images.Source],
+    indices: range,
+    size: InputSize,
+    expected: Sequence[tuple[int, int]] | None = None,
+) -> PixelBatch:
+    """The pictures at these places of the list; one that cannot be read costs only itself.
+
+    Args:
+        sources: the list.
+        indices: the places.
+        size: to which they are resized.
+        expected: the (width, height) at which each of the list was annotated, where that matters: one
+            whose sides are exchanged has been turned since, and is left out.
+    """
     batch = PixelBatch()
     read = []
     for index in indices:
@@ -58,6 +71,15 @@ def read_batch(sources: Sequence[images.Source], indices: range, size: InputSize
             picture = images.load(sources[index])
         except ImageError as error:
             batch.failed[index] = error
+            continue
+        annotated = picture.size if expected is None else expected[index]
+        if picture.size != annotated and picture.size == annotated[::-1]:
+            batch.failed[index] = ImageError(
+                "{}: found {} × {} pixels, expected {} × {} as its masks have; turn the picture "
+                "as it was when it was annotated".format(
+                    str(sources[index]), *picture.size, *annotated
+                )
+            )
             continue
         read.append(images.to_tensor(picture, (size.height, size.width), size.interpolation))
         batch.indices.append(index)
@@ -68,7 +90,10 @@ def read_batch(sources: Sequence[images.Source], indices: range, size: InputSize
 
 
 def read_batches(
-    sources: Sequence[images.Source], batch_size: int, size: InputSize
+    sources: Sequence[images.Source],
+    batch_size: int,
+    size: InputSize,
+    expected: Sequence[tuple[int, int]] | None = None,
 ) -> Iterator[PixelBatch]:
     """All pictures in order; while one batch is used, a thread reads the next."""
     ranges = [
@@ -78,9 +103,9 @@ def read_batches(
     if not ranges:
         return
     with ThreadPoolExecutor(max_workers=1) as thread:
-        coming = thread.submit(read_batch, sources, ranges[0], size)
+        coming = thread.submit(read_batch, sources, ranges[0], size, expected)
         for indices in ranges[1:]:
             batch = coming.result()
-            coming = thread.submit(read_batch, sources, indices, size)
+            coming = thread.submit(read_batch, sources, indices, size, expected)
             yield batch
         yield coming.result()

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float64, Int, Shaped
 
+from captioner.data.masks import MaskedPicture
 from captioner.evaluation.localisation import normalised
-from captioner.evaluation.masks import MaskedPicture
 
 MARGIN = 1e-6  # of the oracle's weight, that ranks the cells behind the fullest
 

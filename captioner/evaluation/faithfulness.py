@@ -15,113 +15,25 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-import numpy as np
 import torch
-from jaxtyping import Float64
 from torch import Tensor
 
 from captioner.data.pixels import PixelBatch, read_batches
 from captioner.data.records import Record
 from captioner.decoding import search
 from captioner.errors import EvaluationError, UsageError
-from captioner.evaluation.bootstrap import Bootstrap, Estimate, ratio
-from captioner.evaluation.deletion import ORDERS, SHARES, Falls, Order, word_falls
-from captioner.evaluation.function_words import FUNCTION_WORDS
+from captioner.evaluation.bootstrap import Bootstrap
+from captioner.evaluation.curves import Curves, Sums, curves_of, sums_of
+from captioner.evaluation.deletion import SHARES, word_falls
 from captioner.evaluation.tallies import Tally
+from captioner.models.annotations import Annotations
 from captioner.models.attention.distributions import Hard
 from captioner.models.decoder import Decoder
 from captioner.models.erasure import of_pictures
 from captioner.predictor import Predictor
-from captioner.text import UNK, Tokenizer, Vocabulary
+from captioner.text import UNK, Tokenizer
 
 Regime = Literal["forced", "generated"]
-GROUPS = ("all", "content", "function")
-ROUNDING = 1e-5
-"""Of log-probabilities in single precision, in nats: no smaller difference means anything."""
-
-
-@dataclass(frozen=True)
-class Curves:
-    """What erasing regions costs a group of words, with 95 % bootstrap intervals over images.
-
-    Attributes:
-        words: how many.
-        log_prob: their mean log-probability, nothing erased; nats.
-        falls: for every order and share of regions, how far it falls; nats.
-        areas: for every order the area over the curve: the mean of the fall along it.
-        most_over_random: the difference of two areas, image by image; and
-        random_over_least: likewise.
-    """
-
-    words: int
-    log_prob: Estimate
-    falls: dict[Order, list[Estimate]]
-    areas: dict[Order, Estimate]
-    most_over_random: Estimate
-    random_over_least: Estimate
-
-    @property
-    def verdict(self) -> str:
-        """Whether most > random > least, as far as the intervals can say."""
-        pairs = (self.most_over_random, self.random_over_least)
-        upper, lower = (_sign(difference) for difference in pairs)
-        found = f"most {upper} random {lower} least"
-        if found == "most > random > least":
-            return f"{found} holds"
-        return f"most > random > least does not hold: {found}"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON."""
-        return {
-            "log_prob": self.log_prob.as_dict(),
-            **{f"area_{order}": area.as_dict() for order, area in self.areas.items()},
-            "most_over_random": self.most_over_random.as_dict(),
-            "random_over_least": self.random_over_least.as_dict(),
-            "verdict": self.verdict,
-            "words": self.words,
-            "falls": {o: [f.as_dict() for f in falls] for o, falls in self.falls.items()},
-        }
-
-
-def _sign(difference: Estimate) -> str:
-    """How two measures stand to each other; ≈ where the interval of their difference holds 0."""
-    if difference.low > ROUNDING:
-        return ">"
-    return "<" if difference.high < -ROUNDING else "≈"
-
-
-@dataclass(frozen=True)
-class Sums:
-    """Over the words of one image: for each of ``GROUPS`` how many there are, and what they add up to.
-
-    Attributes:
-        image_id: as the record has it.
-        words: how many.
-        log_probs: of each group.
-        falls: for every order and number of regions.
-        areas: for every order.
-    """
-
-    image_id: int | str
-    words: Float64[np.ndarray, " G"]
-    log_probs: Float64[np.ndarray, " G"]
-    falls: Float64[np.ndarray, "G 3 Q"]
-    areas: Float64[np.ndarray, "G 3"]
-
-    def tally(self) -> Tally:
-        """The measures in which models are compared."""
-        ratios = {}
-        for g, group in enumerate(GROUPS):
-            most, random, least = self.areas[g]
-            measures = {
-                "log_prob": self.log_probs[g],
-                **{f"area_{order}": self.areas[g, o] for o, order in enumerate(ORDERS)},
-                "most_over_random": most - random,
-                "random_over_least": random - least,
-            }
-            for name, total in measures.items():
-                ratios[f"{group}.{name}"] = (float(total), float(self.words[g]))
-        return Tally(self.image_id, ratios)
 
 
 @dataclass(frozen=True)
@@ -175,13 +87,15 @@ def measure(
     batch_size: int = 8,
     seed: int = 0,
     resamples: int = 2000,
+    sizes: Sequence[tuple[int, int]] | None = None,
     progress: Callable[[Iterable[PixelBatch], int], Iterable[PixelBatch]] = lambda batches, _: (
         batches
     ),
 ) -> Faithfulness:
     """Measures a captioner on photos.
 
-    Hard attention that samples is measured at the most probable region: see ``mechanism``.
+    Hard attention that samples is measured at the most probable region (see ``mechanism``), though the
+    captions that it generates are those that its samples lead to.
 
     Args:
         predictor: from ``captioner.load``.
@@ -194,6 +108,8 @@ def measure(
         batch_size: photos computed together.
         seed: of everything drawn.
         resamples: of the bootstrap.
+        sizes: the (width, height) at which each photo was annotated: one that was turned since is left
+            out, as where masks are asked for. None: however they lie.
         progress: wraps the batches, whose number it is told, to show a bar.
 
     Raises:
@@ -218,7 +134,7 @@ def measure(
     reached: list[Tensor] = []
     unknown = 0
     paths = [record.path for record in records]
-    batches = read_batches(paths, batch_size, whole.encoder.preprocessing)
+    batches = read_batches(paths, batch_size, whole.encoder.preprocessing, sizes)
     for batch in progress(batches, math.ceil(len(paths) / batch_size)):
         failed += [str(error) for _, error in sorted(batch.failed.items())]
         if not batch.indices:
@@ -227,13 +143,12 @@ def measure(
         with torch.inference_mode():
             annotations = whole.refiner(whole.encode(batch.pixels.to(predictor.device)))
         if regime == "generated":
-            decoding = predictor.decoding.with_options({"samples": 1})
-            said = [[best.tokens] for best, *_ in search(decoder, annotations, decoding)]
+            said = _generated(predictor, annotations, seed + len(sums))
         else:
             said = [_references(record, captions, predictor) for record in some]
         flat = [ids for of_picture in said for ids in of_picture]
         if not flat:
-            sums += [_sums(record, [], [], whole.vocabulary, len(shares)) for record in some]
+            sums += [sums_of(record, [], [], whole.vocabulary, len(shares)) for record in some]
             continue
         pictures = [place for place, of_picture in enumerate(said) for _ in of_picture]
         chosen = torch.tensor(pictures, device=predictor.device)
@@ -250,18 +165,18 @@ def measure(
         falls = iter(found)
         for record, of_picture in zip(some, said, strict=True):
             own = [next(falls) for _ in of_picture]
-            sums.append(_sums(record, of_picture, own, whole.vocabulary, len(shares)))
+            sums.append(sums_of(record, of_picture, own, whole.vocabulary, len(shares)))
     if not any(image.words[0] for image in sums):
         reason = failed[0] if failed else "no caption holds a word that the model knows"
         raise EvaluationError(f"faithfulness of {len(records)} photos cannot be measured: {reason}")
     return Faithfulness(
         regime,
         decoder.mechanism,
-        _curves(sums, Bootstrap(len(sums), resamples, seed)),
+        curves_of(sums, Bootstrap(len(sums), resamples, seed)),
         tuple(torch.stack(reached).mean(0).tolist()),
         unknown,
         tuple(failed),
-        tuple(image.tally() for image in sums),
+        tuple(image.tally(f"{regime}.faithfulness", regime == "forced") for image in sums),
         {
             "captions_per_image": captions if regime == "forced" else 1,
             "largest_share": shares[-1],
@@ -286,64 +201,16 @@ def _settled(decoder: Decoder) -> Decoder:
     return settled
 
 
+def _generated(predictor: Predictor, annotations: Annotations, seed: int) -> list[list[list[int]]]:
+    """The best caption of every picture as ids, as the model decodes, drawing if it does."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        found = search(predictor.captioner.decoder, annotations, predictor.decoding)
+    return [[best.tokens] for best, *_ in found]
+
+
 def _references(record: Record, count: int, predictor: Predictor) -> list[list[int]]:
     """The first captions of a photo as ids, none longer than the model writes."""
     words = [Tokenizer()(caption) for caption in record.captions[:count]]
     longest = predictor.decoding.max_length
     return [predictor.vocabulary.encode(caption[:longest]) for caption in words if caption]
-
-
-def _sums(
-    record: Record,
-    captions: Sequence[Sequence[int]],
-    found: Sequence[Falls],
-    vocabulary: Vocabulary,
-    shares: int,
-) -> Sums:
-    """What a photo adds, one region and so many shares of them erased."""
-    groups, orders = len(GROUPS), len(ORDERS)
-    image = Sums(
-        record.image_id,
-        np.zeros(groups),
-        np.zeros(groups),
-        np.zeros((groups, orders, shares + 1)),
-        np.zeros((groups, orders)),
-    )
-    for ids, falls in zip(captions, found, strict=True):
-        known = np.array([word != UNK for word in ids])
-        function = np.array([vocabulary.words[word] in FUNCTION_WORDS for word in ids])
-        member = np.stack([known, known & ~function, known & function]).astype(np.float64)  # G T
-        for total, values in (
-            (image.words, torch.ones_like(falls.log_probs)),
-            (image.log_probs, falls.log_probs),
-            (image.falls, falls.falls),
-            (image.areas, falls.areas),
-        ):
-            total += np.tensordot(member, values.double().cpu().numpy(), 1)
-    return image
-
-
-def _curves(sums: Sequence[Sums], bootstrap: Bootstrap) -> dict[str, Curves]:
-    """The means over words, by group; a group without a word is left out."""
-    words, log_probs, falls, areas = (
-        np.stack([getattr(image, name) for image in sums])
-        for name in ("words", "log_probs", "falls", "areas")
-    )
-    found = {}
-    for g, group in enumerate(GROUPS):
-        if not words[:, g].any():
-            continue
-
-        def mean(totals: np.ndarray, numbers: np.ndarray = words[:, g]) -> Estimate:
-            return bootstrap.estimate(ratio(totals, numbers))
-
-        most, random, least = areas[:, g].T
-        found[group] = Curves(
-            round(words[:, g].sum()),
-            mean(log_probs[:, g]),
-            {order: [mean(level) for level in falls[:, g, o].T] for o, order in enumerate(ORDERS)},
-            {order: mean(areas[:, g, o]) for o, order in enumerate(ORDERS)},
-            mean(most - random),
-            mean(random - least),
-        )
-    return found

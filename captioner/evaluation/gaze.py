@@ -7,9 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from captioner.data.masks import MaskedPicture
 from captioner.data.pixels import read_batches
-from captioner.errors import ImageError
-from captioner.evaluation.masks import MaskedPicture
 from captioner.models.annotations import Annotations
 from captioner.models.captioner import Captioner
 from captioner.models.decoder import Decoder
@@ -19,6 +18,8 @@ from captioner.text import PAD, START
 
 Tokens = Sequence[Sequence[Sequence[int]]]
 """For every picture the ids of its captions' words, without start and end."""
+Maps = list[list[Tensor]]
+"""For every picture and caption a map for each word, (T, L)."""
 
 
 @dataclass(frozen=True)
@@ -40,41 +41,44 @@ def encoded(
     """All pictures through the encoder; what is wrong with unusable ones goes to ``failed``."""
     device = next(captioner.parameters()).device
     paths = [picture.path for picture in pictures]
-    for batch in read_batches(paths, batch_size, captioner.encoder.preprocessing):
-        errors = dict(batch.failed)
-        for place, size in zip(batch.indices, batch.sizes, strict=True):
-            if size != pictures[place].size and size == pictures[place].size[::-1]:
-                errors[place] = ImageError(
-                    "{}: found {} × {} pixels, expected {} × {} as its masks have; turn the picture "
-                    "as it was when it was annotated".format(
-                        paths[place], *size, *pictures[place].size
-                    )
-                )
-        failed += map(str, errors.values())
-        good = [row for row, place in enumerate(batch.indices) if place not in errors]
-        if good:
+    sizes = [picture.size for picture in pictures]
+    for batch in read_batches(paths, batch_size, captioner.encoder.preprocessing, sizes):
+        failed += map(str, batch.failed.values())
+        if batch.indices:
             # Not in inference mode: Grad-CAM needs the gradient with respect to these.
             with torch.no_grad():
-                annotations = captioner.encode(batch.pixels[good].to(device))
-            yield Encoded([batch.indices[row] for row in good], annotations)
+                annotations = captioner.encode(batch.pixels.to(device))
+            yield Encoded(batch.indices, annotations)
 
 
-def forced(decoder: Decoder, annotations: Annotations, captions: Tokens) -> list[list[Tensor]]:
-    """Teacher forcing: where the decoder looks when it is to write each word, (T, L) for each caption.
+def forced(
+    decoder: Decoder, annotations: Annotations, captions: Tokens
+) -> tuple[Maps, Maps | None]:
+    """Teacher forcing: where the decoder looks when it is to write each word.
 
     Args:
         decoder: in eval mode.
         annotations: refined.
         captions: of every picture, none empty.
+
+    Returns:
+        The weights, and where these are a choice, as of hard attention, the probabilities of what it
+        was chosen from; None where nothing is chosen.
     """
     with torch.inference_mode():
-        weights = decoder(annotations, _inputs(captions, annotations.vectors.device)).weights
-    assert weights is not None
-    weights = weights.float().cpu()
-    return [
-        [weights[b, r, : len(caption)] for r, caption in enumerate(given)]
-        for b, given in enumerate(captions)
-    ]
+        decoded = decoder(annotations, _inputs(captions, annotations.vectors.device))
+
+    def apart(weights: Float[Tensor, "B R T L"] | None) -> Maps:
+        assert weights is not None
+        weights = weights.float().cpu()
+        return [
+            [weights[b, r, : len(caption)] for r, caption in enumerate(given)]
+            for b, given in enumerate(captions)
+        ]
+
+    # An expectation has probabilities, which are its weights, and nothing chosen.
+    chosen = decoded.log_prob is not None
+    return apart(decoded.weights), apart(decoded.expected) if chosen else None
 
 
 def gradients(

@@ -11,25 +11,33 @@ is what the model looked at in order to write it, and so before the word was the
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float64
 
+from captioner.data.masks import MaskedPictures
 from captioner.decoding import Decoding
 from captioner.errors import EvaluationError
 from captioner.evaluation.baselines import MaskPrior, mean_of_others, oracle
-from captioner.evaluation.bootstrap import Bootstrap, Statistic
+from captioner.evaluation.bootstrap import Bootstrap, Statistic, ratio
 from captioner.evaluation.gaze import Encoded
-from captioner.evaluation.localisation import METRICS, discrimination, normalised, scores
-from captioner.evaluation.masks import MaskedPictures
-from captioner.evaluation.means import macro, mean, percent
+from captioner.evaluation.localisation import (
+    METRICS,
+    correlation,
+    discrimination,
+    normalised,
+    scores,
+)
+from captioner.evaluation.means import Totals, macro, mean, percent, totals
 from captioner.evaluation.mentions import Regime, Seen, look
 from captioner.evaluation.naming import objects
+from captioner.evaluation.tallies import Tally, fingerprint
 from captioner.models.captioner import Captioner
 
 MAPS = {
     "model": "the model",
+    "chances": "the probabilities it chose by",
     "time_averaged": "time-averaged map of the caption",
     "shuffled": "its words' maps, shuffled",
     "mean_map": "the model's mean map",
@@ -40,15 +48,32 @@ MAPS = {
     "uniform": "uniform",
     "oracle": "oracle of the grid",
 }
-"""The maps that are scored, and what people call them."""
+"""The maps that are scored, and what people call them; ``chances`` where attention is hard: ``model`` is
+then the cell that was chosen."""
 
 Values = dict[str, dict[str, np.ndarray]]
 """By kind of map and metric the value of every mention, or pair."""
 
+Added = dict[str, Totals]
+"""By measure of the report what each picture adds to it, in its unit."""
+
 # COCO's limits for the area of an object, 32² and 96² pixels, as parts of a photo of 640 × 480.
 SMALL, LARGE = 32**2 / (640 * 480), 96**2 / (640 * 480)
 FEW = 20  # pictures from which resampling cannot tell how far they are from all others
+LEAD = "lead_over_time_averaged_map"  # what tallies call it, before the metric
 UNNAMED = 30  # how many of the words without a category a report lists
+
+
+class Grounding(NamedTuple):
+    """How well a model looks at what it names.
+
+    Attributes:
+        report: ready for JSON.
+        tallies: what each picture adds, for ``captioner.evaluation.tallies.lines``.
+    """
+
+    report: dict[str, Any]
+    tallies: list[Tally]
 
 
 def grounding(
@@ -62,10 +87,12 @@ def grounding(
     resamples: int = 2000,
     seed: int = 0,
     progress: Callable[[Iterable[Encoded], int], Iterable[Encoded]] = lambda batches, _: batches,
-) -> dict[str, Any]:
-    """The scores of a model's maps and of all baselines, as a report ready for JSON.
+) -> Grounding:
+    """The scores of a model's maps and of all baselines.
 
-    All scores are in percent, each with the 95 % interval of a bootstrap over the pictures.
+    All scores are in percent, each with the 95 % interval of a bootstrap over the pictures. What the
+    maps are like, right or wrong: ``map_entropy``, in nats, the mean over all words, and
+    ``map_grad_cam``, the mean correlation of a mention's map with that of Grad-CAM.
 
     Args:
         captioner: in eval mode.
@@ -80,15 +107,43 @@ def grounding(
         progress: wraps the batches, whose number it is told, to show a bar.
 
     Raises:
-        EvaluationError: no caption mentions an object that has a mask.
+        EvaluationError: no reference caption mentions an object that has a mask, or no picture could be
+            used. Of generated captions, the report says so, and what they name all the same.
     """
     seen = look(captioner, data, regime, decoding, batch_size, seed, progress)
-    if not seen.masks:
-        raise EvaluationError(
+    pictures = len(data.pictures)
+    bootstrap = Bootstrap(pictures, resamples, seed)
+    report: dict[str, Any] = {
+        "regime": regime,
+        "images": len(seen.places),
+        "failed": seen.failed,
+        "grid": list(seen.grid),
+        "coverage": _coverage(seen, data),
+    }
+    added: Added = {}
+    hits = {"model": np.zeros(0)}
+    if seen.masks:
+        scored, added, hits = _scored(seen, data, training, bootstrap)
+        report |= scored
+    else:
+        report["error"] = (
             f"nothing to score: of {sum(seen.words.values())} words in the {regime} captions of "
-            f"{len(data.pictures)} pictures, none names an object that has a mask"
+            f"{pictures} pictures, none names an object that has a mask"
+            + (" in words that the model knows" if seen.unknown_mentions else "")
             + "".join(f"; {message}" for message in seen.failed[:1])
         )
+        if regime == "forced" or not seen.places:
+            raise EvaluationError(report["error"])
+    if regime == "generated":
+        report["objects"], of_objects = objects(seen, data, hits, bootstrap)
+        added |= {name: (100 * sums, of) for name, (sums, of) in of_objects.items()}
+    return Grounding(report, _tallies(seen, data, regime, added))
+
+
+def _scored(
+    seen: Seen, data: MaskedPictures, training: MaskedPictures | None, bootstrap: Bootstrap
+) -> tuple[dict[str, Any], Added, dict[str, np.ndarray]]:
+    """What the report says of maps, what each picture adds to it, and by kind of map where it points."""
     masks, maps = _all_maps(seen, data, training)
     pictures, picture = len(data.pictures), np.array(seen.picture)
     pairs = np.array(seen.pairs, dtype=int).reshape(-1, 2)
@@ -96,37 +151,39 @@ def grounding(
         name: {"discrimination": discrimination(own, masks, pairs), **scores(own, masks)}
         for name, own in maps.items()
     }
-    bootstrap = Bootstrap(pictures, resamples, seed)
+    metrics = ("discrimination", *METRICS)
+    of = {m: picture[pairs[:, 0]] if m == "discrimination" else picture for m in metrics}
 
     def measured(metric: str, *names: str) -> dict[str, float | None]:
-        of = picture[pairs[:, 0]] if metric == "discrimination" else picture
-        return percent(
-            bootstrap, pictures, *(mean(values[name][metric], of, pictures) for name in names)
-        )
+        means = (mean(values[name][metric], of[metric], pictures) for name in names)
+        return percent(bootstrap, pictures, *means)
 
-    metrics = ("discrimination", *METRICS)
-    found = {name: {metric: measured(metric, name) for metric in metrics} for name in MAPS}
+    found = {name: {metric: measured(metric, name) for metric in metrics} for name in maps}
     ties = bool((values["model"]["discrimination"] == 0.5).all())
-    coverage = _coverage(seen, data)
-    report: dict[str, Any] = {
-        "regime": regime,
-        "images": pictures - len(seen.failed),
-        "failed": seen.failed,
-        "grid": list(seen.grid),
+    with_pair = len(set(picture[pairs[:, 0]].tolist()))
+    # Of hard attention, what it chose by.
+    like = correlation(maps.get("chances", maps["model"]), maps["grad_cam"])
+    words = np.array(seen.entropy_picture)
+    added = {
+        "map_entropy": totals(np.array(seen.entropy), words, words, pictures),
+        "map_grad_cam": totals(like, picture, picture, pictures),
+    }
+    report = {
         "prior": "masks of the evaluated pictures, leaving out the one in question"
         if training is None
         else f"masks of {len(training.pictures)} training pictures: {training.source}",
-        "coverage": coverage,
         "scores": found,
         "delta": {metric: measured(metric, "model", "time_averaged") for metric in metrics},
-        "verdict": _verdict(found["model"]["discrimination"], ties, coverage["images_with_pair"]),
+        "verdict": _verdict(found["model"]["discrimination"], ties, with_pair),
+        **{name: bootstrap.estimate(ratio(*own)).as_dict() for name, own in added.items()},
         "slices": _slices(seen, masks, values, bootstrap, pictures),
         "categories": _categories(seen, values),
     }
-    if regime == "generated":
-        hits = {name: own["pointing"] for name, own in values.items()}
-        report["objects"] = objects(seen, data, hits, bootstrap)
-    return report
+    for metric in metrics:
+        own, average = (100 * values[name][metric] for name in ("model", "time_averaged"))
+        added[metric] = totals(own, of[metric], of[metric], pictures)
+        added[f"{LEAD}.{metric}"] = totals(own - average, of[metric], of[metric], pictures)
+    return report, added, {name: own["pointing"] for name, own in values.items()}
 
 
 def _all_maps(
@@ -147,7 +204,23 @@ def _all_maps(
     maps["centre"] = normalised(np.stack([centres[place] for place in seen.picture]))
     maps["uniform"] = normalised(np.ones_like(masks))
     maps["oracle"] = oracle(masks)
-    return masks, {name: maps[name] for name in MAPS}
+    return masks, {name: maps[name] for name in MAPS if name in maps}
+
+
+def _tallies(seen: Seen, data: MaskedPictures, regime: Regime, added: Added) -> list[Tally]:
+    """What each picture that could be used adds to the measures."""
+    asked: dict[int, list[Any]] = {place: [] for place in seen.places}
+    for place, mention in zip(seen.picture, seen.mentions, strict=True):
+        asked[place].append((tuple(mention.words), tuple(mention.instances)))
+    return [
+        Tally(
+            data.pictures[place].image_id,
+            {name: (float(sums[place]), float(of[place])) for name, (sums, of) in added.items()},
+            part=f"{regime}.grounding",
+            asked=fingerprint(asked[place]) if regime == "forced" else None,
+        )
+        for place in seen.places
+    ]
 
 
 def _verdict(found: dict[str, float | None], ties: bool, pictures: int) -> str:
@@ -176,15 +249,16 @@ def _coverage(seen: Seen, data: MaskedPictures) -> dict[str, Any]:
         "captions": captions,
         "words": words,
         "words_naming_objects": seen.naming,
-        "words_naming_objects_percent": round(100 * seen.naming / words, 2),
+        "words_naming_objects_percent": round(100 * seen.naming / max(1, words), 2),
         "mentions": seen.found,
         "mentions_with_mask": masked,
-        "mentions_with_mask_percent": round(100 * masked / seen.found, 2),
+        "mentions_with_mask_percent": round(100 * masked / max(1, seen.found), 2),
         "captions_with_mention": sum(map(bool, seen.named)),
         "images_with_mention": len(set(seen.picture)),
         "pairs": len(seen.pairs),
         "images_with_pair": len({seen.picture[first] for first, _ in seen.pairs}),
         "unknown_words": seen.unknown,
+        "mentions_of_unknown_words": seen.unknown_mentions,
         "masks_of_whole_picture": seen.full,
         "crowds_dropped": data.crowds,
         "empty_masks_dropped": data.empty,

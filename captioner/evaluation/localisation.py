@@ -71,6 +71,25 @@ def discrimination(
     return np.where(np.abs(lead) <= TIE, 0.5, (lead > 0).astype(np.float64))
 
 
+def entropies(maps: Float64[np.ndarray, "N L"]) -> Float64[np.ndarray, " N"]:
+    """Of maps that sum to 1, in nats: 0 for a single cell, log L for an even map."""
+    return np.asarray(-(maps * np.log(np.where(maps > 0, maps, 1.0))).sum(1))
+
+
+def correlation(
+    maps: Float64[np.ndarray, "N L"], others: Float64[np.ndarray, "N L"]
+) -> Float64[np.ndarray, " N"]:
+    """Pearson's correlation of each map with another over the cells, -1 to 1; 0 where one is even.
+
+    The CC of saliency maps (Bylinskii et al. 2019, arXiv 1604.03605).
+    """
+    one, other = (given - given.mean(1, keepdims=True) for given in (maps, others))
+    length = np.sqrt((one**2).sum(1) * (other**2).sum(1))
+    # Rounding leaves an even map with a length of its own.
+    there = length > TIE**2
+    return np.asarray((one * other).sum(1) / np.where(there, length, 1.0) * there)
+
+
 def _average_precision(
     maps: Float64[np.ndarray, "N L"], core: Shaped[np.ndarray, "N L"]
 ) -> Float64[np.ndarray, " N"]:

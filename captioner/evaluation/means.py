@@ -5,23 +5,33 @@ from jaxtyping import Float64, Int, Shaped
 
 from captioner.evaluation.bootstrap import Bootstrap, Statistic, ratio
 
+Totals = tuple[Float64[np.ndarray, " P"], Float64[np.ndarray, " P"]]
+"""What each picture adds to a measure, and to how many things it is over."""
+
+
+def totals(
+    values: Shaped[np.ndarray, " N"],
+    picture: Int[np.ndarray, " N"],
+    counted: Int[np.ndarray, " M"],
+    pictures: int,
+) -> Totals:
+    """Of every picture the sum of its values, and the number of things counted in it.
+
+    Args:
+        values: of the picture given by its place among so many.
+        picture: of each value.
+        counted: the picture of each thing.
+        pictures: how many there are.
+    """
+    sums = np.bincount(picture, values, pictures).astype(np.float64)  # of nothing it makes integers
+    return sums, np.bincount(counted, minlength=pictures).astype(np.float64)
+
 
 def mean(
     values: Shaped[np.ndarray, " N"], picture: Int[np.ndarray, " N"], pictures: int
 ) -> Statistic:
     """The mean over all values, each of the picture given by its place among so many."""
-    return quotient(values, picture, picture, pictures)
-
-
-def quotient(
-    values: Shaped[np.ndarray, " N"],
-    picture: Int[np.ndarray, " N"],
-    counted: Int[np.ndarray, " M"],
-    pictures: int,
-) -> Statistic:
-    """The sum of values over a number of things, both given by the picture of each."""
-    sums = np.bincount(picture, values, pictures).astype(np.float64)  # of nothing it makes integers
-    return ratio(sums, np.bincount(counted, minlength=pictures).astype(np.float64))
+    return ratio(*totals(values, picture, picture, pictures))
 
 
 def macro(
@@ -68,4 +78,4 @@ def percent(bootstrap: Bootstrap, pictures: int, *of: Statistic) -> dict[str, fl
         return {"value": None, "low": None, "high": None}
     found = bootstrap.estimate(lead).as_dict()
     # Adding 0 makes -0.0 a plain zero.
-    return {name: round(100 * number, 2) + 0.0 for name, number in found.items()}
+    return {name: round(100 * number, 4) + 0.0 for name, number in found.items()}

@@ -9,12 +9,12 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from captioner.data.masks import MaskedPicture, MaskedPictures
+from captioner.data.objects import Mention
 from captioner.decoding import Decoding, search
 from captioner.evaluation.baselines import shuffled
 from captioner.evaluation.gaze import Encoded, encoded, forced, gradients, untrained
-from captioner.evaluation.localisation import normalised
-from captioner.evaluation.masks import MaskedPicture, MaskedPictures
-from captioner.evaluation.objects import Mention
+from captioner.evaluation.localisation import entropies, normalised
 from captioner.models.captioner import Captioner
 from captioner.text import UNK, Tokenizer
 
@@ -36,11 +36,18 @@ class Seen:
         pairs: of mentions in one caption whose masks are apart.
         caption_maps: the mean map over all words of every caption; and of each
         caption_picture: its picture,
+        captions: its words,
         named: all its mentions, each with its place among ``mentions`` if it has a mask.
         words: of all captions, counted; and those of them that name nothing.
         found: mentions, with a mask or without.
         naming: words that are part of a mention.
         unknown: words that are not in the model's vocabulary.
+        unknown_mentions: mentions dropped because such a word is part of them: their maps would be
+            those of ``<unk>``.
+        places: the pictures that could be used.
+        entropy: of the map of every word, in nats; where a cell is chosen, of what it is chosen from;
+            and of each
+        entropy_picture: its picture.
         full: mentions dropped because their mask fills the picture.
         failed: what was wrong with pictures that could not be used.
     """
@@ -53,13 +60,18 @@ class Seen:
     pairs: list[tuple[int, int]] = field(default_factory=list)
     caption_maps: list[np.ndarray] = field(default_factory=list)
     caption_picture: list[int] = field(default_factory=list)
+    captions: list[Sequence[str]] = field(default_factory=list)
     named: list[list[tuple[Mention, int | None]]] = field(default_factory=list)
     words: Counter[str] = field(default_factory=Counter)
     unnamed: Counter[str] = field(default_factory=Counter)
     found: int = 0
     naming: int = 0
     unknown: int = 0
+    unknown_mentions: int = 0
     full: int = 0
+    places: list[int] = field(default_factory=list)
+    entropy: list[float] = field(default_factory=list)
+    entropy_picture: list[int] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
     grid: tuple[int, int] = (1, 1)
 
@@ -80,6 +92,7 @@ def look(
     batches = encoded(captioner, data.pictures, batch_size, seen.failed)
     for batch in progress(batches, -(-len(data.pictures) // batch_size)):
         seen.grid = batch.annotations.grid
+        seen.places += batch.places
         pictures = [data.pictures[place] for place in batch.places]
         with torch.no_grad():
             refined = captioner.refiner(batch.annotations)
@@ -89,23 +102,31 @@ def look(
             # The longest first: decoders leave rows out as captions end.
             words = [sorted(given, key=len, reverse=True) for given in words]
             tokens = [[vocabulary.encode(caption) for caption in given] for given in words]
-            weights = forced(captioner.decoder, refined, tokens)
+            weights, chances = forced(captioner.decoder, refined, tokens)
         else:
             best = [found[0] for found in search(captioner.decoder, refined, decoding)]
             tokens, weights = [[h.tokens] for h in best], [[h.weights] for h in best]
             words = [[vocabulary.decode(h.tokens)] for h in best]
+            # A search keeps the choices alone.
+            _, chances = forced(captioner.decoder, refined, tokens)
         mentions = [
             [data.namer(caption, picture) for caption in given]
             for given, picture in zip(words, pictures, strict=True)
         ]
         asked = [
             sorted(
-                {(r, w) for r, ms in enumerate(given) for m in ms if m.instances for w in m.words}
+                {
+                    (r, w)
+                    for r, (ms, ids) in enumerate(zip(given, of_picture, strict=True))
+                    for m in ms
+                    if m.instances and known(m, ids)
+                    for w in m.words
+                }
             )
-            for given in mentions
+            for given, of_picture in zip(mentions, tokens, strict=True)
         ]
         cams = gradients(captioner.decoder, refined, tokens, asked)
-        at_random = forced(random_decoder, refined_at_random, tokens)
+        at_random, _ = forced(random_decoder, refined_at_random, tokens)
         for row, (place, picture) in enumerate(zip(batch.places, pictures, strict=True)):
             for r, caption in enumerate(words[row]):
                 maps: dict[str, Any] = {
@@ -114,9 +135,15 @@ def look(
                     "grad_cam": {w: cams[row][r, w].numpy() for k, w in cams[row] if k == r},
                 }
                 maps["shuffled"] = shuffled(maps["model"], rng)
-                seen.unknown += tokens[row][r].count(UNK)
-                add(seen, place, picture, caption, mentions[row][r], maps)
+                if chances is not None:
+                    maps["chances"] = normalised(chances[row][r].numpy())
+                add(seen, place, picture, caption, tokens[row][r], mentions[row][r], maps)
     return seen
+
+
+def known(mention: Mention, ids: Sequence[int]) -> bool:
+    """Whether the model knows all words of a mention in a caption of these ids."""
+    return all(ids[word] != UNK for word in mention.words)
 
 
 def add(
@@ -124,13 +151,29 @@ def add(
     place: int,
     picture: MaskedPicture,
     caption: Sequence[str],
+    ids: Sequence[int],
     mentions: Sequence[Mention],
     maps: dict[str, Any],
 ) -> None:
-    """A caption's mentions, those that have a mask with all maps."""
+    """A caption's mentions, those that have a mask with all maps.
+
+    Args:
+        seen: to which they are added.
+        place: of the picture in the data set.
+        picture: what the caption is about.
+        caption: its words.
+        ids: its words as the model reads them.
+        mentions: what it names.
+        maps: by kind a map for every word, (T, L); of Grad-CAM by place for the words asked about.
+    """
     average = maps["model"].mean(0)
+    seen.unknown += list(ids).count(UNK)
+    looked = maps.get("chances", maps["model"])
+    seen.entropy += entropies(looked).tolist()
+    seen.entropy_picture += [place] * len(looked)
     seen.caption_maps.append(average)
     seen.caption_picture.append(place)
+    seen.captions.append(caption)
     seen.words.update(caption)
     naming = {word for mention in mentions for word in mention.words}
     seen.found += len(mentions)
@@ -141,6 +184,9 @@ def add(
     for number, mention in enumerate(mentions):
         named.append((mention, None))
         if not mention.instances:
+            continue
+        if not known(mention, ids):
+            seen.unknown_mentions += 1
             continue
         mask = picture.truth(mention.instances, seen.grid)
         if mask.min() >= 1:  # every map lies in it
@@ -160,6 +206,7 @@ def add(
             "time_averaged": average,
             "grad_cam": cams.mean(0),
             "model": maps["model"][places].mean(0),
+            **({"chances": maps["chances"][places].mean(0)} if "chances" in maps else {}),
             "random_weights": maps["random_weights"][places].mean(0),
             # One word's, however many the mention has: of two mentions of unequal length, means of
             # dealt maps are not alike in law, and pairs would not be right by chance alone.

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64
 
-from captioner.evaluation.bootstrap import Bootstrap
-from captioner.evaluation.masks import MaskedPicture, MaskedPictures
-from captioner.evaluation.means import macro, mean, percent, quotient
+from captioner.data.grammar import true_of
+from captioner.data.masks import MaskedPicture, MaskedPictures
+from captioner.data.objects import Namer
+from captioner.evaluation.bootstrap import Bootstrap, ratio
+from captioner.evaluation.means import Totals, macro, percent, totals
 from captioner.evaluation.mentions import Seen
-from captioner.evaluation.objects import Namer
 from captioner.text import Tokenizer
 
 
@@ -23,7 +24,7 @@ def objects(
     data: MaskedPictures,
     hits: Mapping[str, Float64[np.ndarray, " N"]],
     bootstrap: Bootstrap,
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], dict[str, Totals]]:
     """F1-all and F1-loc of every kind of map, and CHAIR, in percent with their intervals.
 
     To be named are the categories with a mask that a reference caption names. A category that the
@@ -36,12 +37,17 @@ def objects(
       category, precision and recall are the same.
     - ``chair_i``: percent of the mentions that name what neither the annotations nor any reference know;
       ``chair_s``: percent of the captions with such a mention. Lower is better.
+    - ``true_captions``, of generated scenes, whose contents are known: percent of the captions that say
+      nothing false (``captioner.data.shapes.true_of``).
 
     Args:
         seen: of generated captions, one a picture.
         data: the pictures.
         hits: of pointing, for every kind of map and every mention with a mask.
         bootstrap: over the pictures.
+
+    Returns:
+        The report, and what each picture adds to the measures of the model.
     """
     categories: dict[str, int] = {}
     named: list[tuple[int, int]] = []  # (picture, category)
@@ -78,28 +84,35 @@ def objects(
     counted = np.concatenate([of_named, of_wanted])
     pictures = len(data.pictures)
 
-    def share(marked: np.ndarray) -> dict[str, float | None]:
-        return percent(bootstrap, pictures, mean(marked[:, 1], marked[:, 0], pictures))
+    def share(marked: np.ndarray) -> Totals:
+        return totals(marked[:, 1], marked[:, 0], marked[:, 0], pictures)
 
+    added = {"chair_i": share(of_mention), "chair_s": share(of_caption)}
+    if data.generated:
+        spoken = zip(seen.caption_picture, seen.captions, strict=True)
+        true = [(p, true_of(" ".join(words), data.pictures[p].things)) for p, words in spoken]
+        added["true_captions"] = share(_columns(true, 2))
     found: dict[str, Any] = {
         "named": len(named),
         "to_be_named": len(wanted),
         "right": len(right),
         "mentions": len(mentions),
-        "chair_i": share(of_mention),
-        "chair_s": share(of_caption),
+        **{name: percent(bootstrap, pictures, ratio(*of)) for name, of in added.items()},
     }
     for name, hit in hits.items():
         grounded, where = hit[of_right[:, 2]], of_right[:, 0]
-        measures = {
-            "f1_all": quotient(2 * grounded, where, counted[:, 0], pictures),
-            "f1_all_macro": macro(2 * grounded, of_right[:, :2], counted, pictures),
-            "f1_loc": mean(grounded, where, pictures),
+        own = {
+            "f1_all": totals(2 * grounded, where, counted[:, 0], pictures),
+            "f1_loc": totals(grounded, where, where, pictures),
         }
+        measures = {key: ratio(*of) for key, of in own.items()}
+        measures["f1_all_macro"] = macro(2 * grounded, of_right[:, :2], counted, pictures)
         found[name] = {
             key: percent(bootstrap, pictures, measure) for key, measure in measures.items()
         }
-    return found
+        if name == "model":
+            added |= own
+    return found, added
 
 
 def _told(picture: MaskedPicture, namer: Namer, tokenizer: Tokenizer) -> set[str]:

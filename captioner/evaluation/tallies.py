@@ -6,11 +6,16 @@ each image::
 
     {"image_id": 42, "caption": "…", "ratios": {"cider": [61.2, 1], …}, "bleu": […], "meteor": […]}
 
+Of a report with several parts, each line says of which ``part`` it is (``forced.grounding``). ``asked``
+changes with what the image was asked about, words or mentions, where that must be the same for two
+models to be compared.
+
 A ratio is a sum and how many it is over: the measure is the sum of the first by that of the second.
 CIDEr-D is one, with how rare words are among *all* images, whichever are drawn. ``captioner evaluate``
 takes the same file for its captions.
 """
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -44,6 +49,9 @@ class Tally:
         bleu: words of the caption, words of the reference nearest in length, then for n = 1 … 4 how
             many of its n-grams are right, and how many it has.
         meteor: the statistics of METEOR 1.5, as its program gives them.
+        part: of a report that has several: the part that it belongs to.
+        asked: changes with what the image was asked about; None where two models are compared whatever
+            each of them said.
     """
 
     image_id: int | str
@@ -51,6 +59,13 @@ class Tally:
     caption: str | None = None
     bleu: tuple[int, ...] | None = None
     meteor: tuple[float, ...] | None = None
+    part: str | None = None
+    asked: str | None = None
+
+
+def fingerprint(asked: object) -> str:
+    """Changes with what an image was asked about."""
+    return hashlib.sha256(repr(asked).encode()).hexdigest()[:12]
 
 
 def statistics(tallies: Sequence[Tally]) -> dict[str, Statistic]:
@@ -129,7 +144,7 @@ def read(file: Path) -> list[Tally]:
         raise EvaluationError(
             f"{file} holds no tallies of images ({error}); score the run again, or delete the file"
         ) from error
-    if len({tally.image_id for tally in found}) < len(found) or not found:
+    if len({(tally.part, tally.image_id) for tally in found}) < len(found) or not found:
         raise EvaluationError(f"{file} names {'an image twice' if found else 'no image'}")
     return sorted(found, key=lambda tally: str(tally.image_id))
 
@@ -150,4 +165,6 @@ def _tally(record: dict[str, Any]) -> Tally:
         record.get("caption"),
         None if bleu is None else tuple(map(int, bleu)),
         None if meteor is None else tuple(map(float, meteor)),
+        record.get("part"),
+        record.get("asked"),
     )

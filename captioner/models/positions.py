@@ -35,7 +35,7 @@ def grid_sinusoids(grid: tuple[int, int], dim: int, like: Tensor) -> Float[Tenso
     return torch.cat([row, column], -1)
 
 
-def grid_cosines(grid: tuple[int, int], count: int, like: Tensor) -> Float[Tensor, "L 2*count"]:
+def grid_cosines(grid: tuple[int, int], count: int, like: Tensor) -> Float[Tensor, "L twice"]:
     """Two-dimensional positions as the first cosines of the discrete cosine transform.
 
     With r the row of R, component k - 1 is ``cos(π k (r + 1/2) / R)`` for k = 1 … count, and the

@@ -1,5 +1,6 @@
 """Between encoder and decoder: annotations → better annotations."""
 
+import math
 from functools import partial
 
 import torch
@@ -73,7 +74,9 @@ class Projection(Refiner):
         """Every vector projected on its own."""
         vectors = self.layers[0](annotations.vectors)
         if self.positions:
-            where = grid_cosines(annotations.grid, self.positions, vectors)
+            # As loud as what the CNN saw, whose components have a variance of 1, and cosines 1/2.
+            loudness = math.sqrt(vectors.shape[-1] / self.positions)
+            where = loudness * grid_cosines(annotations.grid, self.positions, vectors)
             vectors = torch.cat([vectors, where.expand(*vectors.shape[:-1], -1)], -1)
         projected: Float[Tensor, "B L dim"] = self.layers[1:](vectors)
         return annotations.with_vectors(projected)

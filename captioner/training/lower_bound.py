@@ -14,9 +14,11 @@ from captioner.training.objectives import (
     Lesson,
     Loss,
     Objective,
+    check_supervision,
     doubly_stochastic,
     hard_attention,
     looked_at,
+    looked_away,
     said_words,
 )
 
@@ -53,6 +55,7 @@ class LowerBound(Objective):
         label_smoothing: as ``Likelihood``; the reward is never smoothed.
         heat: how much hotter than its own the temperature of the distribution is at first; it falls
             to 1 geometrically over the first half of the training.
+        supervision: λ of ``looked_away``, as ``Likelihood``, on the probabilities.
 
     Raises:
         UsageError: less than one sample, one sample to leave out, or a heat of 0 or below.
@@ -71,6 +74,7 @@ class LowerBound(Objective):
         doubly_stochastic: float = 0.5,
         label_smoothing: float = 0.0,
         heat: float = 1.0,
+        supervision: float = 0.0,
     ) -> None:
         super().__init__()
         if samples < 1:
@@ -87,11 +91,13 @@ class LowerBound(Objective):
         self.doubly_stochastic = doubly_stochastic
         self.label_smoothing = label_smoothing
         self.hot = heat
+        self.supervision = supervision
         self.register_buffer("means", torch.zeros(STEPS))
         self.register_buffer("seeded", torch.zeros(STEPS, dtype=torch.bool))
 
     def check(self, decoder: Decoder) -> None:
         """Only samples can be scored."""
+        check_supervision(self.supervision, decoder)
         if not any(m.gradient == "score_function" for m in hard_attention(decoder)):
             raise UsageError(
                 f"LowerBound trains hard attention, and {decoder.mechanism} draws no locations to "
@@ -117,8 +123,9 @@ class LowerBound(Objective):
         decoded: Decoded,
         targets: Int[Tensor, "B RN T"],
         rewards: Float[Tensor, "B RN"] | None = None,  # noqa: ARG002
+        masks: Float[Tensor, "B S T L"] | None = None,
     ) -> Loss:
-        """Terms ``likelihood``, ``reinforce``, ``entropy`` and ``doubly_stochastic``.
+        """Terms ``likelihood``, ``reinforce``, ``entropy``, ``doubly_stochastic`` and ``supervision``.
 
         Measures: ``nll`` in nats per word given the samples; ``reward`` and ``baseline``, means over
         samples and steps; ``advantage_variance``; ``location_entropy`` in nats per word; and the
@@ -151,6 +158,8 @@ class LowerBound(Objective):
             terms["doubly_stochastic"] = self.doubly_stochastic * doubly_stochastic(
                 looked_at(decoded), there
             )
+        if masks is not None:
+            terms["supervision"] = self.supervision * looked_away(looked_at(decoded), masks)
         magnitudes = {name: term.detach().abs() for name, term in terms.items()}
         whole = torch.stack(list(magnitudes.values())).sum()
         measures |= {f"share_{name}": part / whole for name, part in magnitudes.items()}

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from captioner.errors import UsageError
 from captioner.models.annotations import Annotations
-from captioner.models.attention.distributions import Hard
+from captioner.models.attention.distributions import Hard, Sparsemax
+from captioner.models.attention.local import Local
 from captioner.models.decoder import Decoded, Decoder
 from captioner.models.registry import Component
 from captioner.text import PAD
@@ -50,11 +51,18 @@ class Objective(Component, kind="objective"):
     """Base of all objectives.
 
     ``needs_weights`` says whether it reads where the decoder looked; ``dropout`` whether the model is
-    trained with dropout, and with words left out of its input.
+    trained with dropout, and with words left out of its input; ``supervision`` is the weight of masks
+    that tell the decoder where to look, 0 where there are none.
     """
 
     needs_weights = True
     dropout = True
+    supervision = 0.0
+
+    @property
+    def needs_masks(self) -> bool:
+        """Whether training pictures must come with the masks of what their captions name."""
+        return self.supervision > 0
 
     def check(self, decoder: Decoder) -> None:
         """Refuses a decoder that this objective cannot train.
@@ -90,6 +98,7 @@ class Objective(Component, kind="objective"):
         decoded: Decoded,
         targets: Int[Tensor, "B R T"],
         rewards: Float[Tensor, "B R"] | None = None,
+        masks: Float[Tensor, "B S T L"] | None = None,
     ) -> Loss:
         """The loss of teacher-forced captions; a target of ``<pad>`` counts nowhere.
 
@@ -97,6 +106,8 @@ class Objective(Component, kind="objective"):
             decoded: what the decoder said, given all words before each.
             targets: what it was to say.
             rewards: of the lesson; None outside training.
+            masks: where it was to look for each word of the batch's captions, as ``Batch.masks``; None
+                outside training and where ``supervision`` is 0.
         """
         raise NotImplementedError
 
@@ -112,16 +123,25 @@ class Likelihood(Objective):
     Args:
         doubly_stochastic: λ; 0 leaves the term out.
         label_smoothing: probability mass spread over all words instead of the target.
+        supervision: λ of ``looked_away``, for data with object masks: a training aid, whose models are a
+            track of their own; 0 leaves the term out.
     """
 
-    def __init__(self, doubly_stochastic: float = 0.5, label_smoothing: float = 0.1) -> None:
+    def __init__(
+        self,
+        doubly_stochastic: float = 0.5,
+        label_smoothing: float = 0.1,
+        supervision: float = 0.0,
+    ) -> None:
         super().__init__()
         self.doubly_stochastic = doubly_stochastic
-        self.needs_weights = bool(doubly_stochastic)
+        self.supervision = supervision
+        self.needs_weights = bool(doubly_stochastic or supervision)
         self.label_smoothing = label_smoothing
 
     def check(self, decoder: Decoder) -> None:
         """Hard attention whose samples carry no gradient would never learn where to look."""
+        check_supervision(self.supervision, decoder)
         if any(m.gradient == "score_function" for m in hard_attention(decoder)):
             raise UsageError(
                 "Likelihood does not train the scores of hard attention: choose the objective "
@@ -133,16 +153,20 @@ class Likelihood(Objective):
         decoded: Decoded,
         targets: Int[Tensor, "B R T"],
         rewards: Float[Tensor, "B R"] | None = None,  # noqa: ARG002
+        masks: Float[Tensor, "B S T L"] | None = None,
     ) -> Loss:
-        """Loss terms ``likelihood`` and ``doubly_stochastic``; measure ``nll`` in nats per word."""
+        """Loss terms ``likelihood``, ``doubly_stochastic`` and ``supervision``; measure ``nll`` in nats
+        per word."""
         there = targets != PAD  # (B, R, T)
         words = there.sum().clamp(min=1)
         said = said_words(decoded, targets, self.label_smoothing)
         terms = {"likelihood": -said.smoothed.sum() / words}
-        if self.needs_weights:
+        if self.doubly_stochastic:
             terms["doubly_stochastic"] = self.doubly_stochastic * doubly_stochastic(
                 looked_at(decoded), there
             )
+        if masks is not None:
+            terms["supervision"] = self.supervision * looked_away(looked_at(decoded), masks)
         total = torch.stack(list(terms.values())).sum()
         return Loss(total, terms, {"nll": -said.exact.detach().sum() / words})
 
@@ -191,3 +215,38 @@ def doubly_stochastic(weights: Float[Tensor, "B R T L"], there: Tensor) -> Float
     looked = (weights * there.unsqueeze(-1)).sum(-2)  # (B, R, L)
     captions = there.any(-1)  # (B, R)
     return (((1 - looked) ** 2).mean(-1) * captions).sum() / captions.sum().clamp(min=1)
+
+
+def looked_away(
+    weights: Float[Tensor, "B RN T L"], masks: Float[Tensor, "B R T L"]
+) -> Float[Tensor, ""]:
+    """The mean over words that name an object of ``-Σ_i m_i log α_i``, m its mask (Liu et al. 2017).
+
+    Of attention that draws its places, α are the probabilities; of several heads or layers, what is
+    shown: the mean over the heads of the last layer.
+
+    Args:
+        weights: α at every step; N rows for each caption where captions are decoded N times.
+        masks: that sum to 1, or are all 0 where a word has none.
+    """
+    masks = masks.repeat_interleave(weights.shape[1] // masks.shape[1], 1)
+    tiny = torch.finfo(weights.dtype).tiny
+    missed = -(masks * weights.clamp(min=tiny).log()).sum(-1)  # (B, R·N, T)
+    return missed.sum() / masks.any(-1).sum().clamp(min=1)
+
+
+def check_supervision(supervision: float, decoder: Decoder) -> None:
+    """Refuses what masks cannot teach.
+
+    Raises:
+        UsageError: a negative weight, or attention that gives regions no weight at all.
+    """
+    if supervision < 0:
+        raise UsageError(f"supervision must be 0 or more, got {supervision}")
+    for law in decoder.modules():
+        if supervision and isinstance(law, Sparsemax | Local):
+            raise UsageError(
+                f"supervision needs the logarithm of every weight, and {law.name} gives regions none at "
+                "all, which no gradient would change: choose the distribution Soft or Hard, or leave "
+                "supervision at 0"
+            )

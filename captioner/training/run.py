@@ -2,8 +2,9 @@
 
 A run lives in one folder, ``trainer.default_root_dir`` (by default ``runs/`` and the name of the
 configuration file): ``config.yaml``, ``checkpoints/{best,last}.ckpt``, ``logs/version_N`` (CSV and
-TensorBoard, one version per start), ``results/`` and ``model/``, the best model as a folder. A result is
-two files: ``val-beam5.json`` has the scores, ``val-beam5.images.jsonl`` the captions and what each adds.
+TensorBoard, one version per start), ``results/``, ``model/``, the best model as a folder, and
+``overlays/``, where it looked in a few development pictures. A result is two files: ``val-beam5.json``
+has the scores, ``val-beam5.images.jsonl`` the captions and what each adds.
 """
 
 import json
@@ -11,7 +12,6 @@ import logging
 import sys
 import time
 import warnings
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 from jsonargparse import ArgumentError
+from jsonargparse.typing import NonNegativeInt
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -27,17 +28,23 @@ from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 from captioner import checkpoint
 from captioner.data.grammar import true_of
 from captioner.data.module import CaptionDataModule
-from captioner.data.records import VAL
+from captioner.data.records import TRAIN, VAL
 from captioner.data.shapes_folder import read_things
+from captioner.data.supervision import masks_of
 from captioner.errors import UsageError
 from captioner.evaluation.captions import CaptionScorer, Scores
 from captioner.evaluation.fluency import fluency
 from captioner.evaluation.tallies import ENDING, lines
+from captioner.predictor import Predictor
 from captioner.provenance import provenance
 from captioner.shipped import configs_folder
+from captioner.training.card import model_card
 from captioner.training.objectives import hard_attention
+from captioner.training.pictures import draw
 from captioner.training.task import CaptioningTask
 
+_LOG = logging.getLogger(__name__)
+OVERLAYS = "overlays"
 LAST = Path("checkpoints") / "last.ckpt"
 
 
@@ -79,6 +86,12 @@ class CLI(LightningCLI):
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
         """The model speaks the words of the data."""
         parser.link_arguments("data.words", "model.words", apply_on="instantiate")
+        parser.add_argument(
+            "--overlays",
+            type=NonNegativeInt,
+            default=4,
+            help="of how many development pictures fit draws where it looked; 0 for none",
+        )
 
     def _parse_ckpt_path(self) -> None:
         """Not Lightning's: it would put the options of the checkpoint over those that were given."""
@@ -135,12 +148,18 @@ class CLI(LightningCLI):
     def before_fit(self) -> None:
         """What can be wrong is found before the cache is filled."""
         self._before(VAL)
+        if self.model.objective.needs_masks:
+            masks_of(self.datamodule.of_split(TRAIN))
 
     def before_test(self) -> None:
         """Likewise."""
         self._before(self.datamodule.test_split)
 
-    before_validate, before_predict = before_fit, before_test
+    def before_validate(self) -> None:
+        """Likewise."""
+        self._before(VAL)
+
+    before_predict = before_test
 
     def _before(self, split: str) -> None:
         """The split has pictures; the checkpoint is whole and speaks the words of the data."""
@@ -167,11 +186,29 @@ class CLI(LightningCLI):
         )
         card = model_card(self.model.captioner.config, record)
         checkpoint.save(
-            self.model.captioner, self.root / checkpoint.MODEL, card, self.model.decoding
+            self.model.captioner,
+            self.root / checkpoint.MODEL,
+            card,
+            self.model.decoding,
+            self.model.supervision,
         )
         for image_id, caption in list(self.model.generated.items())[:3]:
             print(f"{image_id}: {caption}")
         print(f"model written to {self.root / checkpoint.MODEL}")
+        if count := self._get(self.config, "overlays"):
+            self._draw(count)
+
+    def _draw(self, count: int) -> None:
+        """Shows where the model looked in some development pictures; the run is whole without."""
+        model = self.model
+        looking = Predictor(model.captioner, self.root.name, str(model.device), model.decoding)
+        paths = [r.path for r in self.datamodule.of_split(VAL) if r.image_id in model.generated]
+        try:
+            written = draw(looking, paths[:count], self.root / OVERLAYS)
+        except Exception as error:  # whatever it is, training is done
+            _LOG.warning("no overlays: %s", " ".join(f"{type(error).__name__}: {error}".split()))
+        else:
+            print(f"{written} pictures of where it looked written to {self.root / OVERLAYS}")
 
     def after_test(self) -> None:
         """Scores the captions generated for ``data.test_split``."""
@@ -199,6 +236,7 @@ class CLI(LightningCLI):
             "captions": "generated",
             **fluency(self.model.generated.values()),
             "mechanism": self.model.captioner.decoder.mechanism,
+            "supervised_by_masks": self.model.supervision,
             "seed": self._get(self.config, "seed_everything"),
             "parameters": sum(p.numel() for p in self.model.parameters() if p.requires_grad),
             "captioning_seconds": round(self.model.generating_seconds, 2),
@@ -248,35 +286,6 @@ def table(scores: Scores, split: str) -> str:
         f"{split}, {scores.images:,} pictures, generated captions ({scores.tokenizer}): "
         f"BLEU-1..4 {bleu}, {meteor}, ROUGE-L {scores.rouge_l:.1f}, CIDEr {scores.cider:.1f}"
     )
-
-
-def model_card(config: Mapping[str, Any], record: Mapping[str, Any]) -> str:
-    """The README.md of a model folder: what it is, on what it was scored, and by which commit."""
-    scores = record["scores"]
-    rows = "\n".join(
-        f"| {name.replace('_', '-').upper()} | {value:.1f} |"
-        for name, value in scores.items()
-        if isinstance(value, float)
-    )
-    return f"""---
-library_name: captioner
-pipeline_tag: image-to-text
----
-# An attention-based image captioner
-
-{config["encoder"]["class_path"]} → {config["refiner"]["class_path"]} → {config["decoder"]["class_path"]}
-
-Trained on {record["data"]}. Scores on its {record["split"]} split, {scores["images"]} pictures,
-generated captions, beam {record["decoding"]["beam_size"]}, tokenizer {scores["tokenizer"]}:
-
-| metric | value |
-|---|---|
-{rows}
-
-captioner {record["captioner"]}, commit {record["commit"]}, seed {record["seed"]}.
-
-    captioner caption photo.jpg --model FOLDER
-"""
 
 
 def main(arguments: list[str]) -> None:

@@ -123,6 +123,7 @@ class SelfCritical(Objective):
         decoded: Decoded,
         targets: Int[Tensor, "B R T"],
         rewards: Float[Tensor, "B R"] | None = None,
+        masks: Float[Tensor, "B S T L"] | None = None,  # noqa: ARG002
     ) -> Loss:
         """Term ``policy``; outside training ``likelihood``. Measures: ``nll`` in nats per word of the
         targets, while training ``advantage_variance`` and ``length`` in words."""

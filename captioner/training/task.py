@@ -127,6 +127,7 @@ class CaptioningTask(pl.LightningModule):
         self.objective.check(self.captioner.decoder)
         self.hparams["decoding"] = asdict(decoding)
         self.init_from = init_from
+        self.supervision = self.objective.supervision
         self.learning_rate, self.weight_decay, self.warmup = learning_rate, weight_decay, warmup
         self.word_dropout = word_dropout
         self.decoding = decoding
@@ -137,7 +138,8 @@ class CaptioningTask(pl.LightningModule):
     def setup(self, stage: str) -> None:
         """Takes over the weights of ``init_from``, unless a run is resumed."""
         if stage == "fit" and self.init_from is not None and self.trainer.ckpt_path is None:
-            start_from(self.captioner, self.init_from)
+            # What masks taught the model that this one starts from, it knows.
+            self.supervision = max(self.supervision, start_from(self.captioner, self.init_from))
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:  # noqa: ARG002
         """Logs how much the attention is asked to change."""
@@ -250,11 +252,13 @@ class CaptioningTask(pl.LightningModule):
         return max(int(steps) + 1, 4)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Names the encoder's weights, which the checkpoint may not hold."""
+        """Names the encoder's weights, which the checkpoint may not hold, and what supervised it."""
         checkpoint["encoder_sha256"] = self.captioner.encoder.fingerprint()
+        checkpoint["supervision"] = self.supervision
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuses a checkpoint of another vocabulary before its weights are tried."""
+        self.supervision = checkpoint.get("supervision", 0.0)
         stored = Vocabulary(checkpoint["hyper_parameters"].get("words", []))
         own = self.captioner.vocabulary
         if stored != own:
@@ -291,7 +295,8 @@ class CaptioningTask(pl.LightningModule):
             inputs = _drop_words(inputs, self.word_dropout)
         detail: Detail = "shown" if objective.needs_weights else "none"
         decoded = captioner.decoder(annotations, inputs, detail)
-        return objective(decoded, targets, lesson.rewards), lesson.measures
+        masks = None if batch.masks is None else batch.masks[..., 1:, :]
+        return objective(decoded, targets, lesson.rewards, masks), lesson.measures
 
     def _judge(self, batch: Batch) -> Loss:
         """The loss of the captions of a batch, teacher forced, nothing learned."""
@@ -329,18 +334,22 @@ class CaptioningTask(pl.LightningModule):
         return self._scorers[split]
 
 
-def start_from(captioner: Captioner, model: str) -> None:
+def start_from(captioner: Captioner, model: str) -> float:
     """Gives a captioner the refiner and decoder weights of another.
 
     Args:
         captioner: what is to be trained.
         model: a run, checkpoint or model folder.
 
+    Returns:
+        The weight of the masks that supervised its attention; 0 where none did.
+
     Raises:
         UsageError: its words or its weights are others.
         CheckpointError: there is none, or it cannot be read.
     """
-    other = checkpoint.load(find_model(model)).captioner
+    stored = checkpoint.load(find_model(model))
+    other = stored.captioner
     if other.vocabulary != captioner.vocabulary:
         raise UsageError(
             f"'{model}' speaks other words ({len(other.vocabulary):,}) than this data gives "
@@ -354,6 +363,7 @@ def start_from(captioner: Captioner, model: str) -> None:
             raise UsageError(
                 f"the {part} of '{model}' has other weights than the one to be trained: {reason}"
             ) from error
+    return stored.supervision
 
 
 def _tree(given: Any) -> dict[str, Any]:

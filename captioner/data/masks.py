@@ -18,9 +18,9 @@ import numpy as np
 from jaxtyping import Float64
 from pycocotools import mask as rle
 
+from captioner.data.objects import CategoryWords, Namer, ShapePhrases
 from captioner.data.things import Thing
 from captioner.errors import DataError
-from captioner.evaluation.objects import CategoryWords, Namer, ShapePhrases
 from captioner.images import Geometry
 
 _EXPECTED = (
@@ -98,7 +98,10 @@ class MaskedPictures:
 
 
 def read(
-    instances: Path, folder: Path, captions: dict[int | str, list[str]] | None = None
+    instances: Path,
+    folder: Path,
+    captions: dict[int | str, list[str]] | None = None,
+    limit: int | None = None,
 ) -> MaskedPictures:
     """Reads a COCO instances file; one of generated scenes is known by its things.
 
@@ -106,6 +109,7 @@ def read(
         instances: the file.
         folder: of the pictures.
         captions: by image id; pictures without any are left out. None: no captions are needed.
+        limit: only the first so many pictures, whose masks alone are read; None for all.
 
     Raises:
         DataError: the file is missing or no COCO instances file, a mask does not fit its picture, or
@@ -119,6 +123,7 @@ def read(
             by_image[annotation["image_id"]].append(annotation)
         scenes = any("thing" in annotation for annotation in content["annotations"])
         images = [i for i in content["images"] if captions is None or captions.get(i["id"])]
+        images = images[:limit]
         crowds = empty = 0
         pictures = []
         for image in images:

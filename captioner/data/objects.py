@@ -163,5 +163,5 @@ def _plural(noun: str) -> str:
 
 @cache
 def _table() -> dict[str, Any]:
-    text = files("captioner.evaluation").joinpath("coco_words.toml").read_text("utf-8")
+    text = files("captioner.data").joinpath("coco_words.toml").read_text("utf-8")
     return tomllib.loads(text)

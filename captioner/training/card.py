@@ -1,0 +1,42 @@
+"""What a model folder says of its model to people."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def model_card(config: Mapping[str, Any], record: Mapping[str, Any]) -> str:
+    """The README.md of a model folder: what it is, on what it was scored, and by which commit."""
+    scores = record["scores"]
+    rows = "\n".join(
+        f"| {name.replace('_', '-').upper()} | {value:.1f} |"
+        for name, value in scores.items()
+        if isinstance(value, float)
+    )
+    told = record["supervised_by_masks"]
+    track = (
+        f"Its attention was supervised by object masks (λ = {told:g}) in training: a track of its own, "
+        "not to be compared with models that learned where to look from captions alone."
+        if told
+        else "Where to look it learned from captions alone."
+    )
+    return f"""---
+library_name: captioner
+pipeline_tag: image-to-text
+---
+# An attention-based image captioner
+
+{config["encoder"]["class_path"]} → {config["refiner"]["class_path"]} → {config["decoder"]["class_path"]}
+
+Trained on {record["data"]}. Scores on its {record["split"]} split, {scores["images"]} pictures,
+generated captions, beam {record["decoding"]["beam_size"]}, tokenizer {scores["tokenizer"]}:
+
+| metric | value |
+|---|---|
+{rows}
+
+{track}
+
+captioner {record["captioner"]}, commit {record["commit"]}, seed {record["seed"]}.
+
+    captioner caption photo.jpg --model FOLDER
+"""

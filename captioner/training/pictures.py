@@ -1,0 +1,30 @@
+"""A few pictures of where a trained model looked, for whoever trained it to see."""
+
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+
+from captioner import overlay
+from captioner.checkpoint import write_bytes
+from captioner.predictor import Predictor
+
+
+def draw(predictor: Predictor, paths: Sequence[str], folder: Path) -> int:
+    """Writes ``folder/NAME.png`` for each picture: where the model looked for each word of its caption.
+
+    Args:
+        predictor: the model.
+        paths: of the pictures.
+        folder: made if it is not there.
+
+    Returns:
+        How many were written.
+
+    Raises:
+        ImageError: a picture cannot be read.
+    """
+    for path, caption in zip(paths, predictor.caption(list(paths)), strict=True):
+        stream = BytesIO()
+        overlay.figure(caption).save(stream, "PNG")
+        write_bytes(folder / f"{Path(path).stem}.png", stream.getvalue())
+    return len(paths)
