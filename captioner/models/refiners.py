@@ -1,6 +1,5 @@
 """Between encoder and decoder: annotations → better annotations."""
 
-import math
 from functools import partial
 
 import torch
@@ -74,9 +73,7 @@ class Projection(Refiner):
         """Every vector projected on its own."""
         vectors = self.layers[0](annotations.vectors)
         if self.positions:
-            # As loud as what the CNN saw, whose components have a variance of 1, and cosines 1/2.
-            loudness = math.sqrt(vectors.shape[-1] / self.positions)
-            where = loudness * grid_cosines(annotations.grid, self.positions, vectors)
+            where = grid_cosines(annotations.grid, self.positions, vectors)
             vectors = torch.cat([vectors, where.expand(*vectors.shape[:-1], -1)], -1)
         projected: Float[Tensor, "B L dim"] = self.layers[1:](vectors)
         return annotations.with_vectors(projected)
