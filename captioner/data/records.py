@@ -1,16 +1,11 @@
 """The one form in which every data set arrives, one picture at a time or all of them."""
 
 import json
-from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
 
-import torch
-from jaxtyping import Int64, UInt8
-from torch import Tensor
-
-from captioner.data.columns import Strings, as_tensor
+from captioner.data.columns import Numbers, Strings
 
 TRAIN, VAL, TEST = "train", "val", "test"
 SPLITS = (TRAIN, VAL, TEST)
@@ -36,13 +31,13 @@ class Record:
 
 @dataclass(frozen=True)
 class _Columns:
-    """N records attribute by attribute, with M captions in all."""
+    """Records attribute by attribute."""
 
     ids: Strings  # as JSON, which tells 7 from "7"
     paths: Strings
-    captions: Strings
-    splits: UInt8[Tensor, " N"]  # places in SPLITS
-    ends: Int64[Tensor, " N+1"]  # a picture's captions end where those of the next begin
+    captions: Strings  # of all pictures, behind each other
+    ends: Numbers  # where a picture's captions end, those of the next begin
+    splits: Numbers  # places in SPLITS
 
 
 class Records(Sequence[Record]):
@@ -60,22 +55,23 @@ class Records(Sequence[Record]):
         ids: list[int | str] = []
         paths: list[str] = []
         captions: list[str] = []
-        ends, splits = array("q", [0]), bytearray()
+        ends, splits = [0], []
         for record in records:
             ids.append(record.image_id)
             paths.append(record.path)
             captions += record.captions
             ends.append(len(captions))
             splits.append(SPLITS.index(record.split))
-        order = sorted(range(len(ids)), key=lambda i: (splits[i], str(ids[i]).zfill(12)))
         self._columns = _Columns(
             Strings(map(json.dumps, ids)),
             Strings(paths),
             Strings(captions),
-            as_tensor(splits, torch.uint8),
-            as_tensor(ends, torch.int64),
+            Numbers(ends),
+            Numbers(splits),
         )
-        self._rows: Int64[Tensor, " N"] = torch.tensor(order, dtype=torch.int64)
+        self._rows = Numbers(
+            sorted(range(len(ids)), key=lambda row: (splits[row], str(ids[row]).zfill(12)))
+        )
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -87,15 +83,13 @@ class Records(Sequence[Record]):
 
     def __getitem__(self, place: "int | slice") -> "Record | Records":
         if isinstance(place, slice):
-            return self._part(self._rows[list(range(len(self))[place])])
-        columns = self._columns
-        row = int(self._rows[range(len(self))[place]])
-        begin, end = columns.ends[row : row + 2].tolist()
+            return self._part(self._rows[place])
+        columns, row = self._columns, self._rows[place]
         return Record(
             json.loads(columns.ids[row]),
             columns.paths[row],
-            tuple(columns.captions[begin:end]),
-            SPLITS[int(columns.splits[row])],
+            tuple(columns.captions[columns.ends[row] : columns.ends[row + 1]]),
+            SPLITS[columns.splits[row]],
         )
 
     def __iter__(self) -> Iterator[Record]:
@@ -110,22 +104,25 @@ class Records(Sequence[Record]):
     __hash__ = None  # type: ignore[assignment]
 
     @property
-    def paths(self) -> Strings:
+    def ids(self) -> Iterator[int | str]:
+        """Every picture's id, in the same order."""
+        return (json.loads(self._columns.ids[row]) for row in self._rows)
+
+    @property
+    def paths(self) -> Iterator[str]:
         """Every picture's file, in the same order."""
-        return Strings(self._columns.paths[row] for row in self._rows.tolist())
+        return (self._columns.paths[row] for row in self._rows)
 
     def of_split(self, split: str) -> "Records":
         """Those of ``train``, ``val`` or ``test``; none if it has none."""
-        return self._part(self._rows[self._columns.splits[self._rows] == SPLITS.index(split)])
+        wanted = SPLITS.index(split)
+        return self._part(row for row in self._rows if self._columns.splits[row] == wanted)
 
-    def only(self, wanted: Callable[[Record], bool]) -> "Records":
-        """Those of which ``wanted`` is true."""
-        kept = [
-            row for row, record in zip(self._rows.tolist(), self, strict=True) if wanted(record)
-        ]
-        return self._part(torch.tensor(kept, dtype=torch.int64))
+    def take(self, places: Iterable[int]) -> "Records":
+        """Those at these places, in their order."""
+        return self._part(self._rows[place] for place in places)
 
-    def _part(self, rows: Int64[Tensor, " M"]) -> "Records":
+    def _part(self, rows: Iterable[int]) -> "Records":
         part = object.__new__(Records)
-        part._columns, part._rows = self._columns, rows
+        part._columns, part._rows = self._columns, Numbers(rows)
         return part

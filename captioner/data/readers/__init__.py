@@ -70,8 +70,8 @@ def scan(name: str, root: str | Path) -> tuple[Records, Problems]:
         )
     problems = Problems()
     records = Records(READERS[name](root, problems))
-    problems.add("duplicate-id", _twice(record.image_id for record in records))
-    problems.add("duplicate-path", _twice(record.path for record in records))
+    problems.add("duplicate-id", _twice(records.ids))
+    problems.add("duplicate-path", _twice(records.paths))
     problems.add("missing", _missing(records.paths))
     return records, problems
 
