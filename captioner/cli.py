@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from captioner import __version__, compare, explain, ground
+from captioner import __version__, compare, data_check, explain, ground
 from captioner.errors import CaptionerError, UsageError
 from captioner.shipped import configs_folder
 from captioner.shipped import models as bundled_models
@@ -111,6 +111,17 @@ def _parser() -> argparse.ArgumentParser:
     _add_search(grounding, 16)
     ground.add_arguments(grounding)
     grounding.add_argument("--output", metavar="FILE", help="where to write the report as JSON")
+
+    data_sets = add("data", _data_check, "look at a data set before training on it")
+    data_commands = data_sets.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    text = "list all that is wrong with a data set, and what is in it"
+    checking = data_commands.add_parser(
+        "check", help=text, description=text, formatter_class=formatter
+    )
+    data_check.add_arguments(checking)
+    checking.add_argument(
+        "--output", metavar="FILE", help="where to write; standard output if not given"
+    )
 
     comparing = add("compare", compare.run, "put runs beside each other: one table, and plots")
     compare.add_arguments(comparing)
@@ -231,6 +242,10 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 def _ground(options: argparse.Namespace) -> int:
     return ground.run(options, _output(options.output) if options.output else None)
+
+
+def _data_check(options: argparse.Namespace) -> int:
+    return data_check.run(options, _output(options.output))
 
 
 def _export(options: argparse.Namespace) -> int:

@@ -113,6 +113,11 @@ class Records(Sequence[Record]):
         """Every picture's file, in the same order."""
         return (self._columns.paths[row] for row in self._rows)
 
+    @property
+    def splits(self) -> Iterator[str]:
+        """Every picture's split, in the same order."""
+        return (SPLITS[self._columns.splits[row]] for row in self._rows)
+
     def of_split(self, split: str) -> "Records":
         """Those of ``train``, ``val`` or ``test``; none if it has none."""
         wanted = SPLITS.index(split)

@@ -6,7 +6,7 @@ A training split of COCO has five million words: as Python lists they would take
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 
 from captioner.data.columns import Numbers
 from captioner.data.records import Record
@@ -39,7 +39,7 @@ class Sentences(Sequence[list[list[int]]]):
     def __getitem__(self, place: int) -> list[list[int]]:  # type: ignore[override]
         place = range(len(self))[place]  # from the end, too; IndexError beyond
         ends = self._ends[self._counts[place] : self._counts[place + 1] + 1]
-        return [self._numbers[begin:end] for begin, end in zip(ends, ends[1:], strict=False)]
+        return [self._numbers[begin:end] for begin, end in pairwise(ends)]
 
     def __iter__(self) -> Iterator[list[list[int]]]:
         return map(self.__getitem__, range(len(self)))

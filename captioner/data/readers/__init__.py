@@ -48,7 +48,7 @@ def read(name: str, root: str | Path) -> Records:
     records, problems = scan(name, root)
     problems.check()
     if not records:
-        raise DataError(f"no captioned image found under {str(root)!r} for data set {name!r}")
+        raise nothing_in(root, name)
     return records
 
 
@@ -72,15 +72,20 @@ def scan(name: str, root: str | Path) -> tuple[Records, Problems]:
     records = Records(READERS[name](root, problems))
     problems.add("duplicate-id", _twice(records.ids))
     problems.add("duplicate-path", _twice(records.paths))
-    problems.add("missing", _missing(records.paths))
+    problems.add("missing", missing(records.paths))
     return records, problems
+
+
+def nothing_in(root: str | Path, name: str) -> DataError:
+    """The error of a data set without images."""
+    return DataError(f"no captioned image found under {str(root)!r} for data set {name!r}")
 
 
 def _twice(items: Iterable[int | str]) -> list[int | str]:
     return [item for item, times in Counter(items).items() if times > 1]
 
 
-def _missing(paths: Iterable[str]) -> Iterable[str]:
+def missing(paths: Iterable[str]) -> Iterable[str]:
     """The paths that lead to no file."""
     # One listing per folder instead of one stat per image: COCO has 123,000 of them.
     listings: dict[str, frozenset[str]] = {}

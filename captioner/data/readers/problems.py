@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from captioner.errors import DataError
 
@@ -45,6 +46,14 @@ class Problems:
         """Adds items of one of the `KINDS`."""
         if listed := [str(item) for item in items]:
             self.found.setdefault(kind, []).extend(listed)
+
+    def as_list(self) -> list[dict[str, Any]]:
+        """For JSON, in the order of the `KINDS`."""
+        return [
+            {"kind": kind, "what": what, "count": len(self.found[kind]), "items": self.found[kind]}
+            for kind, what in KINDS.items()
+            if kind in self.found
+        ]
 
     def check(self) -> None:
         """Raises what keeps the data set from being used, in one line, three items of a kind named.
