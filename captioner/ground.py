@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument(
         "--scenes", type=int, metavar="N", help=f"how many scenes to generate ({SCENES})"
     )
-    data.add_argument("--data", metavar="NAME", help="a data set without masks: flickr8k, coco")
+    data.add_argument("--data", metavar="NAME", help="a data set without masks, as data.name")
     data.add_argument("--root", metavar="DIR", help="its folder")
     data.add_argument("--split", metavar="SPLIT", help="of it: train, val (the default) or test")
     data.add_argument("--limit", type=int, metavar="N", help="only the first N pictures")
