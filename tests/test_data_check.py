@@ -1,4 +1,4 @@
-"""``captioner data check``: all problems that were planted are found and no others; numbers are counted."""
+"""``captioner data check``: what was planted is found and nothing else, and the numbers are right."""
 
 import json
 import os
