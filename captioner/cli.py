@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from captioner import __version__, compare, data_check, explain, ground
 from captioner.errors import CaptionerError, UsageError
+from captioner.options import positive
 from captioner.shipped import configs_folder
 from captioner.shipped import models as bundled_models
 from captioner.writers import WRITERS, Stream
@@ -143,7 +144,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
     demo.add_argument("--host", default="127.0.0.1", help="0.0.0.0 for everybody in the network")
-    demo.add_argument("--port", type=_positive, default=7860, help="where it listens")
+    demo.add_argument("--port", type=positive, default=7860, help="where it listens")
     demo.add_argument(
         "--examples",
         nargs="+",
@@ -166,12 +167,12 @@ def _add_pictures(parser: argparse.ArgumentParser) -> None:
 def _add_search(parser: argparse.ArgumentParser, batch_size: int) -> None:
     parser.add_argument(
         "--beam-size",
-        type=_positive,
+        type=positive,
         default=argparse.SUPPRESS,
         help="1 is greedy search (default: as the model was scored, mostly 5)",
     )
     parser.add_argument(
-        "--batch-size", type=_positive, default=batch_size, help="pictures computed together"
+        "--batch-size", type=positive, default=batch_size, help="pictures computed together"
     )
 
 
@@ -181,12 +182,6 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         help="a bundled name, a model folder, a .ckpt or a run folder; the bundled default if not given",
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text!r}")
-    return int(text)
 
 
 def _lightning(arguments: list[str]) -> int:

@@ -9,6 +9,8 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from captioner.options import positive
+
 if TYPE_CHECKING:
     from captioner.data.readers.problems import Problems
     from captioner.data.statistics import Statistics
@@ -28,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--data.max_words",
         dest="max_words",
         metavar="N",
-        type=_positive,
+        type=positive,
         default=24,
         help="captions of more words are listed, because training cuts them",
     )
@@ -36,14 +38,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--data.min_count",
         dest="min_count",
         metavar="N",
-        type=_positive,
+        type=positive,
         default=5,
         help="how often a word must be said in training to be in the vocabulary",
     )
     parser.add_argument(
         "--workers",
         metavar="N",
-        type=_positive,
+        type=positive,
         default=os.cpu_count() or 1,
         help="processes that decode the images",
     )
@@ -121,9 +123,3 @@ def _text(options: argparse.Namespace, counted: "Statistics", problems: "Problem
         if problem["count"] > SHOWN:
             lines.append(f"  … and {problem['count'] - SHOWN:,} more (--format json lists all)")
     return "\n".join(lines) + "\n"
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text!r}")
-    return int(text)

@@ -16,6 +16,7 @@ PACKAGE = Path(captioner.__file__).parent
 # The name of a folder stands for its __init__, which gathers what is in it.
 ORDER = [
     "errors",
+    "options",
     "shipped",
     "provenance",
     "images",
