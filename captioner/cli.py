@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from captioner import __version__, compare, explain, ground
+from captioner import __version__, compare, data_check, explain, ground
 from captioner.errors import CaptionerError, UsageError
+from captioner.options import positive
 from captioner.shipped import configs_folder
 from captioner.shipped import models as bundled_models
 from captioner.writers import WRITERS, Stream
@@ -112,6 +113,17 @@ def _parser() -> argparse.ArgumentParser:
     ground.add_arguments(grounding)
     grounding.add_argument("--output", metavar="FILE", help="where to write the report as JSON")
 
+    data_sets = add("data", _data_check, "look at a data set before training on it")
+    data_commands = data_sets.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    text = "list all that is wrong with a data set, and what is in it"
+    checking = data_commands.add_parser(
+        "check", help=text, description=text, formatter_class=formatter
+    )
+    data_check.add_arguments(checking)
+    checking.add_argument(
+        "--output", metavar="FILE", help="where to write; standard output if not given"
+    )
+
     comparing = add("compare", compare.run, "put runs beside each other: one table, and plots")
     compare.add_arguments(comparing)
 
@@ -132,7 +144,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
     demo.add_argument("--host", default="127.0.0.1", help="0.0.0.0 for everybody in the network")
-    demo.add_argument("--port", type=_positive, default=7860, help="where it listens")
+    demo.add_argument("--port", type=positive, default=7860, help="where it listens")
     demo.add_argument(
         "--examples",
         nargs="+",
@@ -155,12 +167,12 @@ def _add_pictures(parser: argparse.ArgumentParser) -> None:
 def _add_search(parser: argparse.ArgumentParser, batch_size: int) -> None:
     parser.add_argument(
         "--beam-size",
-        type=_positive,
+        type=positive,
         default=argparse.SUPPRESS,
         help="1 is greedy search (default: as the model was scored, mostly 5)",
     )
     parser.add_argument(
-        "--batch-size", type=_positive, default=batch_size, help="pictures computed together"
+        "--batch-size", type=positive, default=batch_size, help="pictures computed together"
     )
 
 
@@ -170,12 +182,6 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
         help="a bundled name, a model folder, a .ckpt or a run folder; the bundled default if not given",
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text!r}")
-    return int(text)
 
 
 def _lightning(arguments: list[str]) -> int:
@@ -231,6 +237,10 @@ def _evaluate(options: argparse.Namespace) -> int:
 
 def _ground(options: argparse.Namespace) -> int:
     return ground.run(options, _output(options.output) if options.output else None)
+
+
+def _data_check(options: argparse.Namespace) -> int:
+    return data_check.run(options, _output(options.output))
 
 
 def _export(options: argparse.Namespace) -> int:

@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how scenes are made, e.g. max_objects=5, where they are to differ from those that the "
         "run was trained on",
     )
-    data.add_argument("--data", metavar="NAME", help="a data set without masks: flickr8k, coco")
+    data.add_argument("--data", metavar="NAME", help="a data set without masks, as data.name")
     data.add_argument("--root", metavar="DIR", help="its folder")
     data.add_argument("--split", metavar="SPLIT", help="of it: train, val (the default) or test")
     data.add_argument("--limit", type=int, metavar="N", help="only the first N pictures")

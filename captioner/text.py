@@ -25,6 +25,10 @@ _ABBREVIATION = re.compile(
 # Between single quotes, which Treebank rules take for apostrophes; not the 'n' of rock 'n' roll.
 _QUOTED = re.compile(r"(?<!\w)'([a-z](?:[^']|'(?=[a-z]))*[^'\s])'(?!\w)")
 _LEADING = re.compile(r"^-+(?=[a-z])")
+# Words with hyphens, commas and one full stop, as nine captions of ten are: there the rules find just
+# the words, slowly. But for the words that they take apart, and abbreviations.
+_PLAIN = re.compile(r"[a-z0-9]+(?:(?:-|,? )[a-z0-9]+)*(?P<stop> ?\.)?")
+_TAKEN_APART = re.compile(r"cannot|gimme|gonna|gotta|lemme|wanna")
 
 
 class Tokenizer:
@@ -49,11 +53,16 @@ class Tokenizer:
 
     def __call__(self, text: str) -> list[str]:
         """The words of ``text``; an empty list if it holds none."""
+        text = text.lower().translate(_TYPOGRAPHIC)
+        if (plain := _PLAIN.fullmatch(text)) and not _TAKEN_APART.search(text):
+            words = text.rstrip(" .").replace(",", "").split(" ")
+            if plain["stop"] != "." or not _ABBREVIATION.fullmatch(words[-1] + "."):
+                return words
         # Treebank rules take the last full stop off, be it of "st." or of the sentence, and no
         # other, though captions hold several sentences. So they get one of their own.
-        text = _QUOTED.sub(r'"\1"', text.lower().translate(_TYPOGRAPHIC)) + " ."
-        words = map(_trimmed, self._split.tokenize(text))  # type: ignore[attr-defined]
-        return [word for word in words if word and word not in PUNCTUATION]
+        text = _QUOTED.sub(r'"\1"', text) + " ."
+        found = map(_trimmed, self._split.tokenize(text))  # type: ignore[attr-defined]
+        return [word for word in found if word and word not in PUNCTUATION]
 
 
 def _trimmed(word: str) -> str:

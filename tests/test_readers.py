@@ -311,7 +311,7 @@ def test_all_problems_of_flickr8k_at_once(tmp_path):
     refused(
         "flickr8k",
         tmp_path,
-        f"{tmp_path / TOKENS}: ",
+        f"'{tmp_path / TOKENS}': ",
         "1 images listed twice in the split files (2.jpg)",
         "2 images listed in a split but without captions (3.jpg, 5.jpg)",
         f"2 images that do not exist ({tmp_path}/Flicker8k_Dataset/1.jpg, ",

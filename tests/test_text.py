@@ -1,10 +1,12 @@
 """Words against Stanford's own tokenizer; a vocabulary that training captions alone decide."""
 
 import random
+import re
 import shutil
 
 import pytest
 
+from captioner import text
 from captioner.data.module import CaptionDataModule
 from captioner.data.readers import read
 from captioner.errors import DataError
@@ -172,3 +174,45 @@ def test_only_training_captions_make_the_vocabulary(tmp_path):
     data = CaptionDataModule("flickr8k", str(root), min_count=1, cache_dir=str(tmp_path))
     assert data.words == ["a", "dog", "cat", "runs", "the"]
     assert len(data.records) == 4
+
+
+def test_plain_captions_have_the_words_of_the_rules(monkeypatch, shared_data):
+    """What is split without the Treebank rules, because nothing in it needs them, is split alike."""
+    rng = random.Random(0)
+    pieces = [
+        "a",
+        "st",
+        "mr",
+        "cannot",
+        "gonna",
+        "t-shirt",
+        "-",
+        "--",
+        ",",
+        ", ",
+        ".",
+        " .",
+        " ",
+        "  ",
+    ]
+    pieces += [
+        "1",
+        "2,000",
+        "u.s.",
+        "b",
+        "'",
+        "dr",
+        "p.m",
+        "x",
+        "etc",
+        "é",
+        "no.",
+        "…",
+        "A ",
+        "dog ",
+    ]
+    captions = ["".join(rng.choices(pieces, k=rng.randint(1, 9))) for _ in range(4000)]
+    captions += [c for r in read("coco", shared_data / "coco") for c in r.captions]
+    quick = [Tokenizer()(caption) for caption in captions]
+    monkeypatch.setattr(text, "_PLAIN", re.compile(r"(?!)"))  # matches nothing
+    assert [Tokenizer()(caption) for caption in captions] == quick

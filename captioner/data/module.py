@@ -21,10 +21,11 @@ from captioner import images
 from captioner.data import shapes_folder
 from captioner.data.features import AnnotationCache, CachingEncoder
 from captioner.data.readers import READERS, read
-from captioner.data.records import SPLITS, TEST, TRAIN, VAL, Record
+from captioner.data.records import SPLITS, TEST, TRAIN, VAL, Record, Records
+from captioner.data.sentences import Spoken
 from captioner.data.supervision import Supervision
 from captioner.errors import DataError, ImageError, unknown
-from captioner.text import END, PAD, START, Tokenizer, Vocabulary
+from captioner.text import PAD, Tokenizer, Vocabulary
 
 _LOG = logging.getLogger(__name__)
 _SIDE = re.compile(r"\b(left|right)", re.IGNORECASE)
@@ -88,7 +89,8 @@ class CaptionDataModule(pl.LightningDataModule):
     and models with the same encoder read them from there.
 
     Args:
-        name: the data set: flickr8k, coco, or shapes (generated, needs no files).
+        name: the data set: coco, flickr8k, flickr30k, karpathy, jsonl, csv, folder, or shapes
+            (generated, needs no files); docs/data.md has them all.
         root: its folder, as downloaded; for shapes, where the scenes are written.
         batch_size: pictures per batch. A training step sees ``captions_per_image`` captions of each.
         captions_per_image: captions drawn of each picture per epoch; one with fewer gives all it has.
@@ -150,14 +152,8 @@ class CaptionDataModule(pl.LightningDataModule):
         else:
             self.records = read(name, root)
         self.tokenizer = Tokenizer()
-        self._words = {
-            caption: self.tokenizer(caption)
-            for record in self.records
-            if record.split != TEST
-            for caption in record.captions
-        }
-        training = [self._words[c] for r in self.of_split(TRAIN) for c in r.captions]
-        self.vocabulary = Vocabulary.build(training, min_count)
+        self._spoken: dict[str, Spoken] = {}
+        self.vocabulary = Vocabulary.build(self._captions(TRAIN), min_count)
         self._cache: AnnotationCache | None = None
 
     @property
@@ -165,11 +161,11 @@ class CaptionDataModule(pl.LightningDataModule):
         """The vocabulary's words, for the model to be built with."""
         return self.vocabulary.plain_words
 
-    def of_split(self, split: str) -> list[Record]:
+    def of_split(self, split: str) -> Records:
         """The records of a split; DataError if there are none."""
-        found = [record for record in self.records if record.split == split]
+        found = self.records.of_split(split)
         if not found:
-            sizes = {s: sum(r.split == s for r in self.records) for s in SPLITS}
+            sizes = {s: len(self.records.of_split(s)) for s in SPLITS}
             there = ", ".join(f"{s} ({n:,})" for s, n in sizes.items() if n)
             raise DataError(
                 f"data set {self.name!r} has no pictures in split {split!r}; it has {there}; "
@@ -179,7 +175,9 @@ class CaptionDataModule(pl.LightningDataModule):
 
     def references(self, split: str) -> dict[int | str, list[str]]:
         """The raw reference captions of a split's pictures, but those that the cache could not read."""
-        return {r.image_id: list(r.captions) for r in self._usable(split)}
+        return {
+            r.image_id: list(r.captions) for r in self.of_split(split).take(self._usable(split))
+        }
 
     def fill_cache(
         self, encoder: CachingEncoder, device: torch.device | str, progress: bool = True
@@ -187,7 +185,7 @@ class CaptionDataModule(pl.LightningDataModule):
         """Computes the annotation vectors of all pictures, unless they are on disk already."""
         self._cache = AnnotationCache.open(
             self.cache_dir / "annotations",
-            [record.path for record in self.records],
+            list(self.records.paths),
             encoder,
             device=device,
             progress=_progress if progress else None,
@@ -214,7 +212,7 @@ class CaptionDataModule(pl.LightningDataModule):
             device = self.trainer.strategy.root_device
             self.fill_cache(encoder.to(device), device)
         self._preprocessing = encoder.preprocessing
-        self._supervised: Callable[[list[Record]], Supervision] | None = None
+        self._supervised: Callable[[Sequence[Record]], Supervision] | None = None
         if task.objective.needs_masks:
             device = self.trainer.strategy.root_device
             grid = _grid(encoder.to(device), device) if self._cache is None else self._cache.grid
@@ -236,11 +234,9 @@ class CaptionDataModule(pl.LightningDataModule):
     predict_dataloader = test_dataloader
 
     def _dataset(self, split: str) -> "CaptionDataset":
-        records = self._usable(split)
-        captions = [
-            [self._encode(self._words.get(c) or self.tokenizer(c)) for c in record.captions]
-            for record in records
-        ]
+        usable = self._usable(split)
+        records = self.of_split(split).take(usable)
+        captions = self._captions(split).encoded(self.vocabulary, self.max_words, usable)
         source: Callable[[str], np.ndarray | Tensor]
         if self._cache is not None:
             source, grid = self._cache.__getitem__, self._cache.grid
@@ -256,13 +252,17 @@ class CaptionDataModule(pl.LightningDataModule):
             self._supervised(records) if self._supervised and split == TRAIN else None,
         )
 
-    def _usable(self, split: str) -> list[Record]:
+    def _usable(self, split: str) -> list[int]:
+        """The places in the split of the pictures that the cache could read."""
         failed: Mapping[str, str] = self._cache.failed if self._cache is not None else {}
-        return [record for record in self.of_split(split) if record.path not in failed]
+        paths = self.of_split(split).paths
+        return [place for place, path in enumerate(paths) if path not in failed]
 
-    def _encode(self, words: Sequence[str]) -> list[int]:
-        ids = self.vocabulary.encode(words[: self.max_words])
-        return [START, *ids, END] if len(words) <= self.max_words else [START, *ids]
+    def _captions(self, split: str) -> Spoken:
+        """The captions of a split, taken apart once."""
+        if split not in self._spoken:
+            self._spoken[split] = Spoken(self.of_split(split), self.tokenizer)
+        return self._spoken[split]
 
     def _loader(
         self, dataset: "CaptionDataset", sampler: "Shuffle | None" = None, **options: Any

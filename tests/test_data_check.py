@@ -1,0 +1,262 @@
+"""``captioner data check``: what was planted is found and nothing else, and the numbers are right."""
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from captioner.cli import main
+from captioner.data.inspection import inspect
+from captioner.data.readers.problems import KINDS, Problems
+from captioner.data.records import Record, Records
+from captioner.data.statistics import mean, quantile, statistics
+from captioner.data.workers import CHUNK, each
+from layouts import coco, picture
+
+CAPTIONS = {
+    "train2017": {
+        "a.jpg": ["a dog runs", "a dog sits"],
+        "b.jpg": ["a cat runs"],
+        "c.jpg": ["a dog"],
+    },
+    "val2017": {"d.jpg": ["a bird runs"], "e.jpg": ["a dog runs"]},
+}
+
+
+@pytest.fixture
+def clean(tmp_path) -> Path:
+    coco(tmp_path, CAPTIONS)
+    for seed, file in enumerate(sorted(tmp_path.glob("*2017/*.jpg"))):
+        picture(file, seed)
+    return tmp_path
+
+
+def check(root: Path, capsys, *options: str, name: str = "coco") -> tuple[int, dict]:
+    status = main(
+        [
+            "data",
+            "check",
+            "--data.name",
+            name,
+            "--data.root",
+            str(root),
+            "--workers=2",
+            "--format=json",
+            *options,
+        ]
+    )
+    return status, json.loads(capsys.readouterr().out)
+
+
+def test_a_clean_data_set(clean, capsys):
+    status, report = check(clean, capsys, "--data.min_count=2")
+    assert status == 0
+    assert report == {
+        "data": "coco",
+        "root": str(clean),
+        "images": {"train": 3, "val": 2},
+        "captions": {"train": 4, "val": 2},
+        "captions_per_image": {"1": 4, "2": 1},
+        "words_per_caption": {
+            "least": 2,
+            "mean": 2.83,
+            "median": 3,
+            "most": 3,
+            "counts": {"2": 1, "3": 5},
+        },
+        "vocabulary": {
+            "min_count": 2,
+            "words": 3,  # a, dog, runs
+            "different_words": 5,
+            "coverage": {"val": {"words": 83.33, "captions": 50.0}},
+        },
+        "problems": [],
+    }
+
+
+def test_every_problem_at_once(clean, capsys, tmp_path_factory):
+    file = clean / "annotations" / "captions_train2017.json"
+    document = json.loads(file.read_text())
+    train, val = clean / "train2017", clean / "val2017"
+    more = {
+        10: ["gone.jpg", "gone"],
+        11: ["bad.jpg", "no picture"],
+        12: ["cut.jpg", "half a picture"],
+        13: ["a.jpg", "the same file again"],
+        14: ["twin.jpg", "the same picture in another file"],
+        15: ["leak.jpg", "a picture of the development split"],
+        16: ["e.jpg", "another picture, of the same name"],
+        1: ["used.jpg", "an id used twice"],
+        17: ["silent.jpg", "..."],
+        18: ["long.jpg", "word " * 25],
+    }
+    for number, (name, caption) in more.items():
+        document["images"].append({"id": number, "file_name": name})
+        document["annotations"].append({"image_id": number, "caption": caption})
+        if name not in ("gone.jpg", "a.jpg"):
+            picture(train / name, 100 + number)
+    document["annotations"].append({"image_id": 99, "caption": "of nothing"})
+    file.write_text(json.dumps(document))
+    (train / "bad.jpg").write_text("no picture")
+    whole = (train / "cut.jpg").read_bytes()
+    (train / "cut.jpg").write_bytes(whole[: len(whole) // 2])
+    shutil.copy(train / "b.jpg", train / "twin.jpg")
+    shutil.copy(val / "d.jpg", train / "leak.jpg")
+    status, report = check(clean, capsys)
+    assert status == 1
+    found = {problem["kind"]: problem["items"] for problem in report["problems"]}
+    unreadable = found.pop("unreadable")
+    assert [item.split(":")[0] for item in unreadable] == [f"{train}/bad.jpg", f"{train}/cut.jpg"]
+    assert found == {
+        "missing": [f"{train}/gone.jpg"],
+        "duplicate-id": ["1"],
+        "duplicate-path": [f"{train}/a.jpg"],
+        "no-captions": ["silent.jpg"],
+        "no-image": ["99"],
+        "no-words": ["silent.jpg: '...'"],
+        "duplicate-content": [
+            f"{train}/a.jpg (train) = {train}/a.jpg (train)",
+            f"{train}/b.jpg (train) = {train}/twin.jpg (train)",
+        ],
+        "leaked-content": [f"{train}/leak.jpg (train) = {val}/d.jpg (val)"],
+        "leaked-name": ["e.jpg (train, val)"],
+        "long": [f"18: 25 words: {('word ' * 25).strip()!r}"],
+    }
+    for problem in report["problems"]:
+        assert problem["count"] == len(problem["items"])
+        assert problem["what"] == KINDS[problem["kind"]]
+
+
+def test_the_text_names_ten_of_each_kind(clean, capsys):
+    captions = {f"{i}.jpg": ["a dog"] for i in range(25)}
+    coco(clean / "more", {"train2017": captions, "val2017": {"z.jpg": ["a dog sits there"]}})
+    for i in (*range(13, 25), "z"):
+        next((clean / "more").glob(f"*/{i}.jpg")).unlink()
+    for i in range(13):
+        picture(clean / "more" / "train2017" / f"{i}.jpg", i)
+    output = clean / "report.txt"
+    command = ["data", "check", "--data.name=coco", f"--data.root={clean}/more", "--workers=1"]
+    assert main([*command, "--data.max_words=3", f"--output={output}"]) == 1
+    said = output.read_text()
+    assert "\n  train         25 images         25 captions\n" in said
+    assert "\n13 images that do not exist\n" in said
+    assert said.count("/train2017/") == 10
+    assert "\n  … and 3 more (--format json lists all)\n" in said
+    assert "\n1 captions that training cuts\n" in said
+    assert capsys.readouterr().out == ""
+
+
+def test_a_file_that_is_broken_is_a_problem(clean, capsys):
+    (clean / "annotations" / "captions_val2017.json").write_text("{")
+    status, report = check(clean, capsys)
+    assert status == 1
+    (problem,) = report["problems"]
+    assert problem["kind"] == "file"
+    assert "captions_val2017.json' is not readable JSON" in problem["items"][0]
+    assert report["images"] == {"train": 3}
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--data.name", "coco", "--data.root", "nowhere"], "'nowhere' is not a folder"),
+        (["--data.name", "cocoa", "--data.root", "."], "unknown data set 'cocoa'; known: coco"),
+        (["--data.name", "folder", "--data.root", "{empty}"], "no captioned image found"),
+        (["--data.name", "coco", "--data.root", "{empty}"], "no 'annotations/captions_*.json'"),
+        (["--data.name", "coco"], "the following arguments are required: --data.root"),
+        (["--data.name", "coco", "--data.root", ".", "--workers", "0"], "a whole number from 1"),
+        (["--data.name", "coco", "--data.root", ".", "--output", "no/x"], "cannot write 'no/x'"),
+    ],
+)
+def test_a_wrong_call(options, said, tmp_path, capsys):
+    options = [option.replace("{empty}", str(tmp_path)) for option in options]
+    assert main(["data", "check", *options]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_real_photos(shared_data, capsys):
+    status, report = check(shared_data / "coco", capsys, "--data.max_words=60", name="coco2017")
+    assert (status, report["problems"]) == (0, [])
+    assert sum(report["images"].values()) == 80
+
+
+# ── Processes ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def _twice(path: str) -> str:
+    if path.startswith("killer"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 2 * path
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK, 5 * CHUNK + 3])
+def test_each_is_in_order(size):
+    paths = [str(number) for number in range(size)]
+    assert list(each(_twice, iter(paths), 2)) == [2 * path for path in paths]
+
+
+def test_a_file_that_kills_its_process_costs_only_itself():
+    paths = [str(number) for number in range(40)]
+    paths[5] = paths[37] = "killer"
+    expected = [None if path == "killer" else 2 * path for path in paths]
+    assert list(each(_twice, paths, 1)) == expected
+
+
+def test_paths_are_taken_as_they_are_needed():
+    taken = 0
+
+    def paths():
+        nonlocal taken
+        for number in range(100 * CHUNK):
+            taken += 1
+            yield str(number)
+
+    results = each(_twice, paths(), 1)
+    next(results)
+    assert taken <= 4 * CHUNK
+    results.close()
+
+
+# ── Numbers ───────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_mean_and_quantile_are_those_of_the_numbers():
+    counts, numbers = {3: 2, 1: 1, 10: 4}, [3, 3, 1, 10, 10, 10, 10]
+    assert mean(counts) == sum(numbers) / 7
+    for share in (0.1, 0.3, 0.5, 0.9, 1.0):
+        assert quantile(counts, share) == min(
+            n for n in numbers if sum(m <= n for m in numbers) >= share * 7
+        )
+    assert (mean({}), quantile({}, 0.5)) == (0, 0)
+
+
+def test_nothing_to_learn_from(tmp_path):
+    """No training caption, and words that are said too seldom."""
+    val = [Record(1, "a.jpg", ("a dog",), "val"), Record(2, "b.jpg", (), "test")]
+    for records in (val, [*val, Record(3, "c.jpg", ("a cat",), "train")]):
+        problems = Problems()
+        found = statistics(Records(records), problems, 24, 5)
+        assert found.vocabulary == 0
+        assert found.coverage["val"].words == found.coverage["test"].captions == 0
+        assert not problems.found
+
+
+def test_more_of_the_same_contents(tmp_path):
+    """Three copies are one problem, and a copy in each split is a leak."""
+    files = [picture(tmp_path / f"{i}.jpg", seed) for i, seed in enumerate([1, 1, 1, 2, 2, 3])]
+    splits = ["train", "train", "train", "train", "test", "val"]
+    records = Records(
+        Record(i, str(file), ("a",), split)
+        for i, (file, split) in enumerate(zip(files, splits, strict=True))
+    )
+    problems = Problems()
+    inspect(records, problems, 1)
+    assert problems.found == {
+        "duplicate-content": [" = ".join(f"{tmp_path}/{i}.jpg (train)" for i in range(3))],
+        "leaked-content": [f"{tmp_path}/3.jpg (train) = {tmp_path}/4.jpg (test)"],
+    }
