@@ -26,12 +26,15 @@ class Decoding:
             token counted; 1 is the mean per token, 0 prefers short captions.
         samples: for hard attention that samples: over how many paths of locations probabilities are
             averaged; see ``MonteCarlo``.
+        no_repeat: no run of this many words is written twice in a caption (Paulus et al. 2018, arXiv
+            1705.04304, §2.5); 0 allows it.
     """
 
     beam_size: int = 5
     max_length: int = 24
     length_penalty: float = 1.0
     samples: int = 1
+    no_repeat: int = 0
 
     def __post_init__(self) -> None:
         counts = (self.beam_size, self.max_length, self.samples)
@@ -40,6 +43,10 @@ class Decoding:
                 "beam size, greatest length and samples must be 1 or more, got {}, {} and {}".format(
                     *counts
                 )
+            )
+        if self.no_repeat < 0:
+            raise UsageError(
+                f"no_repeat is a number of words, 0 for no such rule, got {self.no_repeat}"
             )
 
     def with_options(self, options: Mapping[str, Any]) -> "Decoding":
@@ -111,6 +118,7 @@ def search(
     # All rows of a picture begin alike; only the first may be extended.
     totals = torch.full((pictures, beam), -torch.inf, device=device)
     totals[:, 0] = 0.0
+    written = tokens.new_zeros(pictures, beam, 0)
     trace = _Trace()
     finished: list[list[tuple[float, int, int, float]]] = [[] for _ in range(pictures)]
 
@@ -119,6 +127,8 @@ def search(
         logits, weights, state = decoder.step(tokens, state)
         log_probs = logits.float().log_softmax(-1)  # (B, K, V)
         log_probs[..., [PAD, START, UNK]] = -torch.inf
+        if decoding.no_repeat:
+            _ban_repeats(log_probs, written, decoding.no_repeat)
         if length == 1:
             log_probs[..., END] = -torch.inf
         elif length > decoding.max_length:
@@ -147,6 +157,9 @@ def search(
             totals = torch.nn.functional.pad(totals, (0, missing), value=-torch.inf)
             kept = torch.nn.functional.pad(kept, (0, missing))
         rows, tokens = parents.gather(1, kept), words.gather(1, kept)
+        if decoding.no_repeat:
+            kept_rows = rows.unsqueeze(-1).expand(-1, -1, written.shape[-1])
+            written = torch.cat([written.gather(1, kept_rows), tokens.unsqueeze(-1)], -1)
         trace.append(rows, tokens, log_probs.flatten(1).gather(1, where.gather(1, kept)), weights)
 
     if not all(finished):
@@ -161,6 +174,19 @@ def search(
         ]
         for b, done in enumerate(finished)
     ]
+
+
+def _ban_repeats(
+    log_probs: Float[Tensor, "B K V"], written: Int[Tensor, "B K t"], run: int
+) -> None:
+    """Makes impossible, in place, each word that would end a run of words written before."""
+    if written.shape[-1] < run:
+        return
+    runs = written.unfold(-1, run, 1)  # (B, K, t - run + 1, run)
+    begun = written[..., None, written.shape[-1] - run + 1 :]
+    again = (runs[..., :-1] == begun).all(-1)
+    # Where nothing is repeated, a word is banned that is never written anyhow.
+    log_probs.scatter_(-1, runs[..., -1].where(again, PAD), -torch.inf)
 
 
 class _Trace:

@@ -42,12 +42,12 @@ MECHANISMS: dict[str, list[str]] = {
         f"{ATTENTION}.init_args.dim=256",
     ],
     "lstmn": ["--model.decoder.init_args.intra=true"],
-    "luong": [
-        "--model.decoder=LuongDecoder",
+    "input-feeding": ["--model.decoder.init_args.input_feeding=true"],
+    "show-attend-tell": [
+        "--model.decoder=LSTMDecoder",
         "--model.decoder.init_args.hidden=256",
         "--model.decoder.init_args.embedding=128",
         "--model.decoder.init_args.dropout=0.1",
-        f"{SCORE}=General",
     ],
     "transformer": [
         "--model.decoder=TransformerDecoder",
@@ -63,7 +63,7 @@ MECHANISMS: dict[str, list[str]] = {
     "additive-supervised": [f"{SUPERVISION}=0.5"],
 }
 SCENES = 200
-HARDER = ("max_objects=5",)
+HARDER = ("level=varied", "max_objects=5")
 FORCED = ("pointing", "discrimination", "mass")  # of reference captions, the same for all
 
 

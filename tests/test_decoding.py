@@ -71,6 +71,12 @@ def greedy(decoder, annotations, max_length):
     return words
 
 
+def repeats(words, run):
+    """Whether some run of so many words stands twice in a caption."""
+    runs = [tuple(words[i : i + run]) for i in range(len(words) - run + 1)]
+    return run > 0 and len(set(runs)) < len(runs)
+
+
 def plain_beam(decoder, annotations, decoding):
     """``search``'s docstring, one prefix at a time: [(score, words)], best first."""
     alive, done = [(0.0, [])], []
@@ -80,6 +86,7 @@ def plain_beam(decoder, annotations, decoding):
             for total, words in alive
             for word, log_prob in next_word(decoder, annotations, words).items()
             if length < decoding.max_length or word == END
+            if not repeats([*words, word], decoding.no_repeat)
         ]
         extended.sort(key=lambda pair: -pair[0])
         ending = [pair for pair in extended[: decoding.beam_size] if pair[1][-1] == END]
@@ -110,6 +117,24 @@ def test_equals_a_plain_beam(seed, beam_size, length_penalty):
         expected = plain_beam(decoder, one(annotations, b), decoding)
         assert [h.tokens for h in hypotheses] == [words for _, words in expected]
         assert [h.score for h in hypotheses] == pytest.approx([s for s, _ in expected], abs=1e-4)
+
+
+@pytest.mark.parametrize("run", [1, 2, 3])
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_no_run_is_written_twice(beam_size, run):
+    changed = 0
+    for seed in range(6):
+        decoder, annotations = sharp_decoder(seed), pictures(seed)
+        free = search(decoder, annotations, Decoding(beam_size, 9))
+        held = search(decoder, annotations, Decoding(beam_size, 9, no_repeat=run))
+        for b, hypotheses in enumerate(held):
+            assert not any(repeats(h.tokens, run) for h in hypotheses)
+            expected = plain_beam(
+                decoder, one(annotations, b), Decoding(beam_size, 9, no_repeat=run)
+            )
+            assert [h.tokens for h in hypotheses] == [words for _, words in expected]
+            changed += [h.tokens for h in hypotheses] != [h.tokens for h in free[b]]
+    assert changed > 3
 
 
 @pytest.mark.parametrize("length_penalty", [0.0, 1.0])
@@ -270,6 +295,13 @@ def test_length_penalty_chooses_between_short_and_long():
 def test_no_caption_possible_is_an_error(logits):
     with pytest.raises(ModelError, match="no caption can be written"):
         search(Markov(logits), BLANK, Decoding(2))
+
+
+def test_a_negative_run_is_refused():
+    with pytest.raises(
+        UsageError, match="no_repeat is a number of words, 0 for no such rule, got -1"
+    ):
+        Decoding(no_repeat=-1)
 
 
 @pytest.mark.parametrize("options", [{"beam_size": 0}, {"beam_size": -1}, {"max_length": 0}])
