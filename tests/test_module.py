@@ -12,7 +12,8 @@ import torch
 from PIL import Image
 
 from captioner import images
-from captioner.data.module import Batch, CaptionDataModule, ShapesOptions, default_cache
+from captioner.data.dataset import Batch
+from captioner.data.module import CaptionDataModule, ShapesOptions, default_cache
 from captioner.data.records import TEST, TRAIN, VAL
 from captioner.errors import DataError
 from captioner.text import END, PAD, START, Tokenizer
@@ -42,7 +43,6 @@ def prepared(data: CaptionDataModule, trainable=False) -> CaptionDataModule:
     task = SimpleNamespace(captioner=SimpleNamespace(encoder=encoder))
     strategy = SimpleNamespace(root_device=torch.device("cpu"))
     data.trainer = SimpleNamespace(lightning_module=task, strategy=strategy)
-    data.prepare_data()
     data.setup("fit")
     return data
 

@@ -76,7 +76,8 @@ class CNNEncoder(Encoder):
         image_size: side in pixels of the square the whole picture is resized to.
         stride: pixels per cell; 32 gives 7 × 7 annotation vectors at 224, 16 gives 14 × 14.
         weights: ``DEFAULT`` or one of the library's own names for them; null starts from random ones.
-        trainable: whether the CNN learns too. Batch-norm statistics stay frozen all the same.
+        trainable: whether the CNN learns too; a number: only its last so many layers, batch norms and
+            the like not counted. Batch-norm statistics stay frozen all the same.
 
     Raises:
         ModelError: unknown name, no feature map of that stride, unknown weights.
@@ -91,13 +92,16 @@ class CNNEncoder(Encoder):
         image_size: int = 224,
         stride: int = 32,
         weights: str | None = "DEFAULT",
-        trainable: bool = False,
+        trainable: bool | int = False,
     ) -> None:
         super().__init__()
-        self.name, self.weights, self.trainable, self.stride = name, weights, trainable, stride
+        self.name, self.weights, self.stride = name, weights, stride
+        self.trainable = bool(trainable)
         self.trunk = _trunk(name, weights, image_size, stride)
         self.trunk.to(memory_format=torch.channels_last)  # twice as fast on a CPU
-        self.trunk.requires_grad_(trainable).eval()
+        self.trunk.requires_grad_(False).eval()
+        for layer in _last_layers(self.trunk, trainable):
+            layer.requires_grad_(True)
         self.out_dim = self.trunk.out_dim
         mean, std, interpolation = self.trunk.normalisation()
         self.preprocessing = Preprocessing(image_size, image_size, interpolation, mean, std)
@@ -161,6 +165,32 @@ class CNNEncoder(Encoder):
             raise ModelError(
                 f"encoder {self.name!r} has no weights yet: call load_pretrained() or load a state dict"
             )
+
+
+def _last_layers(trunk: nn.Module, number: bool | int) -> list[nn.Module]:
+    """The last layers with weights to multiply by, and all that is between and behind them.
+
+    Args:
+        trunk: its modules are in the order in which they are used.
+        number: of such layers; True for all.
+
+    Raises:
+        ModelError: there are not so many.
+    """
+    layers = [module for module in trunk.modules() if not list(module.children())]
+    weighty = [
+        place
+        for place, module in enumerate(layers)
+        if any(parameter.ndim > 1 for parameter in module.parameters())
+    ]
+    if number is True:
+        return [trunk]
+    if not 0 <= number <= len(weighty):
+        raise ModelError(
+            f"trainable must be true, false or the number of the last layers that learn, 0 to "
+            f"{len(weighty)}, got {number}"
+        )
+    return layers[weighty[-number] :] if number else []
 
 
 def _after_load(encoder: nn.Module, incompatible: Any) -> None:
