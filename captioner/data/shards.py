@@ -11,7 +11,6 @@ was killed loses one shard, and what it left behind is gone after the next.
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -85,9 +84,7 @@ class Shards:
             number: of the shard.
             wait: for whoever fills it now; False says no at once.
         """
-        locks = self.folder / ".locks"
-        locks.mkdir(exist_ok=True)
-        lock = FileLock(locks / f"{number:05d}")
+        lock = FileLock(self.folder / f"{number:05d}.lock")
         try:
             lock.acquire(timeout=-1 if wait else 0)
         except Timeout:
@@ -125,7 +122,8 @@ class Shards:
 
     def tidy(self) -> None:
         """When all shards are finished, nobody needs their locks."""
-        shutil.rmtree(self.folder / ".locks", ignore_errors=True)
+        for lock in self.folder.glob("*.lock"):
+            lock.unlink(missing_ok=True)
 
     def _file(self, number: int) -> Path:
         return self.folder / f"{number:05d}.npy"
