@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from captioner import images
-from captioner.data.dataset import Batch
+from captioner.data.dataset import Batch, cropped
 from captioner.data.module import CaptionDataModule, ShapesOptions, default_cache
 from captioner.data.records import TEST, TRAIN, VAL
 from captioner.errors import DataError
@@ -215,6 +215,23 @@ def test_worker_processes_change_nothing(shapes):
     assert same(epoch(shapes(**options, num_workers=1), 1), epoch(shapes(**options), 1))
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_loader_goes_on_where_it_was(workers, shapes):
+    options = {"captions_per_image": 2, "mirror": 0.5, "num_workers": workers}
+    whole = [epoch(shapes(**options), number) for number in (1, 2)]
+    first = shapes(**options).train_dataloader()
+    first.sampler.set_epoch(1)
+    batches = iter(first)
+    given = [next(batches) for _ in range(2)]
+    second = shapes(**options).train_dataloader()
+    second.load_state_dict(first.state_dict())
+    for number, begun in ((1, given), (2, [])):
+        second.sampler.set_epoch(number)
+        assert same(begun + list(second), whole[number - 1])
+    assert second.state_dict() == {"batches": 0}
+
+
 # ── Captions ──────────────────────────────────────────────────────────────────────────────────────
 
 FIVE = ["one", "two", "three", "four", "five"]
@@ -319,6 +336,55 @@ def test_without_a_cache_come_pixels(options, photos, tmp_path):
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.parametrize("trainable", [False, True])
+def test_cached_pictures_are_those_of_the_files(trainable, photos):
+    splits = {TRAIN: {f"{i}.jpg": FIVE for i in range(5)}, VAL: {"v.jpg": FIVE}}
+    options = {"mirror": 0.5, "crop": 0.7}
+    kept = photos(splits, cache="images", trainable=trainable, **options)
+    read = photos(splits, cache=False, trainable=trainable, **options)
+    for number in range(3):
+        assert same(epoch(kept, number), epoch(read, number))
+    (seen,) = values(kept.val_dataloader()).values()
+    assert torch.equal(seen, direct(kept.of_split(VAL)[0].path, cache=False))
+
+
+# ── Cropping ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_crop_is_a_part_of_the_picture_in_its_own_shape():
+    """Rows and columns as brightness: what is seen says where it was."""
+    height, width = 120, 200
+    pixels = torch.stack(
+        [
+            torch.arange(height).unsqueeze(1).expand(height, width),
+            torch.arange(width).expand(height, width),
+            torch.full((height, width), 77),
+        ]
+    ).to(torch.uint8)
+    areas = []
+    for seed in range(40):
+        seen = cropped(pixels, 0.5, np.random.default_rng(seed)).float()
+        assert seen.shape == pixels.shape
+        assert (seen[2] == 77).all(), "colours stay"
+        down = (seen[0, -10, 50] - seen[0, 10, 50]) / (height - 20)  # old rows per new row
+        right = (seen[1, 50, -10] - seen[1, 50, 10]) / (width - 20)
+        assert down == pytest.approx(right, abs=0.03), "nothing gets thinner"
+        assert (seen[0].diff(dim=0) >= 0).all(), "nothing is turned"
+        assert (seen[1].diff(dim=1) >= 0).all()
+        areas.append(float(down * right))
+        assert torch.equal(seen, cropped(pixels, 0.5, np.random.default_rng(seed)).float())
+    assert 0.47 < min(areas) < 0.6
+    assert 0.9 < max(areas) <= 1.02
+    corners = {tuple(cropped(pixels, 0.5, np.random.default_rng(s))[:2, 0, 0]) for s in range(40)}
+    assert len(corners) > 30
+    assert torch.equal(cropped(pixels, 1.0, np.random.default_rng(0)), pixels)
+
+
+def test_vectors_cannot_be_cropped(shapes):
+    with pytest.raises(DataError, match=r"give --data\.cache images"):
+        shapes(crop=0.8)
+
+
 # ── Pictures that cannot be read ──────────────────────────────────────────────────────────────────
 
 WITH_BROKEN = {
@@ -371,6 +437,8 @@ def test_an_empty_split_is_told_with_those_there_are(photos):
     [
         ({"name": "flickr9k", "root": "."}, "unknown data set 'flickr9k'; known: flickr8k"),
         ({"name": "coco"}, r"data set 'coco' needs its folder: give --data\.root DIR"),
+        ({"crop": 0.0}, r"data\.crop must be between 0 and 1, got 0"),
+        ({"mirror": 1.5}, r"data\.mirror must be between 0 and 1, got 1\.5"),
         ({"test_split": "dev"}, r"data\.test_split is 'dev'; expected one of train, val, test"),
     ],
 )
