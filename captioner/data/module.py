@@ -192,13 +192,14 @@ class CaptionDataModule(pl.LightningDataModule):
         task: Any = self.trainer.lightning_module
         encoder = task.captioner.encoder
         encoder.load_pretrained()
-        if self._cache is None and self.caches(encoder.trainable):
-            device = self.trainer.strategy.root_device
-            self.fill_cache(encoder.to(device), device)
-        if self.variation.crop < 1 and self._cache is not None and self._cache.grid != (0, 0):
+        caches = self.caches(encoder.trainable)
+        if self.variation.crop < 1 and caches and self.cache != "images":
             raise DataError(
                 "data.crop needs pixels, and annotation vectors are cached: give --data.cache images"
             )
+        if self._cache is None and caches:
+            device = self.trainer.strategy.root_device
+            self.fill_cache(encoder.to(device), device)
         self._preprocessing = encoder.preprocessing
 
     def caches(self, trainable: bool) -> bool:
@@ -209,7 +210,10 @@ class CaptionDataModule(pl.LightningDataModule):
         """Shuffled, in an order that depends on seed and epoch alone."""
         dataset = self._dataset(TRAIN)
         order = Shuffled(dataset, self.batch_size, global_seed())
-        return self._loader(dataset, order, TrainingLoader)
+        loader = self._loader(dataset, order, TrainingLoader)
+        assert isinstance(loader, TrainingLoader)
+        loader.seen = self._seen
+        return loader
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Every development picture once."""
@@ -220,6 +224,11 @@ class CaptionDataModule(pl.LightningDataModule):
         return self._evaluation_loader(self.test_split)
 
     predict_dataloader = test_dataloader
+
+    def _seen(self) -> int:
+        """How many batches of this epoch a run that is resumed has learned from."""
+        assert self.trainer is not None
+        return self.trainer.fit_loop.epoch_loop.batch_progress.current.ready
 
     def _evaluation_loader(self, split: str) -> DataLoader[Any]:
         dataset = self._dataset(split)
