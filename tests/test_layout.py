@@ -96,6 +96,7 @@ ORDER = [
     "training.warm_start",
     "training.schedule",
     "training.checkpoints",
+    "training.card",
     "training.task",
     "training.averaging",
     "training.run",
