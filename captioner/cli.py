@@ -23,7 +23,7 @@ LIGHTNING = {
     "validate": "run the development loop of a checkpoint",
     "test": "generate and score captions for data.test_split",
     "predict": "generate captions for data.test_split, as COCO results JSON",
-    "prepare": "fill the annotation cache ahead of training",
+    "prepare": "fill the annotation cache ahead of training, or check it",
 }
 
 

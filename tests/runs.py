@@ -38,3 +38,24 @@ class KillAt(pl.Callback):
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
         if (trainer.current_epoch, batch_idx) == (self.epoch, self.batch):
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Watch(pl.Callback):
+    """What happened to the encoder of the latest run in this process.
+
+    Its state after every epoch, and the learning rates of every step, by the name of their group.
+    """
+
+    latest: "Watch"
+
+    def __init__(self) -> None:
+        self.encoders, self.rates = [], []
+        Watch.latest = self
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        groups = trainer.optimizers[0].param_groups
+        self.rates.append({group["name"]: group["lr"] for group in groups})
+
+    def on_train_epoch_end(self, trainer, pl_module) -> None:
+        state = pl_module.captioner.encoder.trunk.state_dict()
+        self.encoders.append({name: tensor.clone() for name, tensor in state.items()})

@@ -12,7 +12,9 @@ import torch
 from PIL import Image
 
 from captioner import images
-from captioner.data.module import Batch, CaptionDataModule, ShapesOptions, default_cache
+from captioner.data.dataset import Batch, cropped
+from captioner.data.grammar import CAPTIONS
+from captioner.data.module import CaptionDataModule, ShapesOptions, default_cache
 from captioner.data.records import TEST, TRAIN, VAL
 from captioner.errors import DataError
 from captioner.text import END, PAD, START, Tokenizer
@@ -43,8 +45,9 @@ def prepared(data: CaptionDataModule, trainable=False, supervision=0.0) -> Capti
     objective = Likelihood(supervision=supervision)
     task = SimpleNamespace(captioner=SimpleNamespace(encoder=encoder), objective=objective)
     strategy = SimpleNamespace(root_device=torch.device("cpu"))
-    data.trainer = SimpleNamespace(lightning_module=task, strategy=strategy)
-    data.prepare_data()
+    progress = SimpleNamespace(current=SimpleNamespace(ready=0))
+    loop = SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=progress))
+    data.trainer = SimpleNamespace(lightning_module=task, strategy=strategy, fit_loop=loop)
     data.setup("fit")
     return data
 
@@ -140,7 +143,7 @@ def test_batches_have_the_documented_shapes(shapes):
 
 
 def test_tokens_are_start_words_end_padding(shapes):
-    data = shapes()
+    data = shapes(captions_per_image=CAPTIONS)
     for batch in [*epoch(data, 0), *data.val_dataloader(), *data.test_dataloader()]:
         for row in batch.tokens.flatten(0, 1).tolist():
             start, *words, end = row[: row.index(END) + 1]
@@ -157,7 +160,7 @@ def test_every_picture_has_its_own_captions_and_annotations(split, shapes):
     assert len(captions) == SIZES[split]
     for record in data.of_split(split):
         own = [data.vocabulary.encode(Tokenizer()(caption)) for caption in record.captions]
-        given = [row[1 : row.index(END)] for row in captions[record.image_id]]
+        given = [row[1 : row.index(END)] for row in captions[record.image_id] if any(row)]
         assert sorted(given) == sorted(own)
         assert torch.equal(vectors[record.image_id], direct(record.path))
 
@@ -215,6 +218,22 @@ def test_loading_draws_nothing_from_the_global_generators(shapes):
 def test_worker_processes_change_nothing(shapes):
     options = {"captions_per_image": 2, "mirror": 0.5, "cache": False}
     assert same(epoch(shapes(**options, num_workers=1), 1), epoch(shapes(**options), 1))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_loader_goes_on_where_it_was(workers, shapes):
+    options = {"captions_per_image": 2, "mirror": 0.5, "num_workers": workers}
+    whole = [epoch(shapes(**options), number) for number in (1, 2)]
+    data = shapes(**options)
+    loader = data.train_dataloader()
+    for number, seen in ((1, 2), (2, 0)):
+        loader.sampler.set_epoch(number)
+        batches = iter(loader)
+        # Lightning knows how far a resumed run was when it asks for the first batch.
+        data.trainer.fit_loop.epoch_loop.batch_progress.current.ready = seen
+        assert same(list(batches), whole[number - 1][seen:])
+    assert len(loader) == 3
 
 
 # ── Captions ──────────────────────────────────────────────────────────────────────────────────────
@@ -321,6 +340,57 @@ def test_without_a_cache_come_pixels(options, photos, tmp_path):
     assert not (tmp_path / "cache").exists()
 
 
+@pytest.mark.parametrize("trainable", [False, True])
+def test_cached_pictures_are_those_of_the_files(trainable, photos):
+    splits = {TRAIN: {f"{i}.jpg": FIVE for i in range(5)}, VAL: {"v.jpg": FIVE}}
+    options = {"mirror": 0.5, "crop": 0.7}
+    kept = photos(splits, cache="images", trainable=trainable, **options)
+    read = photos(splits, cache=False, trainable=trainable, **options)
+    for number in range(3):
+        assert same(epoch(kept, number), epoch(read, number))
+    (seen,) = values(kept.val_dataloader()).values()
+    assert torch.equal(seen, direct(kept.of_split(VAL)[0].path, cache=False))
+
+
+# ── Cropping ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_crop_is_a_part_of_the_picture_in_its_own_shape():
+    """Rows and columns as brightness: what is seen says where it was."""
+    height, width = 120, 200
+    pixels = torch.stack(
+        [
+            torch.arange(height).unsqueeze(1).expand(height, width),
+            torch.arange(width).expand(height, width),
+            torch.full((height, width), 77),
+        ]
+    ).to(torch.uint8)
+    areas = []
+    for seed in range(40):
+        seen = cropped(pixels, 0.5, np.random.default_rng(seed)).float()
+        assert seen.shape == pixels.shape
+        assert (seen[2] == 77).all(), "colours stay"
+        down = float(seen[0, -10, 50] - seen[0, 10, 50]) / (height - 20)  # old rows per new row
+        right = float(seen[1, 50, -10] - seen[1, 50, 10]) / (width - 20)
+        assert down == pytest.approx(right, abs=0.03), "nothing gets thinner"
+        assert (seen[0].diff(dim=0) >= 0).all(), "nothing is turned"
+        assert (seen[1].diff(dim=1) >= 0).all()
+        areas.append(down * right)
+        assert torch.equal(seen, cropped(pixels, 0.5, np.random.default_rng(seed)).float())
+    assert 0.47 < min(areas) < 0.6
+    assert 0.9 < max(areas) <= 1.02
+    corners = {
+        tuple(cropped(pixels, 0.5, np.random.default_rng(s))[:2, 0, 0].tolist()) for s in range(40)
+    }
+    assert len(corners) > 30
+    assert torch.equal(cropped(pixels, 1.0, np.random.default_rng(0)), pixels)
+
+
+def test_vectors_cannot_be_cropped(shapes):
+    with pytest.raises(DataError, match=r"give --data\.cache images"):
+        shapes(crop=0.8)
+
+
 # ── Pictures that cannot be read ──────────────────────────────────────────────────────────────────
 
 WITH_BROKEN = {
@@ -373,6 +443,8 @@ def test_an_empty_split_is_told_with_those_there_are(photos):
     [
         ({"name": "flickr9k", "root": "."}, "unknown data set 'flickr9k'; known: flickr8k"),
         ({"name": "coco"}, r"data set 'coco' needs its folder: give --data\.root DIR"),
+        ({"crop": 0.0}, r"data\.crop must be between 0 and 1, got 0"),
+        ({"mirror": 1.5}, r"data\.mirror must be between 0 and 1, got 1\.5"),
         ({"test_split": "dev"}, r"data\.test_split is 'dev'; expected one of train, val, test"),
     ],
 )

@@ -165,15 +165,14 @@ def test_the_loss_and_its_gradient_are_those_of_plain_loops():
     masks = torch.rand(2, 3, 5, 6, generator=generator)
     masks = masks * (torch.rand(2, 3, 5, 1, generator=generator) < 0.4)
     masks = masks / masks.sum(-1, keepdim=True).clamp(min=1e-9)
-    total, number = 0.0, 0
+    total = 0.0
     for mask, alpha in zip(masks.view(-1, 6).tolist(), weights.view(-1, 6).tolist(), strict=True):
         if sum(mask):
-            number += 1
             total -= sum(m * np.log(a) for m, a in zip(mask, alpha, strict=True))
     loss = looked_away(weights, masks)
-    assert loss.item() == pytest.approx(total / number)
+    assert loss.item() == pytest.approx(total)
     loss.backward()
-    expected = -masks.double() / weights.detach() / number
+    expected = -masks.double() / weights.detach()
     torch.testing.assert_close(weights.grad, expected)
     # N samples of each caption have its masks.
     twice = looked_away(weights.detach().repeat_interleave(2, 1), masks)
@@ -187,7 +186,8 @@ def test_it_is_a_term_of_the_loss():
     told = Likelihood(0.5, supervision=2.0)(decoded, targets, None, masks)
     plain = Likelihood(0.5)(decoded, targets)
     assert set(told.terms) - set(plain.terms) == {"supervision"}
-    assert told.terms["supervision"].item() == pytest.approx(2 * looked_away(weights, masks).item())
+    missed = looked_away(weights, masks).item() / 6  # a mean over six words
+    assert told.terms["supervision"].item() == pytest.approx(2 * missed)
     assert told.total.item() == pytest.approx(plain.total.item() + told.terms["supervision"].item())
 
 
@@ -227,7 +227,7 @@ def test_what_gives_no_weight_at_all_is_refused(law):
 
 
 def taught(model, records, supervision):
-    """A model after fifty steps of training on all records at once."""
+    """A model after eighty steps of training on all records at once."""
     objective = Likelihood(doubly_stochastic=0.0, label_smoothing=0.0, supervision=supervision)
     targets = Supervision(records, GRID)
     size = model.encoder.preprocessing
@@ -243,7 +243,7 @@ def taught(model, records, supervision):
             masks[b, r, : len(ids)] = torch.from_numpy(targets(record, r, ids))
     learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.Adam(learning, 1e-2)
-    for _ in range(50):
+    for _ in range(80):
         decoded = model.train()(annotations, tokens[..., :-1])
         told = masks[..., 1:, :] if supervision else None
         loss = objective(decoded, tokens[..., 1:], None, told)
@@ -269,7 +269,8 @@ def test_a_short_training_points_better_with_it(root):
         ).report["scores"]["model"]["pointing"]
         for λ in (0.0, 1.0)
     )
-    assert told["low"] > plain["high"]
+    print(plain, told)
+    assert told["value"] > plain["value"] + 10, (plain, told)
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,13 @@
 
 import json
 import os
+import random
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,6 +19,7 @@ import runs
 from captioner import load
 from captioner.cli import main
 from captioner.data.records import TEST
+from captioner.training.checkpoints import WholeCheckpoints
 
 HERE = Path(__file__).parent
 
@@ -149,7 +155,17 @@ def test_prepare_fills_the_cache(tmp_path, capsys):
     assert main(["prepare", *arguments[1:]]) == 0
     assert "68 pictures" in capsys.readouterr().out
     (cache,) = (tmp_path / "cache" / "annotations").iterdir()
-    assert {f.name for f in cache.iterdir()} == {"annotations.npy", "meta.json"}
+    assert {f.name for f in cache.iterdir()} == {"00000.npy", "00000.json"}
+    file = cache / "00000.npy"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert main(["prepare", *arguments[1:], "--verify=true"]) == 0
+    assert "all as when they were written" in capsys.readouterr().out
+    assert file.read_bytes() == whole
+    assert main(["prepare", *arguments[1:], "--data.cache=images"]) == 0
+    assert f"68 pictures × {runs.SIDE} × {runs.SIDE} pixels" in capsys.readouterr().out
+    assert main(["prepare", *arguments[1:], "--data.cache=false"]) == 2
+    assert "give --data.cache images" in capsys.readouterr().err
 
 
 def learned(folder: Path) -> torch.Tensor:
@@ -172,7 +188,8 @@ def test_uncached_training_takes_the_same_way(shapes_cache, tmp_path):
 def test_a_picture_alone_in_its_batch_costs_only_itself(shapes_cache, tmp_path, capsys):
     """Uncached, a broken picture is met in the middle of an epoch."""
     arguments = runs.arguments(tmp_path / "run", tmp_path / "cache", "--data.cache=false", epochs=1)
-    assert main(["prepare", *arguments[1:]]) == 0  # draws the scenes
+    drawing = [a for a in arguments[1:] if a != "--data.cache=false"]
+    assert main(["prepare", *drawing]) == 0  # draws the scenes
     scenes = next((tmp_path / "cache" / "shapes").iterdir())
     sorted((scenes / "train").glob("*.png"))[5].write_bytes(b"broken")
     sorted((scenes / "val").glob("*.png"))[3].write_bytes(b"broken")
@@ -192,22 +209,49 @@ def test_what_is_wrong_is_said_before_the_cache_is_filled(run_folder, tmp_path, 
     assert not (tmp_path / "annotations").exists()
 
 
+def start(*arguments: str) -> subprocess.Popen:
+    """The command line in a process group of its own, as a terminal or a cluster starts it."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "captioner", *arguments],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)])},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+
+
+def all_equal(whole: Path, cut: Path) -> None:
+    """Weights, averages, optimiser and scores of two finished runs."""
+    first, second = (
+        torch.load(root / "checkpoints" / "last.ckpt", weights_only=True) for root in (whole, cut)
+    )
+    for part in (
+        "state_dict",
+        "current_model_state",
+        "averaging_state",
+        "optimizer_states",
+        "lr_schedulers",
+    ):
+        assert same(first[part], second[part]), part
+    assert first["global_step"] == second["global_step"]
+    one, two = (
+        json.loads((root / "results" / "val-beam5.json").read_text())["scores"]
+        for root in (whole, cut)
+    )
+    assert one == two
+    for folder in ("checkpoints", "model", "results"):
+        assert names(cut / folder) == names(whole / folder)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.iterdir())
+
+
 def test_killed_and_resumed_equals_undisturbed(tmp_path, shapes_cache):
     """kill -9 in the middle of an epoch; the same weights, bit for bit, after the restart."""
 
     def fit(root: Path, *more: str) -> int:
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-m",
-                "captioner",
-                *runs.arguments(root, shapes_cache, *more, epochs=3),
-            ],
-            env={**os.environ, "PYTHONPATH": str(HERE)},
-            capture_output=True,
-            check=False,
-        )
-        return done.returncode
+        return start(*runs.arguments(root, shapes_cache, *more, epochs=3)).wait()
 
     assert fit(tmp_path / "whole") == 0
     kill = [
@@ -217,24 +261,113 @@ def test_killed_and_resumed_equals_undisturbed(tmp_path, shapes_cache):
     ]
     assert fit(tmp_path / "cut", *kill) == -9
     assert fit(tmp_path / "cut", "--ckpt_path=last") == 0
-    whole, cut = (
-        torch.load(tmp_path / name / "checkpoints" / "last.ckpt", weights_only=True)
-        for name in ("whole", "cut")
-    )
-    for part in (
-        "state_dict",
-        "current_model_state",
-        "averaging_state",
-        "optimizer_states",
-        "lr_schedulers",
-    ):
-        assert same(whole[part], cut[part]), part
-    assert whole["global_step"] == cut["global_step"] == 9
-    results = [
-        json.loads((tmp_path / name / "results" / "val-beam5.json").read_text())["scores"]
-        for name in ("whole", "cut")
+    all_equal(tmp_path / "whole", tmp_path / "cut")
+
+
+@pytest.mark.slow
+def test_a_checkpoint_within_an_epoch_is_gone_on_from_exactly(tmp_path, shapes_cache):
+    """The batches that were learned from are not learned from again."""
+    steps = [
+        "--trainer.callbacks+=ModelCheckpoint",
+        "--trainer.callbacks.filename=step",
+        "--trainer.callbacks.every_n_train_steps=1",
+        "--trainer.callbacks.enable_version_counter=false",
     ]
-    assert results[0] == results[1]
+    kill = [
+        "--trainer.callbacks+=runs.KillAt",
+        "--trainer.callbacks.epoch=1",
+        "--trainer.callbacks.batch=1",
+    ]
+
+    def fit(root: Path, *more: str) -> int:
+        return start(*runs.arguments(root, shapes_cache, *steps, *more, epochs=3)).wait()
+
+    assert fit(tmp_path / "whole") == 0
+    assert fit(tmp_path / "cut", *kill) == -9
+    stored = torch.load(tmp_path / "cut" / "checkpoints" / "step.ckpt", weights_only=True)
+    assert stored["global_step"] % 3
+    assert fit(tmp_path / "cut", f"--ckpt_path={tmp_path}/cut/checkpoints/step.ckpt") == 0
+    all_equal(tmp_path / "whole", tmp_path / "cut")
+
+
+def killed_at_random(begin: Callable[[], subprocess.Popen], seconds: float, times: int) -> None:
+    """``kill -9`` of one process of a command, the main one or another, again and again."""
+    chance = random.Random(1)
+    for _ in range(times):
+        main_one = begin()
+        with suppress(subprocess.TimeoutExpired):
+            main_one.wait(chance.uniform(0, seconds))
+        children = Path(f"/proc/{main_one.pid}/task/{main_one.pid}/children")
+        group = [main_one.pid, *map(int, children.read_text().split())] if children.exists() else []
+        with suppress(ProcessLookupError, IndexError):
+            os.kill(chance.choice(group), signal.SIGKILL)
+        # Without another process the main one ends; others may wait for it longer than we do.
+        main_one.wait(120)
+        with suppress(ProcessLookupError):
+            os.killpg(main_one.pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="children are found in /proc")
+@pytest.mark.parametrize("together", [(), ("--trainer.devices=2", "--trainer.strategy=ddp")])
+def test_killed_ten_times_equals_undisturbed(together, tmp_path, shapes_cache):
+    """At random moments of fit, from its first import to its last file."""
+
+    def fit(root: Path) -> subprocess.Popen:
+        given = [*together, "--ckpt_path=auto"]
+        return start(*runs.arguments(root, shapes_cache, *given, epochs=4))
+
+    began = time.monotonic()
+    assert fit(tmp_path / "whole").wait() == 0
+    killed_at_random(lambda: fit(tmp_path / "cut"), time.monotonic() - began, 10)
+    assert fit(tmp_path / "cut").wait() == 0
+    all_equal(tmp_path / "whole", tmp_path / "cut")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="children are found in /proc")
+def test_prepare_killed_ten_times_equals_undisturbed(tmp_path):
+    def prepare(name: str) -> subprocess.Popen:
+        given = runs.arguments(tmp_path / "run", tmp_path / name, "--data.shapes.train=600")
+        return start("prepare", *given[1:])
+
+    began = time.monotonic()
+    assert prepare("whole").wait() == 0
+    killed_at_random(lambda: prepare("cut"), time.monotonic() - began, 10)
+    assert prepare("cut").wait() == 0
+    (whole,), (cut,) = ((tmp_path / n / "annotations").iterdir() for n in ("whole", "cut"))
+    assert names(whole) == names(cut)
+    for file in whole.glob("*.npy"):
+        assert file.read_bytes() == (cut / file.name).read_bytes()
+
+
+def test_auto_begins_a_run_or_goes_on_with_it(run_folder, tmp_path, shapes_cache, capsys):
+    """One command for a job that may be started again."""
+    new = tmp_path / "new"
+    assert main(runs.arguments(new, shapes_cache, "--ckpt_path=auto", epochs=1)) == 0
+    assert main(runs.arguments(run_folder, shapes_cache, "--ckpt_path=auto", epochs=31)) == 2
+    assert "the checkpoint is on its way" in capsys.readouterr().err
+
+
+def test_a_checkpoint_is_whole_or_not_there(tmp_path, monkeypatch):
+    """Whatever breaks while it is written, the earlier one stays, and nothing else does."""
+    keeper, file = WholeCheckpoints(), tmp_path / "checkpoints" / "last.ckpt"
+    keeper.save_checkpoint({"weights": torch.ones(3)}, file)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    for place in ("captioner.training.checkpoints.os.fsync", "pathlib.Path.replace"):
+        with monkeypatch.context() as patched:
+            patched.setattr(place, full)
+            with pytest.raises(OSError, match="No space left"):
+                keeper.save_checkpoint({"weights": torch.zeros(3)}, file)
+        assert names(file.parent) == ["last.ckpt"]
+        assert keeper.load_checkpoint(file)["weights"].tolist() == [1, 1, 1]
+    keeper.save_checkpoint({"weights": torch.zeros(3)}, file)
+    assert keeper.load_checkpoint(file)["weights"].tolist() == [0, 0, 0]
 
 
 @pytest.mark.slow

@@ -56,7 +56,7 @@ class Level:
 
 _GROUNDS = ("plain", "gradient", "clouds")
 LEVELS: Mapping[str, Level] = {
-    "plain": Level(tuple(SHAPES), 0.05, 0.0, _GROUNDS, 0.03, 0.0, 1.0),
+    "plain": Level(tuple(SHAPES), 0.0, 0.0, _GROUNDS, 0.03, 0.0, 1.0),
     "varied": Level(tuple(FIGURES), 0.2, 0.4, (*_GROUNDS, "grain", "tiles"), 0.03, 0.5, 0.6),
 }
 
@@ -82,8 +82,8 @@ def scene(
     """Scene number `index` of the endless series `seed`: the same arguments give the same scene.
 
     `image_size` is the side in pixels, 32 or more; the scene holds 1 to `max_objects` (at most six)
-    things. Of the `level`, ``plain`` has seven shapes of one colour each, apart from each other;
-    ``varied`` has houses, trees, boats and fish as well, textures, busier grounds, and things partly
+    things. Of the `level`, ``plain`` has seven shapes of one colour each, apart from each other, seldom two alike;
+    ``varied`` has houses, trees, boats and fish as well, twins, textures, busier grounds, and things partly
     behind others. Raises UsageError for numbers outside these ranges and for negative ones.
     """
     if level not in LEVELS:

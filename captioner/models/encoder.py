@@ -73,7 +73,8 @@ class CNNEncoder(Encoder):
             its vector: what deep layers forget, like the exact colour (hypercolumns: Hariharan et
             al. 2015, arXiv 1411.5752).
         weights: ``DEFAULT`` or one of the library's own names for them; null starts from random ones.
-        trainable: whether the CNN learns too. Batch-norm statistics stay frozen all the same.
+        trainable: whether the CNN learns too; a number: only its last so many layers, batch norms and
+            the like not counted. Batch-norm statistics stay frozen all the same.
 
     Raises:
         ModelError: unknown name, no feature map of a stride, unknown weights, a finer stride that is not
@@ -89,7 +90,7 @@ class CNNEncoder(Encoder):
         image_size: int = 224,
         stride: int = 32,
         weights: str | None = "DEFAULT",
-        trainable: bool = False,
+        trainable: bool | int = False,
         finer: Sequence[int] = (),
     ) -> None:
         super().__init__()
@@ -97,11 +98,14 @@ class CNNEncoder(Encoder):
             raise ModelError(
                 f"finer={list(finer)}: expected different strides below the encoder's own of {stride}"
             )
-        self.name, self.weights, self.trainable = name, weights, trainable
+        self.name, self.weights = name, weights
+        self.trainable = bool(trainable)
         self.strides = (stride, *finer)
         self.trunk = trunk(name, weights, image_size, self.strides)
         self.trunk.to(memory_format=torch.channels_last)  # twice as fast on a CPU
-        self.trunk.requires_grad_(trainable).eval()
+        self.trunk.requires_grad_(False).eval()
+        for layer in _last_layers(self.trunk, trainable):
+            layer.requires_grad_(True)
         self.out_dim = sum(self.trunk.channels)
         mean, std, interpolation = self.trunk.normalisation()
         self.preprocessing = Preprocessing(image_size, image_size, interpolation, mean, std)
@@ -167,6 +171,32 @@ class CNNEncoder(Encoder):
             raise ModelError(
                 f"encoder {self.name!r} has no weights yet: call load_pretrained() or load a state dict"
             )
+
+
+def _last_layers(trunk: nn.Module, number: bool | int) -> list[nn.Module]:
+    """The last layers with weights to multiply by, and all that is between and behind them.
+
+    Args:
+        trunk: its modules are in the order in which they are used.
+        number: of such layers; True for all.
+
+    Raises:
+        ModelError: there are not so many.
+    """
+    layers = [module for module in trunk.modules() if not list(module.children())]
+    weighty = [
+        place
+        for place, module in enumerate(layers)
+        if any(parameter.ndim > 1 for parameter in module.parameters())
+    ]
+    if number is True:
+        return [trunk]
+    if not 0 <= number <= len(weighty):
+        raise ModelError(
+            f"trainable must be true, false or the number of the last layers that learn, 0 to "
+            f"{len(weighty)}, got {number}"
+        )
+    return layers[weighty[-number] :] if number else []
 
 
 def _after_load(encoder: nn.Module, incompatible: Any) -> None:

@@ -6,6 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from captioner import processes
 from captioner.errors import ModelError
 from captioner.models.annotations import Annotations
 from captioner.models.attention.attention import Attention
@@ -98,7 +99,10 @@ class Blind(Projection):
         """The same vectors whatever the picture."""
         if self.training:
             self.batches += 1
-            self.mean += (annotations.mean().mean(0).detach() - self.mean) / self.batches
+            # A process without pictures has zeros in their place, which count nothing.
+            seen = annotations.vectors.detach().ne(0).flatten(1).any(1)
+            own = annotations.mean().detach()[seen].sum(0) / processes.share(seen.sum())
+            self.mean += (processes.mean(own) - self.mean) / self.batches
         blank = self.mean.expand_as(annotations.vectors)
         return super().forward(annotations.with_vectors(blank))
 

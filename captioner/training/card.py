@@ -1,7 +1,21 @@
-"""What a model folder says of its model to people."""
+"""Scores for people: in a line, and on the card of a model."""
 
 from collections.abc import Mapping
 from typing import Any
+
+from captioner.evaluation.captions import Scores
+
+
+def table(scores: Scores, split: str) -> str:
+    """Scores in one line to read."""
+    meteor = "no METEOR (it needs Java)" if scores.meteor is None else f"METEOR {scores.meteor:.1f}"
+    bleu = " / ".join(
+        f"{b:.1f}" for b in (scores.bleu_1, scores.bleu_2, scores.bleu_3, scores.bleu_4)
+    )
+    return (
+        f"{split}, {scores.images:,} pictures, generated captions ({scores.tokenizer}): "
+        f"BLEU-1..4 {bleu}, {meteor}, ROUGE-L {scores.rouge_l:.1f}, CIDEr {scores.cider:.1f}"
+    )
 
 
 def model_card(config: Mapping[str, Any], record: Mapping[str, Any]) -> str:

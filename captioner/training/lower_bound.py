@@ -3,9 +3,11 @@
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from captioner import processes
 from captioner.errors import UsageError
 from captioner.models.annotations import Annotations
 from captioner.models.decoder import Decoded, Decoder
@@ -132,7 +134,7 @@ class LowerBound(Objective):
         share of each term in the sum of their magnitudes.
         """
         there = targets != PAD  # (B, R·N, T)
-        words = there.sum().clamp(min=1)
+        words = self.number(there)
 
         def mean(values: Float[Tensor, "B RN T"]) -> Float[Tensor, ""]:
             return values.where(there, 0.0).sum() / words
@@ -148,21 +150,24 @@ class LowerBound(Objective):
             measures |= {
                 "reward": mean(reward),
                 "baseline": mean(baseline),
-                "advantage_variance": mean((advantage - mean(advantage)) ** 2),
+                "advantage_variance": mean((advantage - self.average(advantage, there)) ** 2),
             }
         if decoded.entropy is not None:
             entropy = mean(decoded.entropy)
             measures["location_entropy"] = entropy.detach()
             terms["entropy"] = -self.entropy_weight * entropy
         if self.doubly_stochastic:
-            terms["doubly_stochastic"] = self.doubly_stochastic * doubly_stochastic(
-                looked_at(decoded), there
-            )
+            uncovered = doubly_stochastic(looked_at(decoded), there)
+            captions = self.number(there.any(-1))
+            terms["doubly_stochastic"] = self.doubly_stochastic * uncovered / captions
         if masks is not None:
-            terms["supervision"] = self.supervision * looked_away(looked_at(decoded), masks)
-        magnitudes = {name: term.detach().abs() for name, term in terms.items()}
-        whole = torch.stack(list(magnitudes.values())).sum()
-        measures |= {f"share_{name}": part / whole for name, part in magnitudes.items()}
+            missed = looked_away(looked_at(decoded), masks)
+            terms["supervision"] = self.supervision * missed / self.number(masks.any(-1))
+        magnitudes = torch.stack([term.detach() for term in terms.values()])
+        if self.training:
+            magnitudes = processes.mean(magnitudes)
+        shares = magnitudes.abs() / magnitudes.abs().sum()
+        measures |= {f"share_{name}": part for name, part in zip(terms, shares, strict=True)}
         return Loss(torch.stack(list(terms.values())).sum(), terms, measures)
 
     def _reward(self, log_probs: Float[Tensor, "B RN T"]) -> Float[Tensor, "B RN T"]:
@@ -183,28 +188,30 @@ class LowerBound(Objective):
             others = (each.sum(2, keepdim=True) - each) / (self.samples - 1)
             return others.view_as(reward)
         if self.baseline == "moving_average":
-            rate, unit = reward, torch.ones_like(reward)
-            places = slice(0, 1)  # one number
+            rate, unit, steps = reward, torch.ones_like(reward), 1  # one number
         else:
             unit = self._reward(there.to(reward.dtype))  # the words that the credit is for
-            rate = reward / unit.clamp(min=1)
-            places = slice(0, reward.shape[-1])
-        return self._running(rate, there, places) * unit
+            rate, steps = reward / unit.clamp(min=1), reward.shape[-1]
+        return self._running(rate, there, steps) * unit
 
     def _running(
-        self, rate: Float[Tensor, "B RN T"], there: Bool[Tensor, "B RN T"], places: slice
+        self, rate: Float[Tensor, "B RN T"], there: Bool[Tensor, "B RN T"], steps: int
     ) -> Float[Tensor, " #T"]:
         """Running means of earlier batches, one or one a step; this one's where it is the first."""
-        known, seeded = self.means[places].to(rate.dtype), self.seeded[places]
+        known = self.means.to(rate.dtype)
         if not self.training:
-            return known
-        axes = (0, 1) if len(known) > 1 else (0, 1, 2)
-        counts = there.sum(axes)
-        now = rate.where(there, 0.0).sum(axes) / counts.clamp(min=1)
-        before = torch.where(seeded, known, now)
-        met = counts > 0
-        self.means[places] = torch.where(met, KEPT * before + (1 - KEPT) * now, known).to(
-            self.means.dtype
+            return known[:steps]
+        # Of the batch of all processes, whose captions may be longer: all keep the same means.
+        sums, counts = (
+            processes.total(F.pad(part, (0, STEPS - steps)))
+            for part in (
+                rate.where(there, 0.0).sum((0, 1)).view(steps, -1).sum(-1),
+                there.sum((0, 1)).view(steps, -1).sum(-1),
+            )
         )
-        self.seeded[places] = seeded | met
-        return before
+        now = sums / counts.clamp(min=1)
+        before = torch.where(self.seeded, known, now)
+        met = counts > 0
+        self.means.copy_(torch.where(met, KEPT * before + (1 - KEPT) * now, known))
+        self.seeded |= met
+        return before[:steps]

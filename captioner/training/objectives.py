@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
+from captioner import processes
 from captioner.errors import UsageError
 from captioner.models.annotations import Annotations
 from captioner.models.attention.distributions import Hard, Sparsemax
@@ -93,6 +94,18 @@ class Objective(Component, kind="objective"):
         """The factor of the temperature of hard attention after this part of the training, 0 to 1."""
         return 1.0
 
+    def number(self, there: Bool[Tensor, "*n"]) -> Shaped[Tensor, ""]:
+        """How many are there, 1 at least: what a sum over them is divided by.
+
+        While training, an equal share of those of all processes, which must all ask.
+        """
+        return processes.share(there.sum()) if self.training else there.sum().clamp(min=1)
+
+    def average(self, values: Float[Tensor, "*n"], there: Bool[Tensor, "*n"]) -> Float[Tensor, ""]:
+        """The mean of those that are there, of all processes while training; without gradient."""
+        own = values.detach().where(there, 0.0).sum() / self.number(there)
+        return processes.mean(own) if self.training else own
+
     def forward(
         self,
         decoded: Decoded,
@@ -101,6 +114,9 @@ class Objective(Component, kind="objective"):
         masks: Float[Tensor, "B S T L"] | None = None,
     ) -> Loss:
         """The loss of teacher-forced captions; a target of ``<pad>`` counts nowhere.
+
+        Every term is a sum over what there is here divided by its ``number``: of several processes, the
+        mean is the loss of the whole batch.
 
         Args:
             decoded: what the decoder said, given all words before each.
@@ -158,15 +174,16 @@ class Likelihood(Objective):
         """Loss terms ``likelihood``, ``doubly_stochastic`` and ``supervision``; measure ``nll`` in nats
         per word."""
         there = targets != PAD  # (B, R, T)
-        words = there.sum().clamp(min=1)
+        words = self.number(there)
         said = said_words(decoded, targets, self.label_smoothing)
         terms = {"likelihood": -said.smoothed.sum() / words}
         if self.doubly_stochastic:
-            terms["doubly_stochastic"] = self.doubly_stochastic * doubly_stochastic(
-                looked_at(decoded), there
-            )
+            uncovered = doubly_stochastic(looked_at(decoded), there)
+            captions = self.number(there.any(-1))
+            terms["doubly_stochastic"] = self.doubly_stochastic * uncovered / captions
         if masks is not None:
-            terms["supervision"] = self.supervision * looked_away(looked_at(decoded), masks)
+            missed = looked_away(looked_at(decoded), masks)
+            terms["supervision"] = self.supervision * missed / self.number(masks.any(-1))
         total = torch.stack(list(terms.values())).sum()
         return Loss(total, terms, {"nll": -said.exact.detach().sum() / words})
 
@@ -206,33 +223,33 @@ def hard_attention(decoder: Decoder) -> list[Hard]:
 
 
 def doubly_stochastic(weights: Float[Tensor, "B R T L"], there: Tensor) -> Float[Tensor, ""]:
-    """The mean over captions and cells of ``(1 - Σ_t α_t,i)²``: every region is to be looked at.
+    """The sum over captions of the mean over cells of ``(1 - Σ_t α_t,i)²``: look at every region.
 
     Args:
         weights: α at every step.
         there: (B, R, T), True where a step has a target; captions without any do not count.
     """
     looked = (weights * there.unsqueeze(-1)).sum(-2)  # (B, R, L)
-    captions = there.any(-1)  # (B, R)
-    return (((1 - looked) ** 2).mean(-1) * captions).sum() / captions.sum().clamp(min=1)
+    return (((1 - looked) ** 2).mean(-1) * there.any(-1)).sum()
 
 
 def looked_away(
     weights: Float[Tensor, "B RN T L"], masks: Float[Tensor, "B R T L"]
 ) -> Float[Tensor, ""]:
-    """The mean over words that name an object of ``-Σ_i m_i log α_i``, m its mask (Liu et al. 2017).
+    """The sum over words that name an object of ``-Σ_i m_i log α_i``, m its mask (Liu et al. 2017).
 
     Of attention that draws its places, α are the probabilities; of several heads or layers, what is
     shown: the mean over the heads of the last layer.
 
     Args:
-        weights: α at every step; N rows for each caption where captions are decoded N times.
+        weights: α at every step; N rows for each caption where captions are decoded N times, whose
+            mean counts.
         masks: that sum to 1, or are all 0 where a word has none.
     """
-    masks = masks.repeat_interleave(weights.shape[1] // masks.shape[1], 1)
+    copies = weights.shape[1] // masks.shape[1]
     tiny = torch.finfo(weights.dtype).tiny
-    missed = -(masks * weights.clamp(min=tiny).log()).sum(-1)  # (B, R·N, T)
-    return missed.sum() / masks.any(-1).sum().clamp(min=1)
+    missed = -(masks.repeat_interleave(copies, 1) * weights.clamp(min=tiny).log()).sum(-1)
+    return missed.sum() / copies
 
 
 def check_supervision(supervision: float, decoder: Decoder) -> None:

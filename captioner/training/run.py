@@ -20,25 +20,27 @@ import pytorch_lightning as pl
 import torch
 from jsonargparse import ArgumentError
 from jsonargparse.typing import NonNegativeInt
+from lightning_fabric.plugins.io.checkpoint_io import CheckpointIO
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 
-from captioner import checkpoint
+from captioner import checkpoint, processes
 from captioner.data.grammar import true_of
 from captioner.data.module import CaptionDataModule
 from captioner.data.records import TRAIN, VAL
 from captioner.data.shapes_folder import read_things
 from captioner.data.supervision import masks_of
 from captioner.errors import UsageError
-from captioner.evaluation.captions import CaptionScorer, Scores
+from captioner.evaluation.captions import CaptionScorer
 from captioner.evaluation.fluency import fluency
 from captioner.evaluation.tallies import ENDING, lines
 from captioner.predictor import Predictor
 from captioner.provenance import provenance
 from captioner.shipped import configs_folder
-from captioner.training.card import model_card
+from captioner.training.card import model_card, table
+from captioner.training.checkpoints import WholeCheckpoints
 from captioner.training.objectives import hard_attention
 from captioner.training.pictures import draw
 from captioner.training.task import CaptioningTask
@@ -51,17 +53,36 @@ LAST = Path("checkpoints") / "last.ckpt"
 class Trainer(pl.Trainer):
     """Lightning's trainer, which can also fill the annotation cache and stop."""
 
-    def prepare(self, model: CaptioningTask, datamodule: CaptionDataModule) -> None:
-        """Fill the annotation cache ahead of training."""
+    def prepare(
+        self, model: CaptioningTask, datamodule: CaptionDataModule, verify: bool = False
+    ) -> None:
+        """Fill the annotation cache ahead of training; several such commands share the work.
+
+        Args:
+            model: whose encoder is asked.
+            datamodule: whose pictures.
+            verify: read all that is there, and compute again what no longer has its checksum.
+        """
         encoder = model.captioner.encoder
+        if not datamodule.caches(encoder.trainable):
+            raise UsageError(
+                "nothing is cached of an encoder that learns, or with data.cache false: give "
+                "--data.cache images to keep the pictures at the encoder's size"
+            )
         encoder.load_pretrained()
         device = self.strategy.root_device
-        cache = datamodule.fill_cache(encoder.to(device), device)
+        cache = datamodule.fill_cache(encoder.to(device), device, verify)
         rows, columns = cache.grid
+        size = encoder.preprocessing
+        what = (
+            f"{size.height} × {size.width} pixels"
+            if cache.grid == (0, 0)
+            else f"{rows} × {columns} annotation vectors of width {encoder.out_dim}"
+        )
         print(
-            f"{len(cache.rows):,} pictures × {rows} × {columns} annotation vectors of width "
-            f"{cache.vectors.shape[-1]}, {cache.vectors.nbytes / 1e9:.2f} GB, "
+            f"{len(cache.rows):,} pictures × {what}, {cache.shards.bytes / 1e9:.2f} GB, "
             f"{len(cache.failed)} left out, in {datamodule.cache_dir}"
+            f"{', all as when they were written' if verify else ''}"
         )
 
 
@@ -111,9 +132,14 @@ class CLI(LightningCLI):
     def _checkpoint(self, given: str | None) -> str | None:
         """The file to start from: ``best`` and ``last`` are those of the run folder.
 
-        A new run starts from none, and refuses a folder that has one; the other commands take the
-        best if nothing is given: Lightning would go on with random weights.
+        A new run starts from none, and refuses a folder that has one; ``auto`` goes on from the last if
+        there is one. The other commands take the best if nothing is given: Lightning would go on with
+        random weights.
         """
+        if self.subcommand == "fit" and given == "auto":
+            given = "last" if (self.root / LAST).exists() else None
+            if given is None:
+                return None
         if self.subcommand == "fit" and given is None:
             if (self.root / LAST).exists():
                 raise UsageError(
@@ -139,6 +165,10 @@ class CLI(LightningCLI):
                 CSVLogger(self.root, "logs", version),
                 TensorBoardLogger(self.root, "logs", version),
             ]
+        plugins = self._get(self.config_init, "trainer").get("plugins") or []
+        given = plugins if isinstance(plugins, list) else [plugins]
+        if not any(isinstance(plugin, CheckpointIO) for plugin in given):
+            kwargs["plugins"] = [*given, WholeCheckpoints()]
         trainer = super().instantiate_trainer(**kwargs)
         for callback in trainer.checkpoint_callbacks:
             if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
@@ -177,6 +207,8 @@ class CLI(LightningCLI):
         self.model.load_state_dict(content["state_dict"])
         training_seconds = time.time() - self.started
         self.trainer.test(self.model, dataloaders=self.datamodule.val_dataloader(), verbose=False)
+        if not self.trainer.is_global_zero:
+            return
         record = self._report(
             VAL,
             training_seconds=round(training_seconds),
@@ -212,12 +244,17 @@ class CLI(LightningCLI):
 
     def after_test(self) -> None:
         """Scores the captions generated for ``data.test_split``."""
-        self._report(self.datamodule.test_split)
+        if self.trainer.is_global_zero:
+            self._report(self.datamodule.test_split)
 
     def predict(self, model: CaptioningTask, **kwargs: Any) -> None:
         """Writes captions of ``data.test_split`` in COCO's results format."""
         batches = self.trainer.predict(model, **kwargs) or []
-        captions = [{"image_id": i, "caption": c} for batch in batches for i, c in batch]
+        own = {image_id: caption for batch in batches for image_id, caption in batch}
+        written = self.datamodule.in_order(processes.merged(own))
+        if not self.trainer.is_global_zero:
+            return
+        captions = [{"image_id": i, "caption": c} for i, c in written.items()]
         file = self.root / "results" / f"{self.datamodule.test_split}-captions.json"
         checkpoint.write_text(file, json.dumps(captions, ensure_ascii=False, indent=1) + "\n")
         print(f"{len(captions):,} captions written to {file}")
@@ -228,7 +265,7 @@ class CLI(LightningCLI):
         scores, tallies = CaptionScorer(references).judge(self.model.generated)
         decoding = asdict(self.model.decoding)
         record = {
-            "command": " ".join(sys.argv),
+            "command": " ".join(["captioner", *sys.argv[1:]]),
             "split": split,
             "data": self.datamodule.name,
             "scores": scores.as_dict(),
@@ -257,7 +294,7 @@ class CLI(LightningCLI):
 
     def _cached(self) -> bool:
         """Whether captioning began with annotation vectors that were there already."""
-        return self.datamodule.cached and not self.model.captioner.encoder.trainable
+        return self.datamodule.cache is True and not self.model.captioner.encoder.trainable
 
     def _name(self, split: str) -> str:
         """Of a result: what it was scored on, and how it was decoded."""
@@ -276,18 +313,6 @@ class CLI(LightningCLI):
         )
 
 
-def table(scores: Scores, split: str) -> str:
-    """Scores in one line to read."""
-    meteor = "no METEOR (it needs Java)" if scores.meteor is None else f"METEOR {scores.meteor:.1f}"
-    bleu = " / ".join(
-        f"{b:.1f}" for b in (scores.bleu_1, scores.bleu_2, scores.bleu_3, scores.bleu_4)
-    )
-    return (
-        f"{split}, {scores.images:,} pictures, generated captions ({scores.tokenizer}): "
-        f"BLEU-1..4 {bleu}, {meteor}, ROUGE-L {scores.rouge_l:.1f}, CIDEr {scores.cider:.1f}"
-    )
-
-
 def main(arguments: list[str]) -> None:
     """Runs one of the subcommands.
 
@@ -297,7 +322,8 @@ def main(arguments: list[str]) -> None:
     raising = {"exit_on_error": False}
     given = sys.argv
     # LightningCLI reads the command line itself, and warns when it is given a list as well.
-    sys.argv = ["captioner", *map(_shipped, arguments)]
+    # Lightning starts further processes by the same program and arguments.
+    sys.argv = [given[0], *map(_shipped, arguments)]
     _quiet()
     try:
         CLI(
@@ -308,7 +334,8 @@ def main(arguments: list[str]) -> None:
             trainer_class=Trainer,
             seed_everything_default=1,
             auto_configure_optimizers=False,
-            parser_kwargs={**raising, **dict.fromkeys(CLI.subcommands(), raising)},
+            parser_kwargs={"prog": "captioner", **raising}
+            | dict.fromkeys(CLI.subcommands(), raising),
         )
     except (ArgumentError, MisconfigurationException) as error:
         message = " ".join(str(error).split())

@@ -79,6 +79,10 @@ class SelfCritical(Objective):
             drawn = self._found(decoder, annotations)
         else:
             drawn = sample(decoder, annotations, self.samples, self.max_length)
+        real = (
+            (tokens != PAD)[..., 1:].any(-1).any(-1)
+        )  # (B,), False for what stands in for no picture
+        drawn = drawn.where(real[:, None, None] | (drawn == START), PAD)
         # The longest first, as decoders like it.
         order = (drawn != PAD).sum(-1).argsort(1, descending=True)
         drawn = drawn.gather(1, order.unsqueeze(-1).expand_as(drawn))
@@ -96,11 +100,12 @@ class SelfCritical(Objective):
             device=drawn.device,
         )
         own, greedy_reward = rewards.tensor_split([self.samples], 1)
+        measures = {"reward": self.average(own.mean(1), real)}
         if self.baseline == "greedy":
-            measures = {"reward": own.mean(), "baseline": greedy_reward.mean()}
+            measures["baseline"] = self.average(greedy_reward.mean(1), real)
             return Lesson(drawn, own - greedy_reward, measures)
         advantages = (own - own.mean(1, keepdim=True)) * self.samples / (self.samples - 1)
-        return Lesson(drawn, advantages, {"reward": own.mean()})
+        return Lesson(drawn, advantages, measures)
 
     def _found(self, decoder: Decoder, annotations: Annotations) -> Int[Tensor, "B S T"]:
         """The captions of a beam, as ``sample`` returns captions."""
@@ -128,7 +133,7 @@ class SelfCritical(Objective):
         """Term ``policy``; outside training ``likelihood``. Measures: ``nll`` in nats per word of the
         targets, while training ``advantage_variance`` and ``length`` in words."""
         there = targets != PAD
-        words = there.sum().clamp(min=1)
+        words = self.number(there)
         spoken = targets
         if rewards is not None:
             first = torch.zeros_like(there)
@@ -141,9 +146,11 @@ class SelfCritical(Objective):
         if rewards is None:
             return Loss(measures["nll"], {"likelihood": measures["nll"]}, measures)
         policy = -(rewards.unsqueeze(-1) * said).sum() / words
+        captions = there.any(-1)
+        spread = (rewards - self.average(rewards, captions)) ** 2
         measures |= {
-            "advantage_variance": rewards.var(),
-            "length": (there & (targets != END)).sum(-1).float().mean(),
+            "advantage_variance": self.average(spread, captions),
+            "length": self.average((there & (targets != END)).sum(-1).float(), captions),
         }
         return Loss(policy, {"policy": policy}, measures)
 

@@ -3,16 +3,17 @@
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import asdict, replace
+from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
 import torch
 from torch import Tensor
 
-from captioner import checkpoint
-from captioner.data.module import Batch, CaptionDataModule, global_seed
+from captioner import processes
+from captioner.data.dataset import Batch
+from captioner.data.module import CaptionDataModule, global_seed
 from captioner.data.records import VAL
 from captioner.decoding import Decoding, search
 from captioner.errors import CheckpointError, DataError, UsageError
@@ -20,56 +21,22 @@ from captioner.evaluation.captions import CaptionScorer
 from captioner.models.annotations import Annotations
 from captioner.models.attention.attention import AttentionBase
 from captioner.models.captioner import PARTS, Captioner
-from captioner.models.decoder import Decoder, Detail
-from captioner.models.encoder import CNNEncoder, Encoder
+from captioner.models.decoder import Detail
+from captioner.models.encoder import CNNEncoder
 from captioner.models.lstm import LSTMDecoder
-from captioner.models.refiners import Projection, Refiner
+from captioner.models.refiners import Projection
 from captioner.models.registry import build
-from captioner.predictor import find_model
-from captioner.text import UNK, Vocabulary, join
-from captioner.training.lower_bound import LowerBound
+from captioner.text import PAD, START, UNK, Vocabulary, join
+from captioner.training import schedule
 from captioner.training.objectives import Likelihood, Loss, Objective, hard_attention
-from captioner.training.self_critical import SelfCritical
-
-
-@runtime_checkable
-class EncoderFactory(Protocol):
-    """Makes an encoder."""
-
-    def __call__(self) -> Encoder:
-        """An encoder."""
-        ...
-
-
-@runtime_checkable
-class RefinerFactory(Protocol):
-    """Makes a refiner once the encoder's width is known."""
-
-    def __call__(self, *, in_dim: int) -> Refiner:
-        """A refiner of vectors of width ``in_dim``."""
-        ...
-
-
-@runtime_checkable
-class DecoderFactory(Protocol):
-    """Makes a decoder once the vocabulary and the refiner's width are known."""
-
-    def __call__(self, *, vocab_size: int, annotation_dim: int) -> Decoder:
-        """A decoder of ``vocab_size`` words over vectors of width ``annotation_dim``."""
-        ...
-
-
-@runtime_checkable
-class ObjectiveFactory(Protocol):
-    """Makes an objective."""
-
-    def __call__(self) -> Objective:
-        """An objective."""
-        ...
-
-
-# All objectives, so that their names are known.
-OBJECTIVES = (Likelihood, LowerBound, SelfCritical)
+from captioner.training.parts import (
+    DecoderFactory,
+    EncoderFactory,
+    ObjectiveFactory,
+    RefinerFactory,
+    tree,
+)
+from captioner.training.warm_start import start_from
 
 
 class CaptioningTask(pl.LightningModule):
@@ -82,6 +49,8 @@ class CaptioningTask(pl.LightningModule):
     nothing along half cosines, and β₁ falls from 0.95 to 0.85 and rises again meanwhile (one cycle:
     Smith 2018, arXiv 1803.09820). Everything random in a step follows from the seed, the epoch and
     the number of the batch, so that a run that was killed and resumed ends with the same weights.
+    Several processes share every batch, and learn what one would: losses are means over the words of
+    the whole batch. Only what is drawn in a step, as dropout is, differs between processes.
 
     Args:
         words: the vocabulary; linked to the data's.
@@ -92,7 +61,9 @@ class CaptioningTask(pl.LightningModule):
         init_from: a run, checkpoint or model folder whose refiner and decoder the training starts
             from, e.g. a soft model for a hard one: whatever differs must have no weights of its own.
         learning_rate: its peak.
-        weight_decay: of AdamW.
+        encoder_learning_rate: that of an encoder that learns, along the same cycle.
+        encoder_from: the epoch, counted from 0, in which such an encoder begins to learn.
+        weight_decay: of AdamW; an encoder's weights do not decay.
         warmup: part of all steps in which the learning rate rises.
         word_dropout: probability that an input word is replaced by ``<unk>`` while training.
         val_beam_size: beam size of the captions generated and scored at every validation; the rest of
@@ -110,6 +81,8 @@ class CaptioningTask(pl.LightningModule):
         objective: ObjectiveFactory = Likelihood,  # noqa: ARG002
         init_from: str | None = None,
         learning_rate: float = 1.2e-3,
+        encoder_learning_rate: float = 1e-4,
+        encoder_from: int = 0,
         weight_decay: float = 0.01,
         warmup: float = 0.1,
         word_dropout: float = 0.0,
@@ -119,7 +92,7 @@ class CaptioningTask(pl.LightningModule):
         super().__init__()
         # The values given, not the defaults of the signature: LightningCLI hands over the tree.
         self.save_hyperparameters()
-        trees = {part: _tree(self.hparams[part]) for part in (*PARTS, "objective")}
+        trees = {part: tree(self.hparams[part]) for part in (*PARTS, "objective")}
         self.hparams.update(trees)
         objective_tree = trees.pop("objective")
         self.captioner = Captioner.from_config(trees, Vocabulary(words))
@@ -129,11 +102,13 @@ class CaptioningTask(pl.LightningModule):
         self.init_from = init_from
         self.supervision = self.objective.supervision
         self.learning_rate, self.weight_decay, self.warmup = learning_rate, weight_decay, warmup
+        self.encoder_learning_rate, self.encoder_from = encoder_learning_rate, encoder_from
         self.word_dropout = word_dropout
         self.decoding = decoding
         self.val_decoding = Decoding(val_beam_size)
         self._generated: dict[int | str, str] = {}
         self.generating_seconds = 0.0
+        self._judged = torch.zeros(2, dtype=torch.float64)
 
     def setup(self, stage: str) -> None:
         """Takes over the weights of ``init_from``, unless a run is resumed."""
@@ -155,46 +130,60 @@ class CaptioningTask(pl.LightningModule):
             self.log("train/attention_gradient_norm", norm)
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """Teacher forcing on one batch; None, no step, where none of its pictures could be read."""
+        """Teacher forcing on one batch; None, no step, where none of its pictures could be read.
+
+        With others, a process without pictures takes part all the same: they wait for its gradients.
+        """
         if not batch.image_ids:
-            return None
+            if processes.count() == 1:
+                return None
+            batch = self._stand_in(batch)
         seed = np.random.SeedSequence(
             [global_seed(), self.current_epoch, batch_idx, self.global_rank]
         )
         torch.manual_seed(int(seed.generate_state(1)[0]))
         loss, measures = self._learn(batch)
         logged = {"loss": loss.total, **loss.terms, **loss.measures, **measures}
+        values = processes.mean(torch.stack([value.detach().float() for value in logged.values()]))
         self.log_dict(
-            {f"train/{name}": value.detach() for name, value in logged.items()},
-            batch_size=len(batch.image_ids),
+            {f"train/{name}": value for name, value in zip(logged, values, strict=True)},
+            batch_size=max(1, len(batch.image_ids)),
         )
         return loss.total
 
     def on_validation_epoch_start(self) -> None:
         """Forgets the captions of the validation before."""
         self._generated = {}
+        self._judged.zero_()
 
     def validation_step(self, batch: Batch) -> None:
         """Generates captions; also logs the teacher-forced likelihood, named as such."""
         if not batch.image_ids:
             return
-        nll = self._judge(batch).measures["nll"]
-        self.log("val/teacher_forced_nll", nll, batch_size=len(batch.image_ids))
+        words = float((batch.tokens[..., 1:] != PAD).sum())
+        nll = float(self._judge(batch).measures["nll"])
+        self._judged += torch.tensor([nll * words, words], dtype=torch.float64)
         self._generate(batch, self.val_decoding)
 
     def on_validation_epoch_end(self) -> None:
         """Scores the generated captions; NLTK's tokenizer, for speed (``test`` takes Java's)."""
+        self._gather()
         if self.trainer.sanity_checking:
             return
         if not self._generated:
             raise DataError(
                 "none of the development pictures could be read; see the warnings above"
             )
-        scores = self._scorer(VAL).score(self._generated).as_dict()
+        nll, words = processes.total(self._judged.to(self.device, torch.float32)).tolist()
+        self.log("val/teacher_forced_nll", nll / words, sync_dist=True)
+        scores: dict[str, Any] = {}
+        if processes.rank() == 0:
+            scores = self._scorer(VAL).score(self._generated).as_dict()
+        scores = self.trainer.strategy.broadcast(scores)
         for name in ("bleu_1", "bleu_2", "bleu_3", "bleu_4", "rouge_l", "cider"):
-            self.log(
-                f"val/{name}", float(scores[name] or 0.0), prog_bar=name in ("bleu_4", "cider")
-            )
+            shown = name in ("bleu_4", "cider")
+            # The same in all processes; the average of it is to please Lightning.
+            self.log(f"val/{name}", float(scores[name] or 0.0), prog_bar=shown, sync_dist=True)
         # A progress bar shows only the last one, and nothing where output goes to a file.
         self.print(
             f"epoch {self.current_epoch + 1}: BLEU-4 {scores['bleu_4']:.1f}, "
@@ -212,6 +201,10 @@ class CaptioningTask(pl.LightningModule):
         self._generate(batch, self.decoding)
         self.generating_seconds += time.perf_counter() - began
 
+    def on_test_epoch_end(self) -> None:
+        """Every process knows the captions of all."""
+        self._gather()
+
     def predict_step(self, batch: Batch) -> list[tuple[int | str, str]]:
         """(image id, caption) of every picture."""
         return self._generate(batch, self.decoding)
@@ -223,23 +216,15 @@ class CaptioningTask(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """AdamW under one cycle."""
-        learning = [p for p in self.parameters() if p.requires_grad]
-        groups = [
-            {
-                "params": [p for p in learning if p.ndim > 1],
-                "weight_decay": self.weight_decay,
-            },
-            {"params": [p for p in learning if p.ndim <= 1], "weight_decay": 0.0},
-        ]
-        optimizer = torch.optim.AdamW(groups, lr=self.learning_rate, betas=(0.95, 0.98))
-        steps = self._steps()
-        schedule = torch.optim.lr_scheduler.OneCycleLR(
-            optimizer,
-            self.learning_rate,
-            total_steps=steps,
-            pct_start=max(self.warmup, 2 / steps),  # a rise of less than two steps divides by zero
+        optimizer = schedule.optimiser(
+            self.captioner,
+            self.objective,
+            learning_rate=self.learning_rate,
+            encoder_learning_rate=self.encoder_learning_rate,
+            weight_decay=self.weight_decay,
         )
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+        cycle = schedule.cycle(optimizer, self._steps(), self.warmup)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": "step"}}
 
     def _steps(self) -> int:
         """Of the learning rate's cycle."""
@@ -272,10 +257,10 @@ class CaptioningTask(pl.LightningModule):
     def on_train_start(self) -> None:
         """Shows the objective all training captions; refuses to resume towards another end."""
         self.objective.begin(self.trainer.train_dataloader.dataset.captions)  # type: ignore[union-attr]
-        schedule: Any = self.lr_schedulers()
-        if schedule.total_steps != self._steps():
+        cycle: Any = self.lr_schedulers()
+        if cycle.total_steps != self._steps():
             raise UsageError(
-                f"the checkpoint is on its way through {schedule.total_steps - 1:,} steps, this run "
+                f"the checkpoint is on its way through {cycle.total_steps - 1:,} steps, this run "
                 f"would take {self._steps() - 1:,}: the learning rate follows one cycle over all of "
                 "them; resume with the max_epochs and batch size it began with, or start a new run"
             )
@@ -288,7 +273,12 @@ class CaptioningTask(pl.LightningModule):
             distribution.heat = objective.heat(progress)
         if not objective.dropout:
             captioner.eval()
-        annotations = captioner.refiner(self._annotations(batch))
+        resting = captioner.encoder.trainable and self.current_epoch < self.encoder_from
+        with torch.set_grad_enabled(not resting):
+            given = self._annotations(batch)
+        if not batch.image_ids:  # a stand-in: nothing is seen in it
+            given = given.with_vectors(given.vectors * 0)
+        annotations = captioner.refiner(given)
         lesson = objective.lesson(captioner.decoder, annotations, batch.tokens)
         inputs, targets = lesson.tokens[..., :-1], lesson.tokens[..., 1:]
         if objective.dropout and self.word_dropout:
@@ -296,7 +286,25 @@ class CaptioningTask(pl.LightningModule):
         detail: Detail = "shown" if objective.needs_weights else "none"
         decoded = captioner.decoder(annotations, inputs, detail)
         masks = None if batch.masks is None else batch.masks[..., 1:, :]
-        return objective(decoded, targets, lesson.rewards, masks), lesson.measures
+        if (
+            masks is None and objective.needs_masks
+        ):  # a stand-in, which is asked for all that others are
+            masks = torch.zeros_like(looked_at(decoded))
+        loss = objective(decoded, targets, lesson.rewards, masks)
+        if resting:  # its gradients are zeros, for which the other processes wait
+            weights = [p for p in captioner.encoder.parameters() if p.requires_grad]
+            loss = replace(
+                loss, total=loss.total + 0 * torch.stack([p.sum() for p in weights]).sum()
+            )
+        return loss, lesson.measures
+
+    def _stand_in(self, batch: Batch) -> Batch:
+        """A picture to compute with, and nothing to say about it."""
+        size = self.captioner.encoder.preprocessing
+        tokens = torch.full((1, batch.tokens.shape[1], 2), PAD, device=self.device)
+        tokens[..., 0] = START
+        pixels = torch.zeros(1, 3, size.height, size.width, dtype=torch.uint8, device=self.device)
+        return Batch([], tokens, None, (0, 0), pixels)
 
     def _judge(self, batch: Batch) -> Loss:
         """The loss of the captions of a batch, teacher forced, nothing learned."""
@@ -324,6 +332,12 @@ class CaptioningTask(pl.LightningModule):
         self._generated.update(captions)
         return captions
 
+    def _gather(self) -> None:
+        """Puts together the captions of all processes."""
+        if processes.count() > 1:
+            data: CaptionDataModule = self.trainer.datamodule  # type: ignore[attr-defined]
+            self._generated = data.in_order(processes.merged(self._generated))
+
     def _scorer(self, split: str) -> CaptionScorer[int | str]:
         """Keeps the tokenised references between validations."""
         if not hasattr(self, "_scorers"):
@@ -332,45 +346,6 @@ class CaptioningTask(pl.LightningModule):
             data: CaptionDataModule = self.trainer.datamodule  # type: ignore[attr-defined]
             self._scorers[split] = CaptionScorer(data.references(split), java=False)
         return self._scorers[split]
-
-
-def start_from(captioner: Captioner, model: str) -> float:
-    """Gives a captioner the refiner and decoder weights of another.
-
-    Args:
-        captioner: what is to be trained.
-        model: a run, checkpoint or model folder.
-
-    Returns:
-        The weight of the masks that supervised its attention; 0 where none did.
-
-    Raises:
-        UsageError: its words or its weights are others.
-        CheckpointError: there is none, or it cannot be read.
-    """
-    stored = checkpoint.load(find_model(model))
-    other = stored.captioner
-    if other.vocabulary != captioner.vocabulary:
-        raise UsageError(
-            f"'{model}' speaks other words ({len(other.vocabulary):,}) than this data gives "
-            f"({len(captioner.vocabulary):,}): start from a model trained with the same data options"
-        )
-    for part in ("refiner", "decoder"):
-        try:
-            getattr(captioner, part).load_state_dict(getattr(other, part).state_dict())
-        except RuntimeError as error:
-            reason = " ".join(str(error).split())
-            raise UsageError(
-                f"the {part} of '{model}' has other weights than the one to be trained: {reason}"
-            ) from error
-    return stored.supervision
-
-
-def _tree(given: Any) -> dict[str, Any]:
-    """A tree as it is, or that of a class given with all its defaults."""
-    if isinstance(given, Mapping):
-        return dict(given)
-    return {"class_path": given.__name__, "init_args": {}}
 
 
 def _drop_words(inputs: Tensor, probability: float) -> Tensor:
