@@ -82,9 +82,10 @@ def scene(
     """Scene number `index` of the endless series `seed`: the same arguments give the same scene.
 
     `image_size` is the side in pixels, 32 or more; the scene holds 1 to `max_objects` (at most six)
-    things. Of the `level`, ``plain`` has seven shapes of one colour each, apart from each other, seldom two alike;
-    ``varied`` has houses, trees, boats and fish as well, twins, textures, busier grounds, and things partly
-    behind others. Raises UsageError for numbers outside these ranges and for negative ones.
+    things. At the `level` ``plain`` there are seven shapes of one colour each, apart from each other
+    and seldom two alike; ``varied`` has houses, trees, boats and fish as well, twins, textures, busier
+    grounds, and things partly behind others. Raises UsageError for numbers outside these ranges and
+    for negative ones.
     """
     if level not in LEVELS:
         raise UsageError(unknown("level of scenes", level, LEVELS))
