@@ -9,7 +9,6 @@ The same layout as on the Hugging Face hub. A Lightning checkpoint and a run fol
 """
 
 import json
-import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -270,22 +269,3 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 def _dump(content: Any) -> str:
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-
-
-def write_text(file: Path, text: str) -> None:
-    """Writes a file whole or not at all."""
-    write_bytes(file, text.encode())
-
-
-def write_bytes(file: Path, data: bytes) -> None:
-    """Writes a file whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f".{file.name:.100}-", dir=file.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(data)
-        os.chmod(name, 0o644)  # noqa: PTH101 - mkstemp makes it private
-        Path(name).replace(file)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

@@ -33,6 +33,7 @@ from captioner.errors import UsageError
 from captioner.evaluation.captions import CaptionScorer, Scores
 from captioner.evaluation.fluency import fluency
 from captioner.evaluation.tallies import ENDING, lines
+from captioner.files import write_text
 from captioner.provenance import provenance
 from captioner.shipped import configs_folder
 from captioner.training.objectives import hard_attention
@@ -65,7 +66,7 @@ class SaveConfig(SaveConfigCallback):
         """Not for validate, test and predict: they belong to a run that has one."""
         if stage == "fit":
             text = self.parser.dump(self.config, skip_none=False)
-            checkpoint.write_text(Path(trainer.default_root_dir) / "config.yaml", text)
+            write_text(Path(trainer.default_root_dir) / "config.yaml", text)
 
 
 class CLI(LightningCLI):
@@ -182,7 +183,7 @@ class CLI(LightningCLI):
         batches = self.trainer.predict(model, **kwargs) or []
         captions = [{"image_id": i, "caption": c} for batch in batches for i, c in batch]
         file = self.root / "results" / f"{self.datamodule.test_split}-captions.json"
-        checkpoint.write_text(file, json.dumps(captions, ensure_ascii=False, indent=1) + "\n")
+        write_text(file, json.dumps(captions, ensure_ascii=False, indent=1) + "\n")
         print(f"{len(captions):,} captions written to {file}")
 
     def _report(self, split: str, **more: Any) -> dict[str, Any]:
@@ -211,8 +212,8 @@ class CLI(LightningCLI):
             print(f"{record['true_captions']} % of the captions are true of their scene")
         file = self.root / "results" / f"{self._name(split)}.json"
         # The tallies first: a result with those of another would compare wrongly.
-        checkpoint.write_text(file.with_suffix(ENDING), lines(tallies))
-        checkpoint.write_text(file, json.dumps(record, indent=2) + "\n")
+        write_text(file.with_suffix(ENDING), lines(tallies))
+        write_text(file, json.dumps(record, indent=2) + "\n")
         print(table(scores, split))
         print(f"scores written to {file}")
         return record
