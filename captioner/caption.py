@@ -145,6 +145,7 @@ def _write_library(options: argparse.Namespace, form: "Form") -> int:
     names = iter(sources)
     first = list(islice(names, 1))  # nothing there: said before the model is loaded
     folder = Path(options.output)
+    shards.refuse_foreign(folder)
     given = vars(options)
     settings = {name: given[name] for name in ("shard_size", "retry") if name in given}
     with (

@@ -108,16 +108,8 @@ class Shards:
         self._write_manifest(finished=True)
 
     def _check(self) -> None:
-        """Refuses a folder that is not ours to write into."""
-        folder = self.folder
-        there = [file.name for file in folder.iterdir()]
-        if MANIFEST not in there:
-            # A process killed in its first moments leaves an unfinished manifest.
-            if any(not name.startswith(f".{MANIFEST}-") for name in there):
-                raise UsageError(
-                    f"cannot write into '{folder}': it is not empty and holds no {MANIFEST}; give a "
-                    "new folder, or the one of an earlier call"
-                )
+        """Refuses captions of another model, decoding or form."""
+        if not (self.folder / MANIFEST).is_file():
             return
         manifest = self._read_manifest()
         for what, own in (("format", self.form), *self.identity.items()):
@@ -128,7 +120,7 @@ class Shards:
                 same = found == own
             if not same:
                 raise UsageError(
-                    f"'{folder}' holds captions of another {what} ({_short(found)}, now "
+                    f"'{self.folder}' holds captions of another {what} ({_short(found)}, now "
                     f"{_short(own)}): give another --output folder"
                 )
 
@@ -219,6 +211,24 @@ class Shards:
             write_text(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
+def refuse_foreign(folder: Path) -> None:
+    """Refuses a folder that is not ours to write into; to be asked before the model is loaded.
+
+    Raises:
+        UsageError: it is a file, or holds something else than captions.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"cannot write into '{folder}': it is a file; give a folder")
+    there = [file.name for file in folder.iterdir()] if folder.exists() else []
+    # A process killed in its first moments leaves an unfinished manifest.
+    others = [name for name in there if not name.startswith(f".{MANIFEST}-")]
+    if others and MANIFEST not in others:
+        raise UsageError(
+            f"cannot write into '{folder}': it is not empty and holds no {MANIFEST}; give a new "
+            "folder, or the one of an earlier call"
+        )
+
+
 @contextmanager
 def opened(
     folder: Path,
@@ -247,8 +257,7 @@ def opened(
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Keeps other processes of this machine out; the lock ends with the process, however it ends."""
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"cannot write into '{folder}': it is a file; give a folder")
+    refuse_foreign(folder)
     folder.mkdir(parents=True, exist_ok=True)
     if sys.platform == "win32":
         yield
