@@ -44,6 +44,12 @@ def run_folder(tmp_path_factory, shapes_cache):
 
 
 @pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory):
+    """An untrained model folder, for what does not depend on what is said."""
+    return runs.tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
 def hard_folder(run_folder, tmp_path_factory):
     """The same model, its attention hard: it looks at one cell for each word."""
     stored = checkpoint.load(run_folder)

@@ -189,9 +189,9 @@ class Shards:
                 for row in parquet.read_table(file).to_pylist():
                     yield {name: value for name, value in row.items() if value is not None}
             else:
-                for line in file.read_text("utf-8").split("\n")[:-1]:
+                for line in filter(None, file.read_text("utf-8").split("\n")):
                     row = json.loads(line)
-                    row["image"].encode()
+                    row["image"].encode()  # or it is no name
                     yield row
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise DataError(

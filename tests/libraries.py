@@ -1,0 +1,59 @@
+"""Small libraries of photos for the tests, and their captions read back."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+
+def draw(folder: Path, photos: int, broken: tuple[int, ...] = ()) -> list[str]:
+    """Different pictures in two folders, some of them no pictures; their names."""
+    names = []
+    for number in range(photos):
+        file = folder / f"{number % 2}" / f"{number:04}.jpg"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if number in broken:
+            file.write_text("no picture")
+        else:
+            rng = np.random.default_rng(number)
+            blocks = rng.integers(0, 256, (4, 6, 3), dtype=np.uint8).repeat(16, 0).repeat(16, 1)
+            Image.fromarray(blocks).save(file, quality=80)
+        names.append(str(file))
+    return sorted(names)
+
+
+def records(folder: Path) -> list[dict]:
+    """All records of a folder of JSONL shards, in order."""
+    return [
+        json.loads(line)
+        for shard in sorted(folder.glob("captions-*.jsonl"))
+        for line in shard.read_text("utf-8").split("\n")[:-1]
+    ]
+
+
+def manifest(folder: Path) -> dict:
+    return json.loads((folder / "manifest.json").read_text())
+
+
+def whole(folder: Path, names: list[str]) -> None:
+    """Every photo has exactly one record, and nothing unfinished is left."""
+    assert sorted(record["image"] for record in records(folder)) == sorted(names)
+    assert not [file for file in folder.iterdir() if file.name.startswith(".")]
+    assert manifest(folder)["finished"]
+    assert manifest(folder)["images"] == len(names)
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "captioner", "caption", *map(str, arguments)]
+
+
+def call(*arguments: object, **options) -> subprocess.CompletedProcess:
+    """``captioner caption`` as its own process."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **options.pop("env", {})}
+    return subprocess.run(
+        command(*arguments), capture_output=True, text=True, check=False, env=environment, **options
+    )
