@@ -7,6 +7,7 @@ import argparse
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from itertools import chain, islice
@@ -116,6 +117,7 @@ def _write(
         if re.match(r"(s3|gs|gcs|abfss?|hdfs)://", given):
             raise UsageError(f"'{given}' is in an object store: give a folder with --output DIR/")
     paths = find(options.inputs)
+    warnings.filterwarnings("ignore", module="PIL")  # what it overlooks in damaged files
     target = output(options.output)  # an impossible one is named before the work
     model = predictor.load(options.model, options.device)
     decoding = model.decoding.with_options(_search(options))

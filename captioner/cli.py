@@ -3,6 +3,7 @@
 import argparse
 import io
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -45,10 +46,19 @@ def main(arguments: list[str] | None = None) -> int:
         if debug:
             raise
         print(f"captioner: {error}; check the path, its permissions and the disk", file=sys.stderr)
+        _give_up_output()
         return 2
     except KeyboardInterrupt:
         print("captioner: interrupted", file=sys.stderr)
         return 130
+
+
+def _give_up_output() -> None:
+    """What standard output could not take is not tried again when Python ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Parser(argparse.ArgumentParser):

@@ -2,12 +2,16 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
+
+from captioner.library.records import FIELDS
 
 
 def draw(folder: Path, photos: int, broken: tuple[int, ...] = ()) -> list[str]:
@@ -57,3 +61,21 @@ def call(*arguments: object, **options) -> subprocess.CompletedProcess:
     return subprocess.run(
         command(*arguments), capture_output=True, text=True, check=False, env=environment, **options
     )
+
+
+def serve(connection, options, threads) -> None:
+    """A worker without a model, of which one photo kills the process, as a codec's segfault does, and
+    one never ends."""
+    connection.send({"identity": {}, "device": "cpu"})
+    while True:
+        try:
+            names = connection.recv()
+        except EOFError:
+            return
+        for name in names:
+            if name == options.get("kills"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            if name == options.get("hangs"):
+                time.sleep(1000)
+        columns = dict.fromkeys(FIELDS, [None] * len(names))
+        connection.send({**columns, "image": names, "caption": ["a dog"] * len(names)})

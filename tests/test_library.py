@@ -2,9 +2,7 @@
 
 import copy
 import json
-import os
 import shutil
-import signal
 import time
 from pathlib import Path
 
@@ -345,33 +343,29 @@ def test_a_store_needs_a_folder_to_write_into(capsys):
 # ── workers ──────────────────────────────────────────────────────────────────────────────────────
 
 
-class Trapped(Sources):
-    """Photos of which one kills the process that decodes it, as a codec's segfault does, and one
-    never ends."""
-
-    def open(self, name):
-        if name.endswith("0005.jpg"):
-            os.kill(os.getpid(), signal.SIGSEGV)
-        if name.endswith("0006.jpg"):
-            time.sleep(1000)
-        return super().open(name)
-
-
-def test_a_photo_that_kills_or_hangs_costs_only_itself(photos, tiny_folder, monkeypatch):
-    folder, names = photos
-    monkeypatch.setattr(workers, "PATIENCE", 4.0)
-    options = {"model": str(tiny_folder), "device": "cpu", "sources": Trapped([str(folder)])}
-    with Workers(options, count=1) as engine:
-        found = {record["image"]: record for record in engine([names[:6], names[6:]])}
+def test_a_photo_that_kills_or_hangs_costs_only_itself(monkeypatch):
+    monkeypatch.setattr(workers, "PATIENCE", 2.0)
+    monkeypatch.setattr(workers, "_serve", libraries.serve)
+    names = [f"{number:04}.jpg" for number in range(24)]
+    with Workers({"kills": "0005.jpg", "hangs": "0014.jpg"}, count=2) as engine:
+        found = list(engine([names[start : start + 6] for start in range(0, 24, 6)]))
         processes = [worker.process for worker in engine._workers]
-    assert sorted(found) == names
-    errors = {
-        name[-8:]: found[name]["error"]["message"] for name in found if "error" in found[name]
-    }
-    assert sorted(errors) == ["0003.jpg", "0005.jpg", "0006.jpg", "0008.jpg"]
-    assert "ends the process" in errors["0005.jpg"]
-    assert "takes more than 4 seconds" in errors["0006.jpg"]
+    assert sorted(record["image"] for record in found) == names
+    errors = {record["image"]: record["error"] for record in found if "error" in record}
+    assert sorted(errors) == ["0005.jpg", "0014.jpg"]
+    assert "0005.jpg: found a picture that ends the process" in errors["0005.jpg"]["message"]
+    assert "takes more than 2 seconds" in errors["0014.jpg"]["message"]
     assert not any(process.is_alive() for process in processes)
+
+
+def test_processes_end_when_they_are_left_alone(monkeypatch):
+    """Whoever started them was killed: the other end of their connection closes, and that is all."""
+    monkeypatch.setattr(workers, "_serve", libraries.serve)
+    with Workers({}, count=1) as engine:
+        (worker,) = engine._workers
+        worker.connection.close()
+        worker.process.join(60)
+        assert worker.process.exitcode == 0
 
 
 @pytest.mark.parametrize(

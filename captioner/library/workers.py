@@ -8,6 +8,7 @@ costs that picture: its batch is done again one by one.
 import os
 import signal
 import time
+import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
 from multiprocessing import get_context
@@ -163,6 +164,7 @@ class _Worker:
 
 def _serve(connection: Connection, options: dict[str, Any], threads: int) -> None:
     """What a process does until the other end of its connection closes, by whatever death."""
+    warnings.filterwarnings("ignore", module="PIL")  # what it overlooks in damaged files
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
     try:
         import torch
