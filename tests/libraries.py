@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from captioner.library.records import FIELDS
+from captioner.library.batch import BatchCaptioner
+from captioner.library.records import FIELDS, rows
 
 
 def draw(folder: Path, photos: int, broken: tuple[int, ...] = ()) -> list[str]:
@@ -79,3 +80,21 @@ def serve(connection, options, threads) -> None:
                 time.sleep(1000)
         columns = dict.fromkeys(FIELDS, [None] * len(names))
         connection.send({**columns, "image": names, "caption": ["a dog"] * len(names)})
+
+
+class InProcess:
+    """The engine that a test can afford many times: no process of its own."""
+
+    def __init__(self, options):
+        self.captioner = BatchCaptioner(**options)
+        self.identity = self.captioner.identity
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def __call__(self, batches):
+        for names in batches:
+            yield from rows(self.captioner({"image": names}))

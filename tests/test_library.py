@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-import captioner.caption
 import libraries
 import runs
 from captioner.cli import main
 from captioner.errors import CaptionerError, DataError, UsageError
 from captioner.library import shards, workers
 from captioner.library.batch import BatchCaptioner
-from captioner.library.records import FIELDS, rows
+from captioner.library.records import FIELDS
 from captioner.library.sources import Sources
 from captioner.library.workers import Workers
 
@@ -26,33 +25,6 @@ IDENTITY = {"model": {"name": "m", "sha256": "00"}, "decoding": {"beam_size": 5}
 @pytest.fixture
 def photos(tmp_path):
     return tmp_path / "photos", libraries.draw(tmp_path / "photos", 12, BROKEN)
-
-
-class InProcess:
-    """The engine that a test can afford many times: no process of its own."""
-
-    def __init__(self, options):
-        self.captioner = BatchCaptioner(**options)
-        self.identity = self.captioner.identity
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def __call__(self, batches):
-        for names in batches:
-            yield from rows(self.captioner({"image": names}))
-
-
-@pytest.fixture
-def in_process(monkeypatch):
-    def engine(options, sources):
-        model = {"model": options.model, "device": "cpu", "sources": sources}
-        return InProcess({**model, **captioner.caption._search(options)})
-
-    monkeypatch.setattr(captioner.caption, "_engine", engine)
 
 
 def caption(inputs, model, output, *more):

@@ -11,7 +11,6 @@ import torch
 
 import libraries
 from captioner.cli import main
-from test_library import in_process  # noqa: F401 - a fixture
 
 
 @contextmanager
@@ -36,7 +35,7 @@ def photos(tmp_path):
     return libraries.draw(tmp_path / "photos", 12)
 
 
-def test_a_disk_that_fills_up(photos, tiny_folder, tmp_path, in_process, capsys):  # noqa: F811
+def test_a_disk_that_fills_up(photos, tiny_folder, tmp_path, in_process, capsys):
     output = tmp_path / "captions"
     command = ["caption", str(tmp_path / "photos"), "--model", str(tiny_folder), "--batch-size=2"]
     command += ["--output", f"{output}/"]
@@ -73,7 +72,7 @@ def test_standard_output_on_a_full_disk(photos, tiny_folder):
 
 
 @pytest.mark.parametrize("more", [[], ["--format=parquet"]])
-def test_a_folder_that_may_not_be_written(more, photos, tiny_folder, tmp_path, in_process, capsys):  # noqa: F811
+def test_a_folder_that_may_not_be_written(more, photos, tiny_folder, tmp_path, in_process, capsys):
     sealed = tmp_path / "sealed"
     sealed.mkdir(mode=0o500)
     target = f"{sealed}/captions/"

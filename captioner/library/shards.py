@@ -77,7 +77,8 @@ class Shards:
 
     def claim(self, name: str) -> bool:
         """Whether a photo is neither finished nor claimed before; it is from now on."""
-        key = blake2b(text(name).encode(), digest_size=12).digest()  # a million names: 100 MB less
+        # A digest, because paths of a million photos would fill the memory.
+        key = blake2b(text(name).encode(), digest_size=12).digest()
         if key in self._finished:
             return False
         self._finished.add(key)

@@ -8,7 +8,6 @@ costs that picture: its batch is done again one by one.
 import os
 import signal
 import time
-import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator
 from multiprocessing import get_context
@@ -164,7 +163,8 @@ class _Worker:
 
 def _serve(connection: Connection, options: dict[str, Any], threads: int) -> None:
     """What a process does until the other end of its connection closes, by whatever death."""
-    warnings.filterwarnings("ignore", module="PIL")  # what it overlooks in damaged files
+    # Codecs print what they make of damaged files, in C; errors go through the connection.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends us
     try:
         import torch
