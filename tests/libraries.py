@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from captioner.library.batch import BatchCaptioner
 from captioner.library.records import FIELDS, rows
 
 
@@ -86,6 +85,8 @@ class InProcess:
     """The engine that a test can afford many times: no process of its own."""
 
     def __init__(self, options):
+        from captioner.library.batch import BatchCaptioner  # torch: not for the workers above
+
         self.captioner = BatchCaptioner(**options)
         self.identity = self.captioner.identity
 
