@@ -31,11 +31,13 @@ def draw(folder: Path, photos: int) -> set[str]:
     for number in range(photos):
         file = folder / f"{number // 1000:03}" / f"{number:06}.jpg"
         file.parent.mkdir(parents=True, exist_ok=True)
-        if not file.is_file():
+        new = not file.is_file()
+        if new:
             scene(7, number, image_size=128).image.save(file, quality=85)
         if number % BROKEN == BROKEN // 2:
             broken.add(str(file.resolve()))
-            damage(file, random.Random(number))
+            if new:
+                damage(file, random.Random(number))
     return broken
 
 
