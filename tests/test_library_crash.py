@@ -35,7 +35,7 @@ def survives(tmp_path, model, photos, delays, *more):
     """How many of the kills came before the end of the work."""
     folder, output = tmp_path / "photos", tmp_path / "captions"
     names = libraries.draw(folder, photos, BROKEN)
-    options = ["--model", model, "--device=cpu", "--batch-size=2", "--shard-size=3", *more]
+    options = ["--model", model, "--device=cpu", "--batch-size=1", "--shard-size=3", *more]
     command = libraries.command(folder, *options, "--output", f"{output}/")
     kills = sum(killed(command, seconds, output) for seconds in delays)
     rows = [record["image"] for record in libraries.records(output)]
@@ -43,10 +43,13 @@ def survives(tmp_path, model, photos, delays, *more):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr[-2000:]
     libraries.whole(output, names)
-    known = BatchCaptioner(str(model), "cpu")({"image": names})
+    # One by one, here and there: the last bits of a product depend on the size of the batch.
+    captioner = BatchCaptioner(str(model), "cpu")
     found = {record["image"]: record for record in libraries.records(output)}
-    assert [found[name].get("caption") for name in names] == known["caption"]
-    assert [found[name].get("error") for name in names] == known["error"]
+    for name in names:
+        known = captioner({"image": [name]})
+        assert found[name].get("caption") == known["caption"][0]
+        assert found[name].get("error") == known["error"][0]
     return kills
 
 
