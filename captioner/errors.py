@@ -55,3 +55,13 @@ def unknown(kind: str, name: str, known: Iterable[str], limit: int = 8) -> str:
     ordered = near + [n for n in names if n not in near]
     listed = ", ".join(ordered[:limit]) + (", …" if len(ordered) > limit else "")
     return f"unknown {kind} {name!r}; known: {listed}"
+
+
+def printable(text: str, limit: int = 200) -> str:
+    """One line of printable characters: names and the messages of others may hold anything.
+
+    >>> printable("a\\nb")
+    'a\\\\nb'
+    """
+    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return line if len(line) <= limit else line[: limit - 1] + "…"

@@ -67,9 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Writes the files; the exit status: 0 done, 1 some pictures could not be read."""
     from captioner import predictor
-    from captioner.checkpoint import write_bytes
-    from captioner.images import find
+    from captioner.files import write_bytes
     from captioner.overlay import Style
+    from captioner.paths import find
 
     given = vars(options)
     # People count from 1, indices from 0.

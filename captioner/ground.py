@@ -50,8 +50,8 @@ def run(options: argparse.Namespace, output: Any) -> int:
     if output is not None:
         import json
 
-        from captioner.checkpoint import write_text
         from captioner.evaluation.tallies import ENDING, lines
+        from captioner.files import write_text
 
         # The tallies first: a report with those of another would compare wrongly.
         write_text(Path(options.output).with_suffix(ENDING), lines(tallies))

@@ -7,10 +7,9 @@ The rest of the package sees pictures only in these forms, so whatever is peculi
 (orientation, palette, inks, depth, damage) is dealt with here, once.
 """
 
-import glob
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
@@ -23,7 +22,7 @@ from jaxtyping import Bool, Float64, Real, UInt8
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from captioner.errors import ImageError, UsageError
+from captioner.errors import ImageError, printable
 
 # BytesIO is a BinaryIO to mypy, but not to run-time checkers: it has no name and no mode.
 Source = str | Path | bytes | BinaryIO | BytesIO | Image.Image
@@ -31,9 +30,6 @@ Source = str | Path | bytes | BinaryIO | BytesIO | Image.Image
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 """The formats read, by Pillow's names. It opens MPO (phone JPEGs with a second view) as JPEG."""
-
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
-"""The file name endings searched for in a folder, compared in lower case."""
 
 MAX_PIXELS = 80_000_000
 """The most pixels read by default: any common camera's, and less than alarms Pillow (89 M)."""
@@ -111,42 +107,6 @@ def load(source: Source, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
             f"{_name(source)}: found {found}; expected a whole picture "
             f"({', '.join(FORMATS[:-1])} or {FORMATS[-1]}); {advice}"
         ) from error
-
-
-def find(inputs: Sequence[str | Path]) -> list[Path]:
-    """The picture files that files, folders and globs name, in the given order, each once.
-
-    A name that exists is taken literally, even with ``[`` or ``*`` in it, and a file so named is
-    kept whatever its suffix. Folders are searched recursively for `SUFFIXES`, sorted; hidden files
-    are skipped and links to folders not followed. A glob (``**`` is recursive) gives the pictures
-    and folders it matches, sorted; one that spells out its suffix (``*.jfif``) gives those files.
-
-    An input that matches nothing is kept as it is, if others do: reading it will name it.
-
-    Raises:
-        UsageError: no input matches a picture; the message names one and the suffixes.
-    """
-    if isinstance(inputs, str):  # also a sequence of str, but never meant as one
-        inputs = [inputs]
-    found: dict[Path, Path] = {}  # by absolute path: "a.jpg" and "/here/a.jpg" are one picture
-    unmatched = []
-    for given in inputs:
-        try:
-            matches = _matches(given)
-            reason = "no picture in it" if Path(given).exists() else "no such file or match"
-        except (OSError, ValueError) as error:  # no permission, name too long, NUL in the name
-            matches, reason = [], _printable(str(error))
-        if not matches:
-            unmatched.append(
-                f"{_name(given)}: {reason}; expected a picture, a folder of pictures or a glob "
-                f"({' '.join(SUFFIXES)}); check the path"
-            )
-            matches = [Path(given)]
-        for path in matches:
-            found.setdefault(path.absolute(), path)
-    if len(unmatched) == len(inputs) and unmatched:
-        raise UsageError(unmatched[0])
-    return list(found.values())
 
 
 @dataclass(frozen=True)
@@ -333,7 +293,7 @@ def _diagnose(error: Exception, source: Source, head: bytes | None) -> tuple[str
         kind = f"a Pillow picture of mode {source.mode!r} and size {source.size}"
     else:
         kind = "something" if head is None else _kind(head)
-    reason = _printable(f"{type(error).__name__}: {error}")
+    reason = printable(f"{type(error).__name__}: {error}")
     return f"{kind} that cannot be decoded ({reason})", "download, copy or export it again"
 
 
@@ -348,39 +308,8 @@ def _name(source: Source) -> str:
         return "<PIL image>"
     name = str(source) if isinstance(source, str | Path) else getattr(source, "name", None)
     if isinstance(name, str):
-        return _printable(name, limit=4096) or "''"
+        return printable(name, limit=4096) or "''"
     return "<bytes>" if isinstance(source, bytes) else "<stream>"
-
-
-def _printable(text: str, limit: int = 200) -> str:
-    """One line of printable characters: names and Pillow's messages may hold anything."""
-    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-    return line if len(line) <= limit else line[: limit - 1] + "…"
-
-
-def _matches(given: str | Path) -> list[Path]:
-    path = Path(given)
-    if path.exists():
-        return _pictures(path) if path.is_dir() else [path]
-    matches: list[Path] = []
-    spelt_out = path.suffix and not glob.has_magic(path.suffix)
-    # Not Path.glob (PTH207): it refuses absolute patterns, and its * matches hidden files.
-    for hit in sorted(map(Path, glob.glob(str(given), recursive=True))):  # noqa: PTH207
-        if hit.is_dir():
-            matches += _pictures(hit)
-        elif spelt_out or hit.suffix.lower() in SUFFIXES:
-            matches.append(hit)
-    return matches
-
-
-def _pictures(folder: Path) -> list[Path]:
-    return sorted(
-        path
-        for path in folder.rglob("*")
-        if path.suffix.lower() in SUFFIXES
-        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-        and path.is_file()
-    )
 
 
 def _borders(length: int, cells: int) -> list[float]:

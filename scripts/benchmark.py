@@ -32,10 +32,10 @@ import yaml
 from torch import Tensor, nn
 
 from captioner import checkpoint
-from captioner.checkpoint import write_text
 from captioner.data.pixels import read_batches
 from captioner.data.readers import read
 from captioner.decoding import search
+from captioner.files import write_text
 from captioner.models.annotations import Annotations
 from captioner.models.captioner import Captioner
 from captioner.models.lstm import LSTMDecoder

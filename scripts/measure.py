@@ -23,10 +23,10 @@ from typing import Any
 import torch
 
 import captioner
-from captioner.checkpoint import write_text
 from captioner.data.features import AnnotationCache
 from captioner.data.pixels import read_batches
 from captioner.data.readers import read
+from captioner.files import write_text
 from captioner.models.encoder import CNNEncoder
 from captioner.predictor import Predictor
 from captioner.training.run import provenance

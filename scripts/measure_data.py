@@ -28,9 +28,9 @@ from typing import Any
 import coco_tree
 import torch
 
-from captioner.checkpoint import write_text
 from captioner.data.module import CaptionDataModule
 from captioner.data.readers import read
+from captioner.files import write_text
 from captioner.provenance import provenance
 
 WORKERS = 4

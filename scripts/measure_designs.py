@@ -22,10 +22,10 @@ import torch
 import yaml
 
 from captioner import checkpoint
-from captioner.checkpoint import write_text
 from captioner.data.pixels import read_batches
 from captioner.data.readers import read
 from captioner.decoding import Decoding, search
+from captioner.files import write_text
 from captioner.models.annotations import Annotations
 from captioner.models.captioner import Captioner
 from captioner.models.registry import build

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from captioner.checkpoint import write_text
+from captioner.files import write_text
 from captioner.provenance import provenance
 
 ATTENTION = "--model.decoder.init_args.attention"

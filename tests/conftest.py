@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 import apps
+import libraries
 import runs
-from captioner import checkpoint, load
+from captioner import caption, checkpoint, load
 from captioner.cli import main
 from captioner.models.captioner import Captioner
 
@@ -41,6 +42,23 @@ def run_folder(tmp_path_factory, shapes_cache):
     found = load(folder).caption(sorted(scenes.glob("*.png")))
     assert len({caption.text for caption in found}) > len(found) / 2
     return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory):
+    """An untrained model folder, for what does not depend on what is said."""
+    return runs.tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """``captioner caption`` on a library without processes of its own, for whoever calls it often."""
+
+    def engine(options, sources):
+        model = {"model": options.model, "device": options.device, "sources": sources}
+        return libraries.InProcess({**model, **caption._search(options)})
+
+    monkeypatch.setattr(caption, "_engine", engine)
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,16 @@
-"""Small training runs for the tests, and a callback that dies like a machine does."""
+"""Small training runs and a tiny model for the tests, and a callback that dies like a machine does."""
 
 import os
 import signal
 from pathlib import Path
 
 import pytorch_lightning as pl
+import torch
+
+from captioner import checkpoint
+from captioner.decoding import Decoding
+from captioner.models.captioner import Captioner
+from captioner.text import Vocabulary
 
 SIDE = 64
 
@@ -59,3 +65,25 @@ class Watch(pl.Callback):
     def on_train_epoch_end(self, trainer, pl_module) -> None:
         state = pl_module.captioner.encoder.trunk.state_dict()
         self.encoders.append({name: tensor.clone() for name, tensor in state.items()})
+
+
+def tiny_model(folder: Path, seed: int = 0) -> Path:
+    """An untrained model that still says different things of different pictures, in no time."""
+    torch.manual_seed(seed)
+    words = ["a", "red", "blue", "circle", "square", "above", "below", "the", "of", "and", "two"]
+    tree = {
+        "encoder": {
+            "class_path": "CNNEncoder",
+            "init_args": {"name": "efficientnet_lite0", "image_size": SIDE, "stride": 16},
+        },
+        "refiner": {"class_path": "Projection", "init_args": {"dim": 16}},
+        "decoder": {"class_path": "LSTMDecoder", "init_args": {"hidden": 16, "embedding": 8}},
+    }
+    captioner = Captioner.from_config(tree, Vocabulary(words))
+    captioner.encoder.load_pretrained()
+    with torch.no_grad():
+        for part in (captioner.refiner, captioner.decoder):
+            for parameter in part.parameters():
+                parameter.normal_(0, 1.0)
+    checkpoint.save(captioner, folder, "# Tiny", Decoding(beam_size=2, max_length=8))
+    return folder

@@ -1,9 +1,12 @@
 """The model folder: what goes in comes out, and what is damaged or hostile is refused in one line."""
 
 import json
+import os
 import pickle
+import resource
 import shutil
 import struct
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -262,3 +265,186 @@ def test_load_is_the_front_door(run_folder):
     predictor = load(run_folder, device="cpu")
     assert isinstance(predictor, Predictor)
     assert predictor.name == str(run_folder)
+
+
+# ── a stranger's files ───────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def tiny(tiny_folder, tmp_path):
+    return Path(shutil.copytree(tiny_folder, tmp_path / "tiny"))
+
+
+def reconfigured(folder: Path, part: str, **options) -> None:
+    tree = json.loads((folder / "config.json").read_text())["model"]
+    tree[part]["init_args"].update(options)
+    edit(folder / "config.json", model=tree)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../../evil",
+        "/etc/passwd",
+        "timm/../../evil",
+        "timm/local-dir:/tmp/evil",
+        "timm/hf-hub:stranger/evil",
+        "hf_hub:stranger/evil",
+        "torchvision/../evil",
+        "torchvision/os.system",
+        "file:///tmp/evil",
+        "a\nb",
+        "",
+    ],
+)
+def test_an_encoder_by_a_path_or_an_address(tiny, name, monkeypatch):
+    """Names are looked up in the libraries' lists; none is a path, and nothing is fetched."""
+    monkeypatch.setattr("socket.socket", None)
+    reconfigured(tiny, "encoder", name=name)
+    refused(tiny)
+
+
+@pytest.mark.parametrize("weights", ["/tmp/evil.pth", "https://example.org/evil.pth", "../evil"])
+def test_encoder_weights_by_a_path_or_an_address(tiny, weights, monkeypatch):
+    monkeypatch.setattr("socket.socket", None)
+    for name in ("efficientnet_lite0", "torchvision/resnet18", "timm/resnet18"):
+        reconfigured(tiny, "encoder", name=name, weights=weights)
+        assert "weights" in refused(tiny)
+
+
+@pytest.mark.parametrize("name", ["os.system", "builtins.eval", "captioner.cli.main"])
+@pytest.mark.parametrize("part", ["attention", "score", "distribution"])
+def test_a_foreign_class_inside_a_part(tiny, part, name):
+    foreign = {"class_path": name, "init_args": {"command": "touch canary"}}
+    inner = {part: foreign} if part != "attention" else {}
+    attention = {"class_path": "Attention", "init_args": inner} if inner else foreign
+    reconfigured(tiny, "decoder", attention=attention)
+    assert f"unknown {part}" in refused(tiny)
+    reconfigured(tiny, "decoder", attention=name)
+    refused(tiny)
+
+
+@pytest.mark.parametrize(
+    ("part", "options"),
+    [
+        ("decoder", {"hidden": 200_000}),
+        ("decoder", {"embedding": 10**12}),
+        ("decoder", {"hidden": 10**30}),
+        ("refiner", {"dim": 10**9}),
+        ("encoder", {"image_size": 10**6}),
+        ("encoder", {"image_size": -1}),
+    ],
+)
+def test_a_configuration_that_claims_gigabytes(tiny, part, options):
+    """Refused while it is built: the memory that it would take is never touched."""
+    before = peak()
+    reconfigured(tiny, part, **options)
+    refused(tiny)
+    assert peak() - before < 1e9
+
+
+def test_a_configuration_of_a_million_layers(tiny):
+    tree = json.loads((tiny / "config.json").read_text())["model"]
+    tree["decoder"] = {"class_path": "TransformerDecoder", "init_args": {"layers": 10**6, "dim": 8}}
+    edit(tiny / "config.json", model=tree)
+    assert "more parameters" in refused(tiny)
+
+
+def peak() -> float:
+    """The most memory that this process has had so far, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def test_gigabytes_of_weights_are_refused_by_their_header(tiny):
+    """A sparse file: the bytes that its header claims are there, and cost its author nothing."""
+    file = tiny / "model.safetensors"
+    size = 10 * 2**30
+    header = json.dumps({"a": {"dtype": "F32", "shape": [size // 4], "data_offsets": [0, size]}})
+    with file.open("wb") as stream:
+        stream.write(struct.pack("<Q", len(header)) + header.encode())
+        stream.truncate(8 + len(header) + size)
+    before = peak()
+    # Torch is not asked for: the model alone has room for that many parameters now.
+    assert "no such tensor" in refused(tiny)
+    assert peak() - before < 1e9
+
+
+@pytest.mark.parametrize("kept", [0.01, 0.5, 0.99])
+def test_a_cut_checkpoint(run_folder, tmp_path, kept):
+    whole = (run_folder / "checkpoints" / "best.ckpt").read_bytes()
+    (tmp_path / "cut.ckpt").write_bytes(whole[: int(kept * len(whole))])
+    refused(tmp_path / "cut.ckpt")
+
+
+def test_a_packed_checkpoint_is_not_unpacked(run_folder, tmp_path):
+    file = tmp_path / "packed.ckpt"
+    with (
+        zipfile.ZipFile(run_folder / "checkpoints" / "best.ckpt") as whole,
+        zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as packed,
+    ):
+        for entry in whole.infolist():
+            packed.writestr(entry.filename, whole.read(entry))
+    assert "compressed" in refused(file)
+
+
+def test_a_checkpoint_whose_tensors_are_not_all_there(run_folder, tmp_path):
+    """A storage of ten bytes under a tensor of many: what lies behind it in memory is not read."""
+    file = tmp_path / "short.ckpt"
+    with (
+        zipfile.ZipFile(run_folder / "checkpoints" / "best.ckpt") as whole,
+        zipfile.ZipFile(file, "w") as short,
+    ):
+        for entry in whole.infolist():
+            data = whole.read(entry)
+            short.writestr(entry.filename, data[:10] if "/data/" in entry.filename else data)
+    refused(file)
+
+
+@pytest.mark.parametrize("words", [["a", "\x1b[2Jred"], ["a", "two\nlines"], ["a", "\udc00"]])
+def test_words_that_would_act_on_a_terminal(tiny, words):
+    edit(tiny / "vocab.json", words=words)
+    assert "control characters" in refused(tiny)
+
+
+@pytest.mark.parametrize("name", ["beam_size", "max_length", "samples"])
+def test_a_decoding_without_end(tiny, name):
+    edit(tiny / "config.json", decoding={name: 10**9})
+    assert "up to 1000" in refused(tiny)
+
+
+@pytest.mark.parametrize("name", ["config.json", "vocab.json"])
+def test_json_that_is_too_deep_or_too_large(tiny, name):
+    (tiny / name).write_text('{"words": ' + "[" * 100_000)
+    assert name in refused(tiny)
+    with (tiny / name).open("wb") as stream:
+        stream.truncate(10 * 2**30)
+    assert "larger than" in refused(tiny)
+
+
+def test_a_tree_without_end(tiny):
+    tree: dict = {"class_path": "Attention", "init_args": {}}
+    for _ in range(300):
+        tree = {"class_path": "Attention", "init_args": {"attention": tree, "score": tree}}
+        if len(json.dumps(tree)) > 1e6:
+            break
+    reconfigured(tiny, "decoder", attention=tree)
+    refused(tiny)
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+@pytest.mark.parametrize("place", ["hyper_parameters", "state_dict", "words", "callbacks"])
+def test_an_attack_anywhere_in_a_checkpoint(run_folder, tmp_path, place):
+    canary = tmp_path / "canary"
+
+    class Attack:
+        def __reduce__(self):
+            return (os.system, (f"touch {canary}",))
+
+    content = torch.load(run_folder / "checkpoints" / "best.ckpt", weights_only=True)
+    if place == "words":
+        content["hyper_parameters"] = {**content["hyper_parameters"], "words": [Attack()]}
+    else:
+        content[place] = {**content[place], "decoder": Attack()}
+    torch.save(content, tmp_path / "evil.ckpt")
+    refused(tmp_path / "evil.ckpt")
+    assert not canary.exists()

@@ -15,8 +15,8 @@ import pytest
 import torch
 from PIL import Image, PngImagePlugin
 
-from captioner import images
-from captioner.errors import ImageError, UsageError
+from captioner import images, paths
+from captioner.errors import ImageError
 from captioner.images import Geometry
 
 HEIGHT, WIDTH = 24, 32
@@ -104,7 +104,7 @@ def test_lossy_formats_give_nearly_the_pixels(name, tmp_path):
 def test_every_format_announced_is_covered_by_a_suffix_and_a_test():
     assert {format for format, _ in (LOSSLESS | LOSSY).values()} == set(images.FORMATS)
     Image.init()
-    assert {Image.EXTENSION[suffix] for suffix in images.SUFFIXES} == set(images.FORMATS)
+    assert {Image.EXTENSION[suffix] for suffix in paths.SUFFIXES} == set(images.FORMATS)
 
 
 @pytest.mark.parametrize("format", ["GIF", "WEBP", "PNG", "TIFF", "MPO"])
@@ -733,92 +733,6 @@ def test_damaged_files_give_a_picture_or_one_clear_error(name, alarm, tmp_path, 
                 assert np.asarray(image).shape == (image.height, image.width, 3)
                 outcomes.add(True)
     assert False in outcomes
-
-
-# ── find ─────────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.fixture
-def tree(tmp_path, monkeypatch):
-    for name in (
-        "b.jpg", "a.PNG", "notes.txt", ".hidden.jpg", "sub/c.webp", "sub/deep/d.tiff",
-        ".cache/e.jpg", "odd[1].jpg", "odd1.jpg", "x.jfif", "empty/readme.md",
-    ):  # fmt: skip
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
-    (tmp_path / "folder.jpg").mkdir()
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def names(*inputs):
-    return [path.as_posix() for path in images.find(list(inputs))]
-
-
-def test_folders_are_searched_in_order(tree):
-    everything = ["a.PNG", "b.jpg", "odd1.jpg", "odd[1].jpg", "sub/c.webp", "sub/deep/d.tiff"]
-    assert names(".") == everything
-    assert images.find([tree]) == [tree / name for name in everything]
-    assert names("sub", "b.jpg") == ["sub/c.webp", "sub/deep/d.tiff", "b.jpg"]
-    assert names(".cache") == [".cache/e.jpg"]  # hidden, but asked for
-
-
-def test_files_are_kept_as_named_in_the_order_given(tree):
-    assert names("x.jfif", "notes.txt", ".hidden.jpg") == ["x.jfif", "notes.txt", ".hidden.jpg"]
-    assert images.find([]) == []
-    assert images.find("b.jpg") == [Path("b.jpg")]  # not "b", ".", "j", …
-
-
-def test_globs(tree):
-    assert names("*") == [
-        "a.PNG",
-        "b.jpg",
-        "odd1.jpg",
-        "odd[1].jpg",
-        "sub/c.webp",
-        "sub/deep/d.tiff",
-    ]
-    assert names("[ab].*") == ["a.PNG", "b.jpg"]
-    assert names("**/*.tiff") == ["sub/deep/d.tiff"]
-    assert names("*.jfif") == ["x.jfif"]  # spelt out
-    assert names(f"{tree}/s*/*") == [f"{tree}/sub/c.webp", f"{tree}/sub/deep/d.tiff"]
-
-
-def test_a_literal_name_wins_over_its_glob_reading(tree):
-    assert names("odd[1].jpg") == ["odd[1].jpg"]
-    Path("odd[1].jpg").unlink()
-    assert names("odd[1].jpg") == ["odd1.jpg"]
-
-
-def test_nothing_is_listed_twice(tree):
-    assert names("b.jpg", tree / "b.jpg", "./b.jpg", "b*", ".")[:2] == ["b.jpg", "a.PNG"]
-    assert len(names(".", str(tree))) == len(names("."))
-
-
-@pytest.mark.parametrize(
-    "given", ["missing.jpg", "empty", "folder.jpg", "*.nope", "n*", "", "a\0", "z" * 5000]
-)
-def test_an_input_without_pictures_is_a_usage_error(tree, given):
-    if given == "":
-        (tree / "void").mkdir()
-        os.chdir(tree / "void")
-    with pytest.raises(UsageError) as error:
-        images.find([given or "."])
-    one_line(error, ".jpg", ".tiff", *([given] if given.isalpha() and len(given) < 20 else []))
-
-
-@pytest.mark.parametrize("given", ["missing.jpg", "empty", "folder.jpg", "*.nope", "a\0"])
-def test_an_input_without_pictures_costs_only_itself(tree, given):
-    assert names(given, "b.jpg", "missing too.jpg") == [given, "b.jpg", "missing too.jpg"]
-    with pytest.raises(ImageError) as error:
-        images.load(given)
-    one_line(error)
-
-
-def test_links_to_folders_are_not_followed(tree):
-    (tree / "sub" / "loop").symlink_to(tree)
-    (tree / "sub" / "link.jpg").symlink_to(tree / "b.jpg")
-    assert names("sub") == ["sub/c.webp", "sub/deep/d.tiff", "sub/link.jpg"]
 
 
 # ── geometry ─────────────────────────────────────────────────────────────────────────────────────

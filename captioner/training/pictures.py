@@ -5,7 +5,7 @@ from io import BytesIO
 from pathlib import Path
 
 from captioner import overlay
-from captioner.checkpoint import write_bytes
+from captioner.files import write_bytes
 from captioner.predictor import Predictor
 
 

@@ -36,6 +36,7 @@ from captioner.errors import UsageError
 from captioner.evaluation.captions import CaptionScorer
 from captioner.evaluation.fluency import fluency
 from captioner.evaluation.tallies import ENDING, lines
+from captioner.files import write_text
 from captioner.predictor import Predictor
 from captioner.provenance import provenance
 from captioner.shipped import configs_folder
@@ -93,7 +94,7 @@ class SaveConfig(SaveConfigCallback):
         """Not for validate, test and predict: they belong to a run that has one."""
         if stage == "fit":
             text = self.parser.dump(self.config, skip_none=False)
-            checkpoint.write_text(Path(trainer.default_root_dir) / "config.yaml", text)
+            write_text(Path(trainer.default_root_dir) / "config.yaml", text)
 
 
 class CLI(LightningCLI):
@@ -256,7 +257,7 @@ class CLI(LightningCLI):
             return
         captions = [{"image_id": i, "caption": c} for i, c in written.items()]
         file = self.root / "results" / f"{self.datamodule.test_split}-captions.json"
-        checkpoint.write_text(file, json.dumps(captions, ensure_ascii=False, indent=1) + "\n")
+        write_text(file, json.dumps(captions, ensure_ascii=False, indent=1) + "\n")
         print(f"{len(captions):,} captions written to {file}")
 
     def _report(self, split: str, **more: Any) -> dict[str, Any]:
@@ -286,8 +287,8 @@ class CLI(LightningCLI):
             print(f"{record['true_captions']} % of the captions are true of their scene")
         file = self.root / "results" / f"{self._name(split)}.json"
         # The tallies first: a result with those of another would compare wrongly.
-        checkpoint.write_text(file.with_suffix(ENDING), lines(tallies))
-        checkpoint.write_text(file, json.dumps(record, indent=2) + "\n")
+        write_text(file.with_suffix(ENDING), lines(tallies))
+        write_text(file, json.dumps(record, indent=2) + "\n")
         print(table(scores, split))
         print(f"scores written to {file}")
         return record

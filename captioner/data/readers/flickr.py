@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path, PurePath
 
-from captioner import images
+from captioner import paths
 from captioner.data.readers import splits
 from captioner.data.readers.files import find, image_folder, lines, said
 from captioner.data.readers.problems import Problems
@@ -99,7 +99,7 @@ def _records(
         split_of = _listed({s: file for s, file in lists.items() if file}, captions, problems)
     else:
         # The original Flickr8k captions "….jpg.1", a file that nobody has.
-        names = [n for n in captions if PurePath(n).suffix.lower() in images.SUFFIXES]
+        names = [n for n in captions if PurePath(n).suffix.lower() in paths.SUFFIXES]
         split_of = {name: splits.own(name) for name in names}
     folder = image_folder(root, folders, next(iter(split_of), ""))
     for name, split in split_of.items():

@@ -7,7 +7,7 @@ train/dog.txt    one caption a line
 from collections.abc import Iterator
 from pathlib import Path
 
-from captioner import images
+from captioner import paths
 from captioner.data.readers import splits
 from captioner.data.readers.files import lines, said
 from captioner.data.readers.problems import Problems
@@ -23,7 +23,7 @@ def read_folder(root: Path, problems: Problems) -> Iterator[Record]:
     Hidden files are not looked at.
     """
     try:
-        files = images.find([root])
+        files = paths.find([root])
     except UsageError:
         return
     problems.sources.append(root)
