@@ -67,5 +67,5 @@ def test_five_thousand_mutants(tiny_folder, tmp_path):
     assert all(line.startswith("captioner: ") for line in done.stderr.splitlines())
     failed = checked(libraries.records(tmp_path / "captions"), names)
     assert 1000 < failed < 4500
-    # The greatest of all processes, in KB: torch and the model take some 500 MB of it.
+    # The greatest of all processes, in KB: torch and the model take most of it.
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 1.5e6
