@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from captioner.errors import UsageError
+from captioner.options import positive
 from captioner.writers import WRITERS, Stream
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ FOLDER_FORMATS = ("jsonl", "parquet")
 ONLY_FOLDER = ("engine", "workers", "shard_size", "retry")
 
 
-def add_arguments(parser: argparse.ArgumentParser, positive: Callable[[str], int]) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options that only ``caption`` has."""
     formats = sorted({*WRITERS, *FOLDER_FORMATS})
     parser.add_argument(

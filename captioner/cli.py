@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
 
     captioning = add("caption", _caption, "write captions for files, folders or globs")
     _add_pictures(captioning)
-    caption.add_arguments(captioning, _positive)
+    caption.add_arguments(captioning)
 
     explaining = add("explain", _explain, "write files that show where it looked for each word")
     _add_pictures(explaining)

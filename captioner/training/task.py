@@ -28,7 +28,7 @@ from captioner.models.refiners import Projection
 from captioner.models.registry import build
 from captioner.text import PAD, START, UNK, Vocabulary, join
 from captioner.training import schedule
-from captioner.training.objectives import Likelihood, Loss, Objective, hard_attention
+from captioner.training.objectives import Likelihood, Loss, Objective, hard_attention, looked_at
 from captioner.training.parts import (
     DecoderFactory,
     EncoderFactory,
