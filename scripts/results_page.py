@@ -152,6 +152,25 @@ def designs_section(measured: dict[str, Any]) -> list[str]:
     return lines
 
 
+def probe_section(measured: dict[str, Any]) -> list[str]:
+    """What a cell's vector still knows, for every choice of feature maps."""
+    columns = ("finer maps", "width", "colour", "shape", "size")
+    lines = [
+        "### What the encoder's levels know",
+        "",
+        f"Read by a small network that learned from {measured['things']:,} generated things, of 1,000 others, in",
+        f"percent; `{measured['command']}`, commit {measured['commit']}, {measured['machine']}.",
+        "",
+        f"| {' | '.join(columns)} |",
+        "|---" * len(columns) + "|",
+    ]
+    for row in measured["levels"]:
+        finer = ", ".join(map(str, row["finer"])) or "none"
+        cells = (finer, row["width"], *(row[what] for what in columns[2:]))
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return [*lines, ""]
+
+
 def mechanisms_section(measured: dict[str, Any]) -> list[str]:
     """For every kind of scenes a row a mechanism; those that masks supervised in tables of their own."""
     rows = measured["mechanisms"]
@@ -247,6 +266,7 @@ def page() -> str:
             for name, r in shapes.items()
         ],
         "",
+        *probe_section(records["probe-encoder"]),
         *(mechanisms_section(records["mechanisms"]) if "mechanisms" in records else []),
         *attention_section(reports),
         "## Speed and sameness",
