@@ -158,8 +158,9 @@ def probe_section(measured: dict[str, Any]) -> list[str]:
     lines = [
         "### What the encoder's levels know",
         "",
-        f"Read by a small network that learned from {measured['things']:,} generated things, of 1,000 others, in",
-        f"percent; `{measured['command']}`, commit {measured['commit']}, {measured['machine']}.",
+        f"Read by a small network that learned from {measured['things']:,} generated things, of",
+        "1,000 others, in percent;",
+        f"`{measured['command']}`, commit {measured['commit']}, {measured['machine']}.",
         "",
         f"| {' | '.join(columns)} |",
         "|---" * len(columns) + "|",
