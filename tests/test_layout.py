@@ -1,6 +1,7 @@
 """Imports point only upward, and what must start fast imports nothing heavy."""
 
 import ast
+import builtins
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ import pytest
 import captioner
 
 PACKAGE = Path(captioner.__file__).parent
+SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 # The layout of the package, from what knows nothing to what knows everything.
 # The name of a folder stands for its __init__, which gathers what is in it.
@@ -175,6 +177,39 @@ def test_imports_point_upward(name, file):
     own = {module for module in imports(file) if module.startswith("captioner.")}
     for module in own - {"captioner.__version__"}:
         assert rank(module.removeprefix("captioner.")) <= rank(name), f"{name} imports {module}"
+
+
+def defined(tree: ast.AST) -> set[str]:
+    """Every name that is given a meaning anywhere in a module."""
+    names = set(dir(builtins)) | {"__file__", "__name__", "__doc__", "__path__"}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {(a.asname or a.name).split(".")[0] for a in node.names}
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.arg):
+            names.add(node.arg)
+        elif isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            names.add(node.id)
+        elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name:
+            names.add(node.name)
+    return names
+
+
+@pytest.mark.parametrize(
+    "file", sorted([*PACKAGE.rglob("*.py"), *SCRIPTS.glob("*.py")]), ids=lambda file: file.stem
+)
+def test_names_have_a_meaning(file):
+    """What linters look for, but for jaxtyping's axes, for whose sake they are told not to."""
+    tree = ast.parse(file.read_text("utf-8"))
+    used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    assert used <= defined(tree)
+
+
+def test_an_undefined_name_would_be_found():
+    tree = ast.parse("from os import path\ndef f(a):\n    return [a + b + path for c in a]")
+    used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    assert used - defined(tree) == {"b"}
 
 
 def test_every_module_is_seen():
