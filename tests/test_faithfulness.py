@@ -277,7 +277,7 @@ def test_attention_that_knows_nothing_orders_nothing(model, scenes):
     for parameter in model.captioner.decoder.attention.score.parameters():
         torch.nn.init.zeros_(parameter)
     curves = measure(model, scenes[:60], captions=2).words["all"]
-    assert curves.areas["random"].value > 1e-4  # what is erased matters
+    assert abs(curves.areas["random"].value) > 1e-4  # what is erased matters
     assert (curves.most_over_random.sign, curves.random_over_least.sign) == (0, 0)
     assert curves.verdict == "most > random > least does not hold: most ≈ random ≈ least"
 
@@ -319,14 +319,14 @@ def test_captions_are_searched_for_as_the_model_decodes(hard_folder, scenes):
     """With the mean of sampled paths, where that is how it decodes: other captions than the argmax's."""
     drawing = captioner.load(hard_folder, "cpu").sampler()
     drawing.decoding = drawing.decoding.with_options({"samples": 3})
-    some = scenes[:8]
+    some = scenes[:60]
     torch.manual_seed(5)
-    expected = drawing.caption([record.path for record in some], batch_size=8)
+    expected = drawing.caption([record.path for record in some], batch_size=60)
     plain = captioner.load(hard_folder, "cpu").caption([record.path for record in some])
     numbers = [len(caption.words) for caption in expected]
     assert numbers != [len(caption.words) for caption in plain]
     before = torch.get_rng_state()
-    found = measure(drawing, some, "generated", seed=5)
+    found = measure(drawing, some, "generated", seed=5, batch_size=60)
     assert [tally.ratios["all.log_prob"][1] for tally in found.tallies] == numbers
     assert torch.equal(torch.get_rng_state(), before)
 
