@@ -358,6 +358,7 @@ def test_kill_9_at_every_step_of_filling(tmp_path, paths, monkeypatch):
         (tmp_path / f"{step}").mkdir()
         child = os.fork()
         if child == 0:
+            torch.set_num_threads(1)  # the parent's others were not forked with it
             left = itertools.count(step, -1)
 
             def counted(real, left=left):

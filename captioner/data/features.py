@@ -134,7 +134,7 @@ class AnnotationCache:
                 batches = filling.run(missing)
                 for _ in progress(batches, total) if progress else batches:
                     pass
-                shards.tidy()
+            shards.tidy()  # also after one who was killed at it
         except OSError as error:
             raise DataError(f"cannot write the annotation cache '{place}': {error}") from error
         notes = [found for n in range(len(shards)) if (found := shards.notes(n)) is not None]
