@@ -13,6 +13,7 @@ pytest.importorskip("ray", reason="RAY MISSING: pip install -e '.[ray]'")
 BROKEN = (3, 8)
 
 
+@pytest.mark.slow
 def test_ray_captions_what_one_process_does(tiny_folder, tmp_path):
     """A name that is no UTF-8, Parquet, and a TMPDIR too long for sockets."""
     parquet = pytest.importorskip("pyarrow.parquet")

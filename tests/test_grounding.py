@@ -455,7 +455,7 @@ def test_scenes_are_generated_where_no_files_are_given(folder, capsys):
     assert main(["ground", "--model", str(folder), "--scenes", "3", "--regime", "forced"]) == 0
     printed = capsys.readouterr().out
     assert "3 generated scenes" in printed
-    assert "3 pictures, 15 captions" in printed
+    assert "3 pictures, 9 captions" in printed
 
 
 def test_a_data_set_without_masks_is_measured_for_faithfulness(folder, tmp_path, capsys):

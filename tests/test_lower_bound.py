@@ -491,7 +491,7 @@ def test_a_hard_model_starts_from_a_soft_one(run_folder, shapes_cache, tmp_path)
         soft.decoder.named_parameters(), hard.decoder.parameters(), strict=True
     ):
         torch.testing.assert_close(one, two, atol=1e-6, rtol=0, msg=name)
-    assert hard.decoder.mechanism == "LSTMDecoder: Additive × Hard (argmax)"
+    assert hard.decoder.mechanism == "LuongDecoder: Additive × Hard (argmax)"
     [result] = (tmp_path / "hard" / "results").glob("*.json")
     assert json.loads(result.read_text())["mechanism"] == hard.decoder.mechanism
     logged = (tmp_path / "hard" / "logs" / "version_0" / "metrics.csv").read_text().splitlines()[0]

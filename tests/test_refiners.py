@@ -315,7 +315,8 @@ def test_positions_are_cosines_of_row_and_column():
             where += [math.cos(math.pi * k * (column + 0.5) / 3) for k in (1, 2, 3)]
             inputs = torch.tensor(seen + where)
             expected = torch.relu(linear.weight @ inputs + linear.bias)
-            close(refiner(blank).vectors[0, row * 3 + column].float(), expected)
+            given = refiner(blank).vectors[0, row * 3 + column]
+            torch.testing.assert_close(given, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_every_cell_has_its_own_cosines():

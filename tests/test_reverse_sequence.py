@@ -20,7 +20,8 @@ def reverse_sequence():
     return module
 
 
-@pytest.mark.parametrize("score", [pytest.param("General", marks=pytest.mark.slow), "Additive"])
+@pytest.mark.slow
+@pytest.mark.parametrize("score", ["General", "Additive"])
 def test_a_short_string(reverse_sequence, score, tmp_path):
     outcome = reverse_sequence.run("LuongDecoder", score, "Soft", 5, 60.0, tmp_path / "map.png")
     assert outcome.exact >= 99

@@ -253,6 +253,7 @@ def taught(model, records, supervision):
     return model.eval()
 
 
+@pytest.mark.slow
 def test_a_short_training_points_better_with_it(root):
     """At objects of scenes that it has not seen."""
     records = [r for r in read("coco", root) if r.split == TRAIN]
