@@ -48,6 +48,7 @@ def test_processes_caption_what_the_plain_command_does(photos, tiny_folder, tmp_
         assert list(own) == list(record)
         assert own.get("caption") == record.get("caption")
         assert own.get("error") == record.get("error")
+        # Weights as large as this model's magnify the last bits, in which batches differ.
         assert own.get("log_prob") == pytest.approx(record.get("log_prob"), abs=1e-2)
     manifest = libraries.manifest(Path(output))
     assert (manifest["captioned"], manifest["failed"], manifest["shards"]) == (10, 2, 3)

@@ -17,10 +17,7 @@ from captioner.training.objectives import (
     Loss,
     Objective,
     check_supervision,
-    doubly_stochastic,
     hard_attention,
-    looked_at,
-    looked_away,
     said_words,
 )
 
@@ -156,13 +153,7 @@ class LowerBound(Objective):
             entropy = mean(decoded.entropy)
             measures["location_entropy"] = entropy.detach()
             terms["entropy"] = -self.entropy_weight * entropy
-        if self.doubly_stochastic:
-            uncovered = doubly_stochastic(looked_at(decoded), there)
-            captions = self.number(there.any(-1))
-            terms["doubly_stochastic"] = self.doubly_stochastic * uncovered / captions
-        if masks is not None:
-            missed = looked_away(looked_at(decoded), masks)
-            terms["supervision"] = self.supervision * missed / self.number(masks.any(-1))
+        terms |= self.looking(decoded, there, masks)
         magnitudes = torch.stack([term.detach() for term in terms.values()])
         if self.training:
             magnitudes = processes.mean(magnitudes)

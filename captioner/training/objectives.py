@@ -58,6 +58,7 @@ class Objective(Component, kind="objective"):
 
     needs_weights = True
     dropout = True
+    doubly_stochastic = 0.0
     supervision = 0.0
 
     @property
@@ -100,6 +101,23 @@ class Objective(Component, kind="objective"):
         While training, an equal share of those of all processes, which must all ask.
         """
         return processes.share(there.sum()) if self.training else there.sum().clamp(min=1)
+
+    def looking(
+        self,
+        decoded: Decoded,
+        there: Bool[Tensor, "B RN T"],
+        masks: Float[Tensor, "B S T L"] | None,
+    ) -> dict[str, Tensor]:
+        """The terms about where it looked, as far as they are wanted."""
+        terms = {}
+        if self.doubly_stochastic:
+            uncovered = doubly_stochastic(looked_at(decoded), there)
+            captions = self.number(there.any(-1))
+            terms["doubly_stochastic"] = self.doubly_stochastic * uncovered / captions
+        if masks is not None:
+            missed = looked_away(looked_at(decoded), masks)
+            terms["supervision"] = self.supervision * missed / self.number(masks.any(-1))
+        return terms
 
     def average(self, values: Float[Tensor, "*n"], there: Bool[Tensor, "*n"]) -> Float[Tensor, ""]:
         """The mean of those that are there, of all processes while training; without gradient."""
@@ -177,13 +195,7 @@ class Likelihood(Objective):
         words = self.number(there)
         said = said_words(decoded, targets, self.label_smoothing)
         terms = {"likelihood": -said.smoothed.sum() / words}
-        if self.doubly_stochastic:
-            uncovered = doubly_stochastic(looked_at(decoded), there)
-            captions = self.number(there.any(-1))
-            terms["doubly_stochastic"] = self.doubly_stochastic * uncovered / captions
-        if masks is not None:
-            missed = looked_away(looked_at(decoded), masks)
-            terms["supervision"] = self.supervision * missed / self.number(masks.any(-1))
+        terms |= self.looking(decoded, there, masks)
         total = torch.stack(list(terms.values())).sum()
         return Loss(total, terms, {"nll": -said.exact.detach().sum() / words})
 
