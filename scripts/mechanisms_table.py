@@ -23,7 +23,8 @@ from captioner.provenance import provenance
 ATTENTION = "--model.decoder.init_args.attention"
 SCORE = f"{ATTENTION}.init_args.score"
 LAW = f"{ATTENTION}.init_args.distribution"
-SUPERVISION = "--model.objective.init_args.supervision"
+OBJECTIVE = "--model.objective"
+SUPERVISION = f"{OBJECTIVE}.init_args.supervision"
 MECHANISMS: dict[str, list[str]] = {
     "additive": [],
     "dot": [f"{SCORE}=Dot"],
@@ -32,7 +33,15 @@ MECHANISMS: dict[str, list[str]] = {
     "concat": [f"{SCORE}=Concat"],
     "distance": [f"{SCORE}=Distance"],
     "sparsemax": [f"{LAW}=Sparsemax"],
-    "hard": [f"{LAW}=Hard", f"{LAW}.init_args.gradient=straight_through"],
+    "hard": [
+        f"{LAW}=Hard",
+        f"{OBJECTIVE}=LowerBound",
+        f"{OBJECTIVE}.init_args.samples=2",
+        f"{OBJECTIVE}.init_args.baseline=leave_one_out",
+        f"{OBJECTIVE}.init_args.credit=to_go",
+        f"{OBJECTIVE}.init_args.doubly_stochastic=0.0",
+    ],
+    "hard-straight-through": [f"{LAW}=Hard", f"{LAW}.init_args.gradient=straight_through"],
     "local-m": [f"{LAW}=LocalM"],
     "local-p": [f"{LAW}=LocalP"],
     "local-2d": [f"{LAW}=LocalP2D"],
