@@ -10,22 +10,18 @@ The same layout as on the Hugging Face hub. A Lightning checkpoint and a run fol
 
 import json
 import tempfile
-import unicodedata
-import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_model, save_model
-from torch.nn.modules.module import register_module_parameter_registration_hook
 
-from captioner import __version__
+from captioner import __version__, untrusted
 from captioner.decoding import Decoding
-from captioner.errors import CaptionerError, CheckpointError, ModelError, UsageError
+from captioner.errors import CaptionerError, CheckpointError, UsageError
 from captioner.models.captioner import PARTS, Captioner
 from captioner.text import Tokenizer, Vocabulary
 
@@ -33,16 +29,6 @@ FORMAT_VERSION = 1
 CONFIG, WEIGHTS, VOCABULARY, CARD = "config.json", "model.safetensors", "vocab.json", "README.md"
 BEST = Path("checkpoints") / "best.ckpt"
 MODEL = "model"
-
-# What a stranger's files may ask for before they are refused.
-MAX_JSON = 64 << 20
-"""Bytes of a configuration or of a vocabulary; a million words are 20 MB."""
-MAX_DECODING = 1000
-"""Beams, words and samples that a stored decoding may name."""
-MAX_TENSORS = 10_000
-"""Parameters by number; the largest networks of timm have some thousands."""
-SPARE = 64 << 20
-"""Numbers that a model may have beyond those in its file: an encoder whose weights are a package's."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +138,7 @@ def load(source: str | Path) -> Stored:
 
 def load_folder(folder: Path) -> Stored:
     """From a model folder; see ``load``."""
-    config = _read_json(folder / CONFIG)
+    config = untrusted.read_json(folder / CONFIG)
     version = config.get("format_version")
     if not isinstance(version, int) or version < 1:
         raise CheckpointError(f"'{folder / CONFIG}' has no format_version; is this a model folder?")
@@ -161,7 +147,7 @@ def load_folder(folder: Path) -> Stored:
             f"'{folder}' has format version {version}, this captioner ({__version__}) reads up to "
             f"{FORMAT_VERSION}: pip install --upgrade captioner"
         )
-    words = _read_json(folder / VOCABULARY).get("words")
+    words = untrusted.read_json(folder / VOCABULARY).get("words")
     if not (folder / WEIGHTS).is_file():
         raise CheckpointError(f"'{folder}' has no {WEIGHTS}; the folder is incomplete")
     captioner = _assemble(folder, config.get("model"), words, folder / WEIGHTS)
@@ -172,7 +158,7 @@ def load_folder(folder: Path) -> Stored:
             f"{captioner.vocabulary.fingerprint}, {CONFIG} says {expected}): restore the original"
         )
     try:
-        _check_header(folder / WEIGHTS, captioner)
+        untrusted.check_header(folder / WEIGHTS, captioner)
         # Knows which tensors are stored once and used twice, as tied embeddings are.
         load_model(captioner, folder / WEIGHTS, strict=True)
     except RuntimeError as error:
@@ -193,7 +179,7 @@ def load_folder(folder: Path) -> Stored:
 def read_lightning(file: Path) -> Mapping[str, Any]:
     """The content of a Lightning checkpoint of ``captioner fit``, nothing built yet."""
     try:
-        _check_stored(file)
+        untrusted.check_stored(file)
         # Mapped, not read: a tensor takes memory when it is used, and only if it is there.
         content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # whatever a file that is no checkpoint leads the reader into
@@ -247,8 +233,8 @@ def _plain(values: Any) -> Any:
 def _decoding(source: Path, given: Any) -> Decoding:
     try:
         decoding = Decoding(**given)
-        if max(decoding.beam_size, decoding.max_length, decoding.samples) > MAX_DECODING:
-            raise UsageError(f"beams, words and samples go up to {MAX_DECODING}")
+        if max(decoding.beam_size, decoding.max_length, decoding.samples) > untrusted.MAX_DECODING:
+            raise UsageError(f"beams, words and samples go up to {untrusted.MAX_DECODING}")
     except (TypeError, CaptionerError) as error:
         raise CheckpointError(f"'{source}' says how to decode as {given!r:.80}: {error}") from error
     return decoding
@@ -265,75 +251,17 @@ def _supervision(source: Path, content: Mapping[str, Any]) -> float:
 
 
 def _assemble(source: Path, tree: Any, words: Any, weights: Path) -> Captioner:
-    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise CheckpointError(
-            f"'{source}' has no list of words; its vocabulary is missing or damaged"
-        )
-    for word in words:
-        # A word goes to terminals and into files line by line.
-        if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in word):
-            raise CheckpointError(f"'{source}' has a word with control characters: {word!r:.40}")
     if not isinstance(tree, Mapping):
         raise CheckpointError(
             f"'{source}' does not say what model it holds; its configuration is damaged"
         )
     try:
-        with _no_larger_than(weights):
-            return Captioner.from_config(tree, Vocabulary(words))
+        with untrusted.no_larger_than(weights):
+            return Captioner.from_config(tree, Vocabulary(untrusted.words(source, words)))
     except (CaptionerError, RecursionError, MemoryError, OverflowError) as error:
         raise CheckpointError(
             f"'{source}' cannot be rebuilt: {str(error) or type(error).__name__:.500}"
         ) from error
-
-
-@contextmanager
-def _no_larger_than(weights: Path) -> Iterator[None]:
-    """Refuses a model with many more parameters than its file could hold, while it is built.
-
-    A configuration of a few bytes may name a layer of many gigabytes, or a million layers. A
-    parameter is counted when it is given to its module, and no memory is touched before that.
-    """
-    room = weights.stat().st_size // 2 + SPARE  # no stored number is smaller than two bytes
-    seen: set[int] = set()
-    total = 0
-
-    def count(_: torch.nn.Module, __: str, parameter: torch.nn.Parameter | None) -> None:
-        nonlocal total
-        if parameter is None or parameter.is_meta or id(parameter) in seen:
-            return
-        seen.add(id(parameter))
-        total += parameter.numel()
-        if total > room or len(seen) > MAX_TENSORS:
-            raise ModelError(
-                f"its configuration asks for more parameters than '{weights.name}' can hold"
-            )
-
-    handle = register_module_parameter_registration_hook(count)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-def _check_header(file: Path, captioner: Captioner) -> None:
-    """Refuses weights of other names or shapes by the file's header, before any is read."""
-    own = captioner.state_dict()
-    with safe_open(str(file), "pt") as stored:
-        for name in stored.keys():  # noqa: SIM118 - no mapping
-            shape = stored.get_slice(name).get_shape()
-            if name not in own or list(own[name].shape) != shape:
-                expected = list(own[name].shape) if name in own else "no such tensor"
-                raise CheckpointError(
-                    f"'{file}' does not fit its model: {name!r:.100} is {shape}, expected {expected}"
-                )
-
-
-def _check_stored(file: Path) -> None:
-    """Refuses packed content: a file of a few megabytes may unpack to any size."""
-    if zipfile.is_zipfile(file):
-        with zipfile.ZipFile(file) as content:
-            if any(entry.compress_type != zipfile.ZIP_STORED for entry in content.infolist()):
-                raise ValueError("its content is compressed, which torch.save never does")
 
 
 def _misfit(source: Path, error: RuntimeError) -> CheckpointError:
@@ -354,18 +282,6 @@ def _check_encoder(captioner: Captioner, expected: Any, source: Path) -> None:
                 f"'{source}' was trained with other encoder weights (sha256 {expected:.12}…) than the "
                 f"installed package has ({found:.12}…): install the version it was trained with"
             )
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        if file.stat().st_size > MAX_JSON:
-            raise ValueError(f"it is larger than {MAX_JSON} bytes")
-        content = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"'{file}' cannot be read as JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"'{file}' holds a {type(content).__name__}; expected an object")
-    return content
 
 
 def _dump(content: Any) -> str:

@@ -16,6 +16,7 @@ from torchvision.models import ResNet18_Weights
 
 from captioner.errors import ModelError
 from captioner.models import CNNEncoder
+from captioner.models import encoder as module
 from captioner.models.registry import build
 
 MEAN = torch.tensor((0.485, 0.456, 0.406)).view(3, 1, 1)
@@ -408,6 +409,33 @@ def test_a_trainable_encoder_learns_but_for_its_statistics(name, stride):
     assert all(torch.equal(before[key], tensor) for key, tensor in encoder.trunk.named_buffers())
     with torch.no_grad():
         assert not encoder(photos(64)).vectors.requires_grad
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 8])
+@pytest.mark.parametrize("pixels", [1, 3 * 64 * 64, 1_000_000])
+def test_some_pictures_at_a_time_are_all_of_them(count, pixels, monkeypatch):
+    encoder = CNNEncoder("efficientnet_lite0", 64, 16, weights=None, finer=[8]).eval()
+    images = photos(64, count)
+    whole = encoder(images)
+    seen = []
+    encoder.trunk.register_forward_hook(lambda _, given, __: seen.append(len(given[0])))
+    monkeypatch.setattr(module, "IN_CACHE", pixels)
+    found = encoder(images)
+    assert found.grid == whole.grid
+    torch.testing.assert_close(found.vectors, whole.vectors)
+    assert sum(seen) == count
+    assert max(seen) <= max(1, pixels // 64**2)
+
+
+def test_an_encoder_that_learns_is_given_all_pictures_at_once(monkeypatch):
+    monkeypatch.setattr(module, "IN_CACHE", 1)
+    encoder = CNNEncoder("efficientnet_lite0", 64, weights=None, trainable=True).train()
+    seen = []
+    encoder.trunk.register_forward_hook(lambda _, given, __: seen.append(len(given[0])))
+    encoder(photos(64, 3))
+    with torch.no_grad():
+        encoder(photos(64, 3))
+    assert seen == [3, 1, 1, 1]
 
 
 # State

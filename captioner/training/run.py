@@ -3,8 +3,7 @@
 A run lives in one folder, ``trainer.default_root_dir`` (by default ``runs/`` and the name of the
 configuration file): ``config.yaml``, ``checkpoints/{best,last}.ckpt``, ``logs/version_N`` (CSV and
 TensorBoard, one version per start), ``results/``, ``model/``, the best model as a folder, and
-``overlays/``, where it looked in a few development pictures. A result is two files: ``val-beam5.json``
-has the scores, ``val-beam5.images.jsonl`` the captions and what each adds.
+``overlays/``, where it looked in a few development pictures.
 """
 
 import json
@@ -12,7 +11,6 @@ import logging
 import sys
 import time
 import warnings
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,23 +25,17 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveCon
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 
 from captioner import checkpoint, processes
-from captioner.data.grammar import true_of
 from captioner.data.module import CaptionDataModule
 from captioner.data.records import TRAIN, VAL
-from captioner.data.shapes_folder import read_things
 from captioner.data.supervision import masks_of
 from captioner.errors import UsageError
-from captioner.evaluation.captions import CaptionScorer
-from captioner.evaluation.fluency import fluency
-from captioner.evaluation.tallies import ENDING, lines
 from captioner.files import write_text
 from captioner.predictor import Predictor
-from captioner.provenance import provenance
 from captioner.shipped import configs_folder
-from captioner.training.card import model_card, table
+from captioner.training.card import model_card
 from captioner.training.checkpoints import WholeCheckpoints
-from captioner.training.objectives import hard_attention
 from captioner.training.pictures import draw
+from captioner.training.result import write_result
 from captioner.training.task import CaptioningTask
 
 _LOG = logging.getLogger(__name__)
@@ -210,7 +202,7 @@ class CLI(LightningCLI):
         self.trainer.test(self.model, dataloaders=self.datamodule.val_dataloader(), verbose=False)
         if not self.trainer.is_global_zero:
             return
-        record = self._report(
+        record = self._result(
             VAL,
             training_seconds=round(training_seconds),
             resumed=self._get(self.config, "ckpt_path") is not None,
@@ -246,7 +238,7 @@ class CLI(LightningCLI):
     def after_test(self) -> None:
         """Scores the captions generated for ``data.test_split``."""
         if self.trainer.is_global_zero:
-            self._report(self.datamodule.test_split)
+            self._result(self.datamodule.test_split)
 
     def predict(self, model: CaptioningTask, **kwargs: Any) -> None:
         """Writes captions of ``data.test_split`` in COCO's results format."""
@@ -260,58 +252,11 @@ class CLI(LightningCLI):
         write_text(file, json.dumps(captions, ensure_ascii=False, indent=1) + "\n")
         print(f"{len(captions):,} captions written to {file}")
 
-    def _report(self, split: str, **more: Any) -> dict[str, Any]:
-        """Scores the task's generated captions, prints the scores and keeps them as JSON."""
-        references = self.datamodule.references(split)
-        scores, tallies = CaptionScorer(references).judge(self.model.generated)
-        decoding = asdict(self.model.decoding)
-        record = {
-            "command": " ".join(["captioner", *sys.argv[1:]]),
-            "split": split,
-            "data": self.datamodule.name,
-            "scores": scores.as_dict(),
-            "decoding": decoding,
-            "captions": "generated",
-            **fluency(self.model.generated.values()),
-            "mechanism": self.model.captioner.decoder.mechanism,
-            "supervised_by_masks": self.model.supervision,
-            "seed": self._get(self.config, "seed_everything"),
-            "parameters": sum(p.numel() for p in self.model.parameters() if p.requires_grad),
-            "captioning_seconds": round(self.model.generating_seconds, 2),
-            "annotations": "cached" if self._cached() else "computed",
-            **more,
-            **provenance(),
-        }
-        if (root := self.datamodule.scenes) is not None:
-            record["true_captions"] = round(self._true(root, split), 1)
-            print(f"{record['true_captions']} % of the captions are true of their scene")
-        file = self.root / "results" / f"{self._name(split)}.json"
-        # The tallies first: a result with those of another would compare wrongly.
-        write_text(file.with_suffix(ENDING), lines(tallies))
-        write_text(file, json.dumps(record, indent=2) + "\n")
-        print(table(scores, split))
-        print(f"scores written to {file}")
-        return record
-
-    def _cached(self) -> bool:
-        """Whether captioning began with annotation vectors that were there already."""
-        return self.datamodule.cache is True and not self.model.captioner.encoder.trainable
-
-    def _name(self, split: str) -> str:
-        """Of a result: what it was scored on, and how it was decoded."""
-        decoding = self.model.decoding
-        name = f"{split}-beam{decoding.beam_size}"
-        for law in hard_attention(self.model.captioner.decoder)[:1]:
-            name += f"-{law.test_time}"
-        return name if decoding.samples == 1 else f"{name}-{decoding.samples}"
-
-    def _true(self, root: Path, split: str) -> float:
-        """Percent of the generated captions that say nothing false of their generated scene."""
-        things = read_things(root, split)
-        captions = self.model.generated
-        return (
-            100 * sum(true_of(text, things[int(i)]) for i, text in captions.items()) / len(captions)
-        )
+    def _result(self, split: str, **more: Any) -> dict[str, Any]:
+        """Of the captions that the task has generated."""
+        seed = self._get(self.config, "seed_everything")
+        folder = self.root / "results"
+        return write_result(self.model, self.datamodule, split, folder, seed=seed, **more)
 
 
 def main(arguments: list[str]) -> None:
