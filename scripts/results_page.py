@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from results_scale import data_section, library_section
+
 from captioner.ground_tables import markdown
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -17,6 +19,7 @@ COLUMNS = (
     *("beam", "length penalty", "tokenizer", "seed", "minutes"),
 )
 TUNED = "tuned-"  # of the files that hold what became of one soft model
+LIBRARY = "library-"  # and a library's captioning, an engine a file
 SEEN = {
     "true_captions": "captions true, %",
     "pointing": "pointing, %",
@@ -232,6 +235,7 @@ def page() -> str:
     flickr = {n: r for n, r in runs.items() if r["data"] == "flickr8k"}
     shapes = {n: r for n, r in runs.items() if r["data"] == "shapes"}
     speed = records["speed"]
+    libraries = [record for name, record in records.items() if name.startswith(LIBRARY)]
     reports = {name: record for name, record in records.items() if "regimes" in record}
     lines = [
         "# Results",
@@ -270,6 +274,8 @@ def page() -> str:
         *probe_section(records["probe-encoder"]),
         *(mechanisms_section(records["mechanisms"]) if "mechanisms" in records else []),
         *attention_section(reports),
+        *(data_section(records["data"]) if "data" in records else []),
+        *(library_section(libraries) if libraries else []),
         "## Speed and sameness",
         "",
         f"`{speed['command']}`, commit {speed['commit']}, {speed['machine']}; medians of one run.",
