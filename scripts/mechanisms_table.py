@@ -30,6 +30,7 @@ MECHANISMS: dict[str, list[str]] = {
     "dot": [f"{SCORE}=Dot"],
     "scaled-dot": [f"{SCORE}=ScaledDot"],
     "general": [f"{SCORE}=General"],
+    "general-scaled": [f"{SCORE}=General", f"{SCORE}.init_args.scale=sqrt"],
     "concat": [f"{SCORE}=Concat"],
     "distance": [f"{SCORE}=Distance"],
     "sparsemax": [f"{LAW}=Sparsemax"],
