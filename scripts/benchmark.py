@@ -43,7 +43,7 @@ from captioner.models.luong import LuongDecoder
 from captioner.models.registry import build
 from captioner.text import END, PAD, START, Vocabulary
 from captioner.training.objectives import Objective
-from captioner.training.run import provenance
+from captioner.provenance import provenance
 
 CONFIGS = Path(__file__).parents[1] / "configs" / "model"
 WIDTH, WORDS = 1280, 2500  # of an annotation vector of the encoder; of Flickr8k's vocabulary

@@ -29,7 +29,7 @@ from captioner.data.readers import read
 from captioner.files import write_text
 from captioner.models.encoder import CNNEncoder
 from captioner.predictor import Predictor
-from captioner.training.run import provenance
+from captioner.provenance import provenance
 
 BATCH = 32
 ENCODERS = ("efficientnet_lite0", "efficientnet_lite2")

@@ -30,7 +30,7 @@ from captioner.models.annotations import Annotations
 from captioner.models.captioner import Captioner
 from captioner.models.registry import build
 from captioner.text import END, START, Tokenizer
-from captioner.training.run import provenance
+from captioner.provenance import provenance
 
 PHOTOS, CAPTIONS, WORDS, AT_ONCE = 32, 5, 20, 64
 
