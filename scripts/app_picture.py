@@ -9,7 +9,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import ViewportSize, sync_playwright
 
 from captioner.data.grammar import true_of
 from captioner.data.shapes import Scene, scene
@@ -17,7 +17,7 @@ from captioner.predictor import Caption
 from captioner.ui import HELD_OUT, serving
 from captioner.ui_models import Models, read
 
-SIZE = {"width": 1280, "height": 960}
+SIZE: ViewportSize = {"width": 1280, "height": 960}
 
 
 def looked_at(caption: Caption, drawn: Scene) -> list[int]:

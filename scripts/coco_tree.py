@@ -14,6 +14,7 @@ import json
 from itertools import accumulate
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from PIL import Image
 
@@ -38,7 +39,8 @@ def write(root: Path, sizes: dict[str, int], seed: int = 0) -> None:
     numbers = iter(rng.sample(range(1, 600_000), sum(sizes.values())))  # COCO's have gaps, too
     for part, size in sizes.items():
         (root / f"{part}2014").mkdir()
-        images, annotations = [], []
+        images: list[dict[str, Any]] = []
+        annotations: list[dict[str, Any]] = []
         for image_id in sorted(next(numbers) for _ in range(size)):
             name = f"COCO_{part}2014_{image_id:012d}.jpg"
             (root / f"{part}2014" / name).write_bytes(

@@ -29,8 +29,8 @@ from captioner.files import write_text
 from captioner.models.annotations import Annotations
 from captioner.models.captioner import Captioner
 from captioner.models.registry import build
-from captioner.text import END, START, Tokenizer
 from captioner.provenance import provenance
+from captioner.text import END, START, Tokenizer
 
 PHOTOS, CAPTIONS, WORDS, AT_ONCE = 32, 5, 20, 64
 

@@ -9,14 +9,13 @@ each process that has them, sampled every second.
 
 import argparse
 import json
-import os
 import random
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
+
+from speed.memory import watch
 
 from captioner.data.shapes import scene
 from captioner.files import write_text
@@ -53,35 +52,6 @@ def damage(file: Path, rng: random.Random) -> None:
     file.write_bytes(rng.choice(forms))
 
 
-def watch(command: list[str]) -> tuple[int, float, list[tuple[float, float]], str]:
-    """Runs a command: its exit status, seconds, (seconds, MB) over time, and standard error."""
-    began = time.perf_counter()
-    memory = []
-    with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
-        while process.poll() is None:
-            memory.append((round(time.perf_counter() - began, 1), resident(process.pid)))
-            time.sleep(1)
-        errors.seek(0)
-        return process.returncode, time.perf_counter() - began, memory, errors.read()
-
-
-def resident(root: int) -> float:
-    """MB of a process and all its descendants."""
-    parents, pages = {}, {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                fields = (entry / "stat").read_text().rpartition(")")[2].split()
-            except OSError:  # it has ended
-                continue
-            parents[int(entry.name)], pages[int(entry.name)] = int(fields[1]), int(fields[21])
-    family = {root}
-    while more := {pid for pid, parent in parents.items() if parent in family} - family:
-        family |= more
-    return sum(pages.get(pid, 0) for pid in family) * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-
 def records(folder: Path) -> list[dict[str, Any]]:
     """All that stands in the shards."""
     return [
@@ -98,24 +68,25 @@ def measure(options: argparse.Namespace, work: Path) -> dict[str, Any]:
     command = [sys.executable, "-m", "captioner", "caption", str(work / "photos"), "--output"]
     command += [str(output), "--model", options.model, "--engine", options.engine]
     command += [f"--workers={options.workers}", f"--beam-size={options.beam_size}"]
-    status, seconds, memory, errors = watch(command)
+    seen = watch(command)
+    memory = [(when, sum(kinds.values())) for when, kinds in seen.memory]
     found = records(output)
     images = [record["image"] for record in found]
     failed = {record["image"] for record in found if "error" in record}
     # The start, in which models are loaded, is no part of the course of the memory.
-    course = [megabytes for when, megabytes in memory if when > seconds / 5]
+    course = [megabytes for when, megabytes in memory if when > seen.seconds / 5]
     half = len(course) // 2
     return {
         "engine": options.engine,
         "workers": options.workers,
         "photos": options.photos,
         "broken": len(broken),
-        "exit_status": status,
+        "exit_status": seen.status,
         "records": len(found),
         "each_photo_once": len(set(images)) == len(images) == options.photos,
-        "broken_ones_named": failed == broken and all(name in errors for name in broken),
-        "seconds": round(seconds, 1),
-        "images_per_second": round(options.photos / seconds, 1),
+        "broken_ones_named": failed == broken and all(name in seen.errors for name in broken),
+        "seconds": round(seen.seconds, 1),
+        "images_per_second": round(options.photos / seen.seconds, 1),
         "memory_mb": {
             "greatest": round(max(megabytes for _, megabytes in memory)),
             "first_half": round(sum(course[:half]) / max(1, half)),

@@ -7,6 +7,7 @@ Scenes are generated; a small network learns from the first things, and is asked
 
 import argparse
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ LEVELS: tuple[tuple[int, ...], ...] = ((), (8,), (8, 4))
 
 def main() -> None:
     """Measure, print, and write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])  # type: ignore[union-attr]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--encoder", default="efficientnet_lite0", help="name of the CNN")
     parser.add_argument("--image-size", type=int, default=112, help="side of a scene in pixels")
     parser.add_argument("--stride", type=int, default=16, help="pixels per cell")
@@ -42,9 +43,9 @@ def main() -> None:
         encoder = CNNEncoder(options.encoder, options.image_size, options.stride, finer=finer)
         encoder.load_pretrained()
         with torch.inference_mode():
-            found = [encoder(part.contiguous()) for part in pixels.split(64)]
+            found = [encoder(part.contiguous()) for part in torch.split(pixels, 64)]
         side = found[0].grid[0]
-        grids = torch.cat([a.vectors for a in found]).unflatten(1, (side, side))
+        grids = torch.unflatten(torch.cat([a.vectors for a in found]), 1, (side, side))
         cell = options.image_size / side
         places = [(i, *(min(int(c // cell), side - 1) for c in t.centre[::-1])) for i, t in things]
         vectors = torch.stack([grids[place] for place in places])
@@ -65,7 +66,7 @@ def main() -> None:
         options.output.write_text(json.dumps(report, indent=2) + "\n", "utf-8")
 
 
-def names(what: str, things: list[tuple[int, object]]) -> Tensor:
+def names(what: str, things: Sequence[tuple[int, object]]) -> Tensor:
     """The number of each thing's name."""
     said = [getattr(thing, what) for _, thing in things]
     return torch.tensor([sorted(set(said)).index(name) for name in said])
@@ -84,7 +85,7 @@ def read(vectors: Tensor, labels: Tensor, learned: int) -> float:
         batch = torch.randint(learned, (256,))
         loss = F.cross_entropy(network(vectors[batch]), labels[batch])
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
     return (network(vectors[-1000:]).argmax(1) == labels[-1000:]).float().mean().item()
 

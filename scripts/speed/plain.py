@@ -1,4 +1,4 @@
-"""Captioners as tutorials write them: the yardstick of scripts/benchmark.py.
+"""Captioners as tutorials write them: a yardstick.
 
 The same parameters as the package's decoders, and the same numbers; but every caption has its own copy
 of its picture's annotation vectors, the keys and the vocabulary are projected inside the loop over
@@ -134,7 +134,9 @@ def heads(
     query: Tensor, key: Tensor, value: Tensor, count: int, blocked: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """Attention of several heads, by hand: what was found, and the weights (N, h, T, L)."""
-    query, key, value = (x.unflatten(-1, (count, -1)).transpose(1, 2) for x in (query, key, value))
+    query, key, value = (
+        torch.unflatten(x, -1, (count, -1)).transpose(1, 2) for x in (query, key, value)
+    )
     scores = query @ key.transpose(2, 3) / math.sqrt(query.shape[-1])
     if blocked is not None:
         scores = scores.masked_fill(blocked, -torch.inf)
@@ -142,7 +144,11 @@ def heads(
     return (weights @ value).transpose(1, 2).flatten(2), weights
 
 
-PLAIN = {LSTMDecoder: PlainLSTM, LuongDecoder: PlainLuong, TransformerDecoder: PlainTransformer}
+PLAIN: dict[type[nn.Module], Any] = {
+    LSTMDecoder: PlainLSTM,
+    LuongDecoder: PlainLuong,
+    TransformerDecoder: PlainTransformer,
+}
 
 
 def plain(decoder: nn.Module) -> Plain:

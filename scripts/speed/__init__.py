@@ -1,0 +1,1 @@
+"""What scripts/benchmark.py is made of: yardsticks, a clock, and rows of measurements."""

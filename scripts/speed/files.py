@@ -1,0 +1,98 @@
+"""Rows that begin with files: filling the annotation cache, captioning JPEGs, commands from cold."""
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from captioner.data.features import AnnotationCache
+from captioner.data.pixels import read_batches
+from captioner.models.encoder import Encoder
+from captioner.predictor import Caption, Predictor
+from speed.clock import medians
+
+BATCH = 32
+
+
+def cache_row(name: str, encoder: Encoder, paths: list[str], rounds: int) -> dict[str, Any]:
+    """From files to a cache on disk, and the CNN alone on the same pictures in memory."""
+    pixels = [batch.pixels for batch in read_batches(paths, BATCH, encoder.preprocessing)]
+
+    def fill() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            AnnotationCache.open(Path(folder), paths, encoder)
+
+    taken = medians({"bare_cnn": _bare(encoder, pixels), "ours": fill}, rounds)
+    return {"row": f"cache {name}", **_compared(taken, len(paths))}
+
+
+def folder_row(
+    name: str, predictor: Predictor, paths: list[str], rounds: int, beam_size: int
+) -> dict[str, Any]:
+    """From JPEG files to captions, and the CNN alone on the same pictures in memory."""
+    encoder = predictor.captioner.encoder
+    decoding = predictor.decoding.with_options({"beam_size": beam_size})
+    pixels = [batch.pixels for batch in read_batches(paths, BATCH, encoder.preprocessing)]
+
+    def caption() -> None:
+        for _ in predictor.captions(paths, decoding, BATCH):
+            pass
+
+    taken = medians({"bare_cnn": _bare(encoder, pixels), "ours": caption}, rounds)
+    return {"row": f"files {name}", "beam": beam_size, **_compared(taken, len(paths))}
+
+
+def batching_row(name: str, predictor: Predictor, paths: list[str], rounds: int) -> dict[str, Any]:
+    """Files captioned one by one, and together: how fast, and whether the sentences are the same."""
+    sizes = (1, 16, 64)
+    found: dict[int, list[str]] = {}
+
+    def caption(size: int) -> None:
+        results = predictor.captions(paths, batch_size=size)
+        found[size] = [result.text for result in results if isinstance(result, Caption)]
+
+    def of(size: int) -> Callable[[], None]:
+        return lambda: caption(size)
+
+    taken = medians({f"batch_{size}": of(size) for size in sizes}, rounds)
+    return {
+        "row": f"batching {name}",
+        "photos": len(paths),
+        "images_per_second": {key: round(len(paths) / value, 1) for key, value in taken.items()},
+        "same_sentences": sum(len(set(texts)) == 1 for texts in zip(*found.values(), strict=True)),
+    }
+
+
+def cold_row(photo: str, model: str, rounds: int) -> dict[str, Any]:
+    """Whole commands in new processes."""
+
+    def command(*arguments: str) -> Callable[[], Any]:
+        line = [sys.executable, "-m", "captioner", *arguments]
+        return lambda: subprocess.run(line, check=True, capture_output=True)
+
+    commands = {"help": command("--help"), "caption": command("caption", photo, "--model", model)}
+    taken = medians(commands, rounds)
+    return {"row": "cold", "seconds": {name: round(value, 2) for name, value in taken.items()}}
+
+
+def _bare(encoder: Encoder, pixels: list[torch.Tensor]) -> Callable[[], None]:
+    """The CNN, its input in memory, in the batches that suit it best."""
+
+    @torch.inference_mode()
+    def run() -> None:
+        for batch in pixels:
+            encoder(batch)
+
+    return run
+
+
+def _compared(taken: dict[str, float], photos: int) -> dict[str, Any]:
+    return {
+        "photos": photos,
+        "of_bare_cnn": round(taken["bare_cnn"] / taken["ours"], 3),
+        "images_per_second": {name: round(photos / value, 1) for name, value in taken.items()},
+    }

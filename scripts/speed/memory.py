@@ -1,0 +1,81 @@
+"""Memory of whole commands, all their processes together, from beginning to end."""
+
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+KINDS = ("RssAnon", "RssFile", "RssShmem")
+
+
+@dataclass(frozen=True)
+class Watched:
+    """What became of a command.
+
+    Attributes:
+        status: its exit status.
+        seconds: on the clock.
+        memory: (seconds since its start, MB resident by kind) over time. ``RssFile`` are pages of
+            files, which the system takes back when it needs them.
+        errors: its standard error.
+    """
+
+    status: int
+    seconds: float
+    memory: list[tuple[float, dict[str, float]]]
+    errors: str
+
+    def peak(self) -> dict[str, float]:
+        """The greatest of each kind, and of their sum."""
+        totals = [sum(kinds.values()) for _, kinds in self.memory]
+        kinds = {kind: round(max(now[kind] for _, now in self.memory)) for kind in KINDS}
+        return {"resident": round(max(totals)), **kinds}
+
+
+def watch(command: list[str], every: float = 1.0, env: Mapping[str, str] | None = None) -> Watched:
+    """Runs a command and looks at it so often."""
+    began = time.perf_counter()
+    memory = []
+    with tempfile.TemporaryFile("w+") as errors:
+        process = subprocess.Popen(
+            command, stdout=subprocess.DEVNULL, stderr=errors, env={**os.environ, **(env or {})}
+        )
+        while process.poll() is None:
+            memory.append((round(time.perf_counter() - began, 1), resident(process.pid)))
+            time.sleep(every)
+        errors.seek(0)
+        seconds = time.perf_counter() - began
+        return Watched(process.returncode, seconds, memory, errors.read())
+
+
+def resident(root: int) -> dict[str, float]:
+    """MB of a process and all its descendants; a page that several share counts for each."""
+    parents, pages = {}, {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                lines = (entry / "status").read_text().splitlines()
+            except OSError:  # it has ended
+                continue
+            fields = dict(line.split(":", 1) for line in lines if ":" in line)
+            parents[int(entry.name)] = int(fields["PPid"])
+            pages[int(entry.name)] = [int(fields.get(k, "0 kB").split()[0]) for k in KINDS]
+    family = {root}
+    while more := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= more
+    sums = [
+        sum(column) for column in zip(*(pages.get(pid, [0] * 3) for pid in family), strict=True)
+    ]
+    return {kind: 1024 * total / 1e6 for kind, total in zip(KINDS, sums, strict=True)}
+
+
+def row(name: str, command: list[str], **about: Any) -> dict[str, Any]:
+    """Seconds and the greatest memory of a command."""
+    seen = watch(command, every=0.2)
+    if seen.status:
+        raise RuntimeError(f"{' '.join(command)} ended with {seen.status}: {seen.errors[-500:]}")
+    return {"row": name, **about, "seconds": round(seen.seconds, 1), "peak_megabytes": seen.peak()}
