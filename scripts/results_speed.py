@@ -1,0 +1,114 @@
+"""The results page on speed: what scripts/benchmark.py measured."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+Row = dict[str, Any]
+Column = tuple[str, Callable[[Row], object]]
+
+
+def speed_section(records: dict[str, dict[str, Any]]) -> list[str]:
+    """Training, captioning, files and memory, each from a file of its own."""
+    lines = ["## Speed and memory", ""]
+    for name, (title, text, tables) in PARTS.items():
+        if name not in records:
+            continue
+        record = records[name]
+        lines += [f"### {title}", "", *text]
+        lines += [f"`{record['command']}`, commit {record['commit']}, {record['machine']}, "]
+        lines += [f"{record['threads']} threads; medians of one run, in turn.", ""]
+        for kind, columns in tables.items():
+            rows = [row for row in record["rows"] if row["row"].startswith(kind)]
+            lines += _table(rows, columns) if rows else []
+    return lines
+
+
+def _table(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
+    return [
+        f"| {' | '.join(title for title, _ in columns)} |",
+        "|---" * len(columns) + "|",
+        *(f"| {' | '.join(str(cell(row)) for _, cell in columns)} |" for row in rows),
+        "",
+    ]
+
+
+def _of(key: str) -> Column:
+    return key, lambda row: row[key]
+
+
+def _each(title: str, key: str) -> Column:
+    """All values of a group."""
+    return title, lambda row: ", ".join(
+        f"{name.replace('_', ' ')} {value:,}" for name, value in row[key].items()
+    )
+
+
+def _both(title: str, key: str, percent: bool) -> Column:
+    """Of float32 and bfloat16."""
+
+    def cell(row: Row) -> str:
+        values = (row[f"{key}_float32"], row[f"{key}_bfloat16"])
+        return ", ".join(f"{100 * v:.0f} %" if percent else f"{v:.2f}" for v in values)
+
+    return f"{title}: float32, bfloat16", cell
+
+
+TIMES = (_both("× plain", "times_plain", False), _both("of the floor", "of_floor", True))
+PARTS: dict[str, tuple[str, list[str], dict[str, Sequence[Column]]]] = {
+    "speed-train": (
+        "A step of training",
+        [
+            "Forward, loss and backward; `plain` is the same model as tutorials write it, in float32,",
+            "`floor` its matrix products called bare in the same precision.",
+        ],
+        {
+            "train": (
+                *map(_of, ("row", "captions", "L", "V", "T")),
+                *TIMES,
+                _each("milliseconds", "milliseconds"),
+            )
+        },
+    ),
+    "speed-caption": (
+        "Captioning from annotation vectors",
+        ["The same two yardsticks; `plain` takes one photo after the other."],
+        {
+            "caption": (
+                *map(_of, ("row", "beam", "batch", "photos")),
+                *TIMES,
+                _each("photos/s", "images_per_second"),
+                _of("same_in_bfloat16"),
+            )
+        },
+    ),
+    "speed-files": (
+        "From files",
+        ["Beside the bare CNN on the same pictures, decoded and in memory."],
+        {
+            kind: (
+                _of("row"),
+                _of("photos"),
+                ("of the bare CNN", lambda row: f"{100 * row['of_bare_cnn']:.0f} %"),
+                _each("photos/s", "images_per_second"),
+            )
+            for kind in ("cache", "files")
+        }
+        | {
+            "batching": (
+                _of("row"),
+                _of("photos"),
+                _each("photos/s", "images_per_second"),
+                ("same sentences", lambda row: row["same_sentences"]),
+            ),
+            "cold": (_of("row"), _each("seconds", "seconds")),
+        },
+    ),
+    "speed-memory": (
+        "Memory",
+        [
+            "The greatest of all processes together, MB. `RssFile` are pages of files, such as cached",
+            "annotations and libraries, which the system takes back when it needs them.",
+        ],
+        {"memory": (_of("row"), _of("photos"), _of("seconds"), _each("MB", "peak_megabytes"))},
+    ),
+}
