@@ -137,7 +137,10 @@ def main(arguments: list[str] | None = None) -> None:
         return
     if not options.runs or options.output is None:
         parser.error("give run folders and --output FILE, or --commands DIR")
-    found = {run.resolve().name: row(run) for run in options.runs}
+    order = list(MECHANISMS)
+    runs = {run.resolve().name: run for run in options.runs}
+    names = sorted(runs, key=lambda name: order.index(name) if name in order else len(order))
+    found = {name: row(runs[name]) for name in names}
     record = {"command": shlex.join(["python", *sys.argv]), "mechanisms": found, **provenance()}
     write_text(options.output, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
     print(f"{len(found)} mechanisms written to {options.output}")
