@@ -68,7 +68,9 @@ def measure(root: Path, method: str) -> dict[str, Any]:
     encoder = SimpleNamespace(
         preprocessing=preprocessing, trainable=True, load_pretrained=lambda: None
     )
-    task = SimpleNamespace(captioner=SimpleNamespace(encoder=encoder))
+    task = SimpleNamespace(
+        captioner=SimpleNamespace(encoder=encoder), objective=SimpleNamespace(needs_masks=False)
+    )
     data.trainer = SimpleNamespace(lightning_module=task)  # type: ignore[assignment]
     data.setup("fit")
     loader = data.train_dataloader()
@@ -96,7 +98,7 @@ def measure(root: Path, method: str) -> dict[str, Any]:
 def apart(root: Path, method: str) -> dict[str, Any]:
     """``measure`` in a fresh interpreter."""
     command = [sys.executable, __file__, str(root), "--only", method]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 
 
