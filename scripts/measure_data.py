@@ -71,7 +71,10 @@ def measure(root: Path, method: str) -> dict[str, Any]:
     task = SimpleNamespace(
         captioner=SimpleNamespace(encoder=encoder), objective=SimpleNamespace(needs_masks=False)
     )
-    data.trainer = SimpleNamespace(lightning_module=task)  # type: ignore[assignment]
+    progress = SimpleNamespace(batch_progress=SimpleNamespace(current=SimpleNamespace(ready=0)))
+    data.trainer = SimpleNamespace(  # type: ignore[assignment]
+        lightning_module=task, fit_loop=SimpleNamespace(epoch_loop=progress)
+    )
     data.setup("fit")
     loader = data.train_dataloader()
     prepared = since(began)
