@@ -18,7 +18,7 @@ from captioner import images, processes
 from captioner.data import shapes_folder
 from captioner.data.dataset import CaptionDataset, Variation
 from captioner.data.features import AnnotationCache, CachingEncoder, Resized
-from captioner.data.loading import TrainingLoader
+from captioner.data.loading import TrainingLoader, give_back_memory
 from captioner.data.order import InOrder, Shuffled
 from captioner.data.readers import READERS, read
 from captioner.data.records import SPLITS, TEST, TRAIN, VAL, Record, Records
@@ -282,6 +282,8 @@ class CaptionDataModule(pl.LightningDataModule):
         sampler: InOrder,
         kind: type[DataLoader[Any]] = DataLoader,
     ) -> DataLoader[Any]:
+        if self.num_workers:
+            give_back_memory()
         return kind(
             dataset,
             batch_size=sampler.own,
