@@ -48,6 +48,7 @@ def pretrained() -> CNNEncoder:
     return encoder
 
 
+@pytest.mark.slow
 def test_it_learns_the_training_pictures_better_than_a_frozen_one(
     tuned, tmp_path, shapes_cache, capsys
 ):

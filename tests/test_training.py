@@ -247,6 +247,7 @@ def names(folder: Path) -> list[str]:
     return sorted(file.name for file in folder.iterdir())
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_equals_undisturbed(tmp_path, shapes_cache):
     """kill -9 in the middle of an epoch; the same weights, bit for bit, after the restart."""
 
@@ -380,6 +381,7 @@ def test_another_seed_gives_other_weights(run_folder, tmp_path, shapes_cache):
     assert not same(first, second)
 
 
+@pytest.mark.slow
 def test_the_blind_model_does_not_see(tmp_path, shapes_cache, run_folder):
     """Whatever the picture, it says the same."""
     model = "--model=configs/model/image-blind.yaml"
