@@ -1,10 +1,16 @@
 """What several test files share."""
 
 import copy
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
+if "PYTEST_XDIST_WORKER" in os.environ:  # processes beside each other: a core each
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import pytest
+from filelock import FileLock
 
 import apps
 import libraries
@@ -25,23 +31,48 @@ def shared_data() -> Path:
 
 
 @pytest.fixture(scope="session")
-def shapes_cache(tmp_path_factory):
-    """Where the small runs keep their scenes and annotations."""
-    return tmp_path_factory.mktemp("cache")
+def common(tmp_path_factory) -> Path:
+    """A folder that is the same for all processes of these tests."""
+    own = tmp_path_factory.getbasetemp()
+    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "common"
+    folder.mkdir(exist_ok=True)
+    return folder
 
 
 @pytest.fixture(scope="session")
-def run_folder(tmp_path_factory, shapes_cache):
+def shapes_cache(common):
+    """Where the small runs keep their scenes and annotations."""
+    folder = common / "cache"
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
+def once(folder: Path, make: Callable[[], None]) -> Path:
+    """A folder that the first process to ask for it makes; the others wait."""
+    done = folder.with_suffix(".done")
+    with FileLock(folder.with_suffix(".lock")):
+        if not done.exists():
+            make()
+            done.touch()
+    return folder
+
+
+@pytest.fixture(scope="session")
+def run_folder(common, shapes_cache):
     """A finished run on a few scenes, long enough to say different things of different pictures.
 
     A model that says the same of all would make every comparison of captions worthless.
     """
-    folder = tmp_path_factory.mktemp("runs") / "small"
-    assert main(runs.arguments(folder, shapes_cache, epochs=30)) == 0
-    scenes = next((shapes_cache / "shapes").iterdir()) / "val"
-    found = load(folder).caption(sorted(scenes.glob("*.png")))
-    assert len({caption.text for caption in found}) > len(found) / 2
-    return folder
+    folder = common / "runs" / "small"
+    folder.parent.mkdir(exist_ok=True)
+
+    def make():
+        assert main(runs.arguments(folder, shapes_cache, epochs=30)) == 0
+        scenes = runs.scenes(shapes_cache) / "val"
+        found = load(folder).caption(sorted(scenes.glob("*.png")))
+        assert len({caption.text for caption in found}) > len(found) / 2
+
+    return once(folder, make)
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ from captioner.models.captioner import Captioner
 from captioner.text import Vocabulary
 
 SIDE = 64
+TRAIN = 48
 
 
 def arguments(root: Path, cache: Path, *more: str, epochs: int = 2) -> list[str]:
@@ -26,13 +27,19 @@ def arguments(root: Path, cache: Path, *more: str, epochs: int = 2) -> list[str]
         f"--data.cache_dir={cache}",
         "--data.batch_size=16",
         "--model.learning_rate=1e-2",
-        "--data.shapes.train=48",
+        f"--data.shapes.train={TRAIN}",
         "--data.shapes.val=12",
         "--data.shapes.test=8",
         f"--data.shapes.image_size={SIDE}",
         f"--model.encoder.init_args.image_size={SIDE}",
         *more,
     ]
+
+
+def scenes(cache: Path) -> Path:
+    """Where the scenes of ``arguments`` are, among those of runs that asked for others."""
+    found = (cache / "shapes").glob("[!.]*")
+    return next(f for f in found if len(list(f.glob("train/*.png"))) == TRAIN)
 
 
 class KillAt(pl.Callback):

@@ -21,6 +21,7 @@ from gradio_client.exceptions import AppError
 from PIL import Image
 
 import apps
+import runs
 from captioner.cli import main
 from captioner.errors import ImageError, UsageError
 from captioner.ui_models import Models, read
@@ -33,7 +34,7 @@ def client(app):
 
 @pytest.fixture(scope="module")
 def scenes(shapes_cache, run_folder):
-    return sorted(next((shapes_cache / "shapes").iterdir()).glob("val/*.png"))[:10]
+    return sorted(runs.scenes(shapes_cache).glob("val/*.png"))[:10]
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ def visit(app, browser):
 
 @pytest.fixture(scope="module")
 def scene(shapes_cache, run_folder):
-    return sorted(next((shapes_cache / "shapes").iterdir()).glob("val/*.png"))[0]
+    return sorted(runs.scenes(shapes_cache).glob("val/*.png"))[0]
 
 
 def give(page, file):

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 import captioner
+import runs
 from captioner import predictor
 from captioner.cli import main
 from captioner.errors import ImageError, UsageError
@@ -29,7 +30,7 @@ def pictures(shapes_cache, run_folder, tmp_path):
     """Five good pictures and a bad one between them."""
     folder = tmp_path / "pictures"
     folder.mkdir()
-    scenes = sorted(next((shapes_cache / "shapes").iterdir()).glob("val/*.png"))[:5]
+    scenes = sorted(runs.scenes(shapes_cache).glob("val/*.png"))[:5]
     for number, scene in enumerate(scenes):
         Image.open(scene).resize((50 + 10 * number, 64)).save(folder / f"{number}.png")
     (folder / "2-broken.jpg").write_text("no picture")
@@ -132,7 +133,7 @@ def test_formats_agree(pictures, run_folder, capsys):
 
 def test_coco_ids(shapes_cache, run_folder, tmp_path, capsys):
     """A COCO file name gives COCO's id; the results are ready for evaluate."""
-    picture = sorted(next((shapes_cache / "shapes").iterdir()).glob("val/*.png"))[0]
+    picture = sorted(runs.scenes(shapes_cache).glob("val/*.png"))[0]
     file = tmp_path / "COCO_val2014_000000000042.png"
     file.write_bytes(picture.read_bytes())
     results, references = tmp_path / "results.json", tmp_path / "captions.json"

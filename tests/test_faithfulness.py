@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import captioner
+import runs
 from captioner.data.readers import read
 from captioner.data.records import Record
 from captioner.errors import EvaluationError, ModelError, UsageError
@@ -216,7 +217,7 @@ def test_a_decoder_without_keys_is_refused():
 
 @pytest.fixture(scope="module")
 def scenes(shapes_cache, run_folder):
-    return read("coco", next((shapes_cache / "shapes").iterdir()))
+    return read("coco", runs.scenes(shapes_cache))
 
 
 @pytest.fixture

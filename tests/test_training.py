@@ -101,7 +101,7 @@ def test_test_and_predict(run_folder, shapes_cache, capsys):
     assert len({row["image_id"] for row in rows}) == 12
     # The same sentences as captioner caption writes about the same files, to the letter: uncached,
     # since float16 may tip a choice between two words that are all but equally probable.
-    scenes = next((shapes_cache / "shapes").iterdir())
+    scenes = runs.scenes(shapes_cache)
     capsys.readouterr()
     assert main(["caption", str(scenes / "val"), "--model", str(run_folder), "--format=csv"]) == 0
     lines = capsys.readouterr().out.splitlines()[1:]
@@ -389,7 +389,7 @@ def test_the_blind_model_does_not_see(tmp_path, shapes_cache, run_folder):
         main(runs.arguments(tmp_path, shapes_cache, model, "--model.decoder.init_args.hidden=64"))
         == 0
     )
-    scenes = sorted((next((shapes_cache / "shapes").iterdir()) / "val").glob("*.png"))
+    scenes = sorted((runs.scenes(shapes_cache) / "val").glob("*.png"))
     blind, seeing = (load(folder).caption(scenes) for folder in (tmp_path, run_folder))
     assert len({(c.text, c.word_log_probs) for c in blind}) == 1
     assert len({(c.text, c.word_log_probs) for c in seeing}) == len(scenes)
