@@ -53,6 +53,7 @@ def survives(tmp_path, model, photos, delays, *more):
     return kills
 
 
+@pytest.mark.slow
 def test_a_killed_call_is_gone_on_with(tiny_folder, tmp_path):
     assert survives(tmp_path, tiny_folder, 40, [0.05], "--workers=1") == 1
 

@@ -378,6 +378,7 @@ def test_what_is_logged_adds_up():
     assert not any(value.requires_grad for value in loss.measures.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("decoder", [LSTMDecoder, LuongDecoder])
 def test_hard_attention_learns_where_to_look(decoder):
     """From scratch: one cell of nine says the word, its place varies, the others are noise."""
@@ -476,6 +477,7 @@ HARD = (
 )
 
 
+@pytest.mark.slow
 def test_a_hard_model_starts_from_a_soft_one(run_folder, shapes_cache, tmp_path):
     """With a learning rate of nothing it ends as the soft model began; what it logs is there."""
     still = ("--model.learning_rate=1e-12", "--model.objective.samples=2")

@@ -199,6 +199,7 @@ def test_too_few_samples_are_refused(samples, baseline):
         SelfCritical(samples, baseline)
 
 
+@pytest.mark.slow
 def test_fine_tuning_from_the_command_line(run_folder, shapes_cache, tmp_path):
     given = runs.arguments(
         tmp_path / "tuned",

@@ -295,6 +295,7 @@ def test_a_report_on_it_says_so(supervised, tmp_path, capsys):
     assert told in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_whatever_comes_of_it_says_so(supervised, run_folder, shapes_cache, tmp_path):
     for folder, weight in ((supervised, 1.0), (run_folder, 0.0)):
         record = json.loads((folder / "results" / "val-beam5.json").read_text())

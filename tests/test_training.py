@@ -114,6 +114,7 @@ def test_a_run_is_not_resumed_towards_another_end(run_folder, shapes_cache, caps
     assert "with the max_epochs and batch size it began with" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", ["best", "file"])
 def test_options_count_more_than_the_checkpoint(given, run_folder, shapes_cache):
     place = run_folder / "checkpoints" / "best.ckpt" if given == "file" else given
@@ -185,6 +186,7 @@ def test_uncached_training_takes_the_same_way(shapes_cache, tmp_path):
     assert (cached - direct).norm() < 0.02 * (cached - start).norm()
 
 
+@pytest.mark.slow
 def test_a_picture_alone_in_its_batch_costs_only_itself(shapes_cache, tmp_path, capsys):
     """Uncached, a broken picture is met in the middle of an epoch."""
     arguments = runs.arguments(tmp_path / "run", tmp_path / "cache", "--data.cache=false", epochs=1)
