@@ -62,8 +62,7 @@ def few_section(records: dict[str, dict[str, Any]]) -> list[str]:
         *scores_table(records),
         "",
         *[
-            f"- **{name}**: `{r['command']}`, commit {r['commit']}, {r['machine']}, "
-            f"{r['threads']} threads."
+            f"- **{name}**: `{r['command']}`, commit {r['commit']}, {r['machine']}."
             for name, r in records.items()
         ],
         "",

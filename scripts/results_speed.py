@@ -15,8 +15,8 @@ def speed_section(records: dict[str, dict[str, Any]]) -> list[str]:
             continue
         record = records[name]
         lines += [f"### {title}", "", *text]
-        lines += [f"`{record['command']}`, commit {record['commit']}, {record['machine']}, "]
-        lines += [f"{record['threads']} threads; medians of one run, in turn.", ""]
+        lines += [f"`{record['command']}`, commit {record['commit']}, {record['machine']}."]
+        lines += ["Medians of one run, in turn.", ""]
         for kind, columns in tables.items():
             rows = [row for row in record["rows"] if row["row"].startswith(kind)]
             lines += _table(rows, columns) if rows else []
