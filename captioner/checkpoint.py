@@ -255,9 +255,10 @@ def _assemble(source: Path, tree: Any, words: Any, weights: Path) -> Captioner:
         raise CheckpointError(
             f"'{source}' does not say what model it holds; its configuration is damaged"
         )
+    vocabulary = untrusted.words(source, words)
     try:
         with untrusted.no_larger_than(weights):
-            return Captioner.from_config(tree, Vocabulary(untrusted.words(source, words)))
+            return Captioner.from_config(tree, Vocabulary(vocabulary))
     except (CaptionerError, RecursionError, MemoryError, OverflowError) as error:
         raise CheckpointError(
             f"'{source}' cannot be rebuilt: {str(error) or type(error).__name__:.500}"

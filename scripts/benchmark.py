@@ -11,7 +11,8 @@ be the same; and ``floor``, the matrix products that the real words need, called
 Times are medians of rounds; a row says
 
 - ``times_plain``: how many times as fast as ``plain`` in float32;
-- ``of_floor``: floor / ours, 1 being nothing but the products, in the same precision.
+- ``of_floor``: floor / ours, 1 being nothing but the products, in the same precision. Attention's
+  products are counted as if all captions of a picture were equally long, so that 1 can be passed.
 
 ``files`` begins with JPEGs; its yardstick is the CNN alone on the same pictures, decoded and in memory.
 DIR is Flickr8k as distributed; RUNs are trained models.
@@ -75,7 +76,7 @@ def caption(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 rounds=options.rounds,
                 beam_size=beam_size,
                 batch=batch,
-                some=options.photos // 8,
+                some=max(1, len(vectors) // 8),
             )
 
 
@@ -87,7 +88,7 @@ def from_files(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         encoder.load_pretrained()
         yield files.cache_row(name, encoder, paths, options.rounds)
     for run in options.runs:
-        predictor = load(run, options.device)
+        predictor = load(run, "cpu")
         for beam_size in (5, 1):
             yield files.folder_row(run.name, predictor, paths, options.rounds, beam_size)
     yield files.batching_row(run.name, predictor, paths, options.rounds)
@@ -104,7 +105,7 @@ def in_memory(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 original = records[place % len(records)].path
                 link(original, Path(folder) / f"{place}.jpg")
             output = ["--output", str(Path(folder) / "captions.jsonl"), "--format", "jsonl"]
-            asked = ["caption", folder, "--model", str(options.runs[0]), *output]
+            asked = ["caption", folder, "--model", str(options.runs), *output]
             yield memory.row("memory: caption files", [*command, *asked], photos=number)
     with tempfile.TemporaryDirectory() as folder:
         config = ["fit", "--config", "configs/flickr8k.yaml", "--data.root", options.root]
@@ -138,12 +139,13 @@ def main() -> None:
         part.set_defaults(measure=measure)
         part.add_argument("--output", type=Path, help="all rows in one file")
         if name != "memory":
-            part.add_argument("--device", default="cpu")
             part.add_argument("--rounds", type=int, default=7)
         if name in ("train", "caption"):
+            part.add_argument("--device", default="cpu")
             part.add_argument("--grow", action="store_true", help="also how cost grows")
         if name != "train":
-            part.add_argument("--runs", type=Path, nargs="+", required=True)
+            several = None if name == "memory" else "+"
+            part.add_argument("--runs", type=Path, nargs=several, required=True)
             part.add_argument("--data.root", dest="root", required=True)
         if name in ("caption", "files"):
             part.add_argument("--photos", type=int, default=256)

@@ -39,13 +39,13 @@ METHODS = ("fork", "spawn")
 
 
 def proportional(processes: Iterable[int]) -> float:
-    """MB that these processes hold, a shared page counted once."""
+    """MB (10⁶ bytes) that these processes hold, a shared page counted once."""
     total = 0
     for process in processes:
         for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):
                 total += int(line.split()[1])
-    return total / 1024
+    return 1024 * total / 1e6
 
 
 def since(began: tuple[float, float]) -> dict[str, float]:

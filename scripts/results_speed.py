@@ -54,6 +54,11 @@ def _both(title: str, key: str, percent: bool) -> Column:
 
 
 TIMES = (_both("× plain", "times_plain", False), _both("of the floor", "of_floor", True))
+BESIDE_CNN: tuple[Column, ...] = (
+    _of("photos"),
+    ("of the bare CNN", lambda row: f"{100 * row['of_bare_cnn']:.0f} %"),
+    _each("photos/s", "images_per_second"),
+)
 PARTS: dict[str, tuple[str, list[str], dict[str, Sequence[Column]]]] = {
     "speed-train": (
         "A step of training",
@@ -85,15 +90,8 @@ PARTS: dict[str, tuple[str, list[str], dict[str, Sequence[Column]]]] = {
         "From files",
         ["Beside the bare CNN on the same pictures, decoded and in memory."],
         {
-            kind: (
-                _of("row"),
-                _of("photos"),
-                ("of the bare CNN", lambda row: f"{100 * row['of_bare_cnn']:.0f} %"),
-                _each("photos/s", "images_per_second"),
-            )
-            for kind in ("cache", "files")
-        }
-        | {
+            "cache": (_of("row"), *BESIDE_CNN),
+            "files": (_of("row"), _of("beam"), *BESIDE_CNN),
             "batching": (
                 _of("row"),
                 _of("photos"),

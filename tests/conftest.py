@@ -48,10 +48,11 @@ def shapes_cache(common):
 
 
 def once(folder: Path, make: Callable[[], None]) -> Path:
-    """A folder that the first process to ask for it makes; the others wait."""
+    """A folder that the first process to ask for it makes; the others wait. Nobody writes into it."""
     done = folder.with_suffix(".done")
     with FileLock(folder.with_suffix(".lock")):
         if not done.exists():
+            shutil.rmtree(folder, ignore_errors=True)  # of one that failed
             make()
             done.touch()
     return folder

@@ -39,7 +39,8 @@ def arguments(root: Path, cache: Path, *more: str, epochs: int = 2) -> list[str]
 def scenes(cache: Path) -> Path:
     """Where the scenes of ``arguments`` are, among those of runs that asked for others."""
     found = (cache / "shapes").glob("[!.]*")
-    return next(f for f in found if len(list(f.glob("train/*.png"))) == TRAIN)
+    [folder] = [f for f in found if len(list(f.glob("train/*.png"))) == TRAIN]
+    return folder
 
 
 class KillAt(pl.Callback):

@@ -10,6 +10,7 @@ from axe_core_python.sync_playwright import Axe
 from gradio_client import Client, handle_file
 from PIL import Image
 
+import runs
 from looks import SIZES, heat_centre, save_photo
 
 pytestmark = pytest.mark.slow

@@ -403,7 +403,9 @@ def test_a_checkpoint_whose_tensors_are_not_all_there(run_folder, tmp_path):
 @pytest.mark.parametrize("words", [["a", "\x1b[2Jred"], ["a", "two\nlines"], ["a", "\udc00"]])
 def test_words_that_would_act_on_a_terminal(tiny, words):
     edit(tiny / "vocab.json", words=words)
-    assert "control characters" in refused(tiny)
+    message = refused(tiny)
+    assert "control characters" in message
+    assert message.count(str(tiny)) == 1
 
 
 @pytest.mark.parametrize("name", ["beam_size", "max_length", "samples"])

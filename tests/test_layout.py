@@ -199,7 +199,9 @@ def defined(tree: ast.AST) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "file", sorted([*PACKAGE.rglob("*.py"), *SCRIPTS.glob("*.py")]), ids=lambda file: file.stem
+    "file",
+    sorted([*PACKAGE.rglob("*.py"), *SCRIPTS.rglob("*.py"), *Path(__file__).parent.glob("*.py")]),
+    ids=lambda file: file.stem,
 )
 def test_names_have_a_meaning(file):
     """What linters look for, but for jaxtyping's axes, for whose sake they are told not to."""

@@ -19,6 +19,8 @@ SCRIPTS = Path(__file__).parents[1] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 import mechanisms_table  # noqa: E402
 import results_page  # noqa: E402
+import results_speed  # noqa: E402
+from speed import clock  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -122,3 +124,33 @@ def test_a_run_that_lacks_something_is_named(tmp_path):
     with pytest.raises(SystemExit, match="has no results of captioner ground; --commands prints"):
         mechanisms_table.main([str(folder), "--output", str(tmp_path / "out.json")])
     assert not (tmp_path / "out.json").exists()
+
+
+def test_the_page_has_a_table_for_all_that_the_benchmark_measures():
+    times = {"plain_float32": 9.0, "ours_float32": 2.0}
+    both = {f"{key}_{kind}": 0.5 for key in ("times_plain", "of_floor") for kind in clock.KINDS} | {
+        "milliseconds": times,
+        "images_per_second": times,
+    }
+    sizes = {"captions": 80, "L": 49, "V": 2500, "T": 21, "photos": 7, "batch": 3}
+    rows = {
+        "train": [{"row": "train a", **sizes, **both}],
+        "caption": [{"row": "caption a", "beam": 5, **sizes, **both, "same_in_bfloat16": 6}],
+        "files": [
+            {"row": "cache a", **sizes, "of_bare_cnn": 0.91, "images_per_second": times},
+            {"row": "files a", "beam": 4, **sizes, "of_bare_cnn": 0.87, "images_per_second": times},
+            {"row": "batching a", **sizes, "images_per_second": times, "same_sentences": 6},
+            {"row": "cold", "seconds": {"help": 0.25}},
+        ],
+        "memory": [
+            {"row": "memory: a", **sizes, "seconds": 3, "peak_megabytes": {"RssAnon": 1234}}
+        ],
+    }
+    about = {"command": "python x", "commit": "abc", "machine": "M"}
+    records = {f"speed-{part}": {"rows": found, **about} for part, found in rows.items()}
+    page = "\n".join(results_speed.speed_section(records))
+    for row in (row for found in rows.values() for row in found):
+        assert f"| {row['row']} |" in page
+    assert "| files a | 4 | 7 | 87 % | plain float32 9.0, ours float32 2.0 |" in page
+    assert "RssAnon 1,234" in page
+    assert "0.50, 0.50 | 50 %, 50 %" in page

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from captioner import images
+from captioner.data import loading
 from captioner.data.dataset import Batch, cropped
 from captioner.data.grammar import CAPTIONS
 from captioner.data.module import CaptionDataModule, ShapesOptions, default_cache
@@ -478,3 +479,13 @@ def test_where_the_cache_is(variables, folder, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     assert default_cache() == Path(folder)
+
+
+@pytest.mark.parametrize(("workers", "expected"), [(0, []), (1, [0])])
+def test_what_was_freed_is_given_back_before_workers_begin(shapes, monkeypatch, workers, expected):
+    called: list[int] = []
+    data = shapes(num_workers=workers)
+    library = SimpleNamespace(malloc_trim=called.append)
+    monkeypatch.setattr(loading.ctypes, "CDLL", lambda _: library)
+    data.val_dataloader()
+    assert called == expected

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -90,14 +91,15 @@ def test_a_run_is_not_written_over(run_folder, shapes_cache, capsys):
     assert "--ckpt_path last" in message
 
 
-def test_test_and_predict(run_folder, shapes_cache, capsys):
-    config = f"--config={run_folder / 'config.yaml'}"
-    assert main(["test", config]) == 0
-    record = json.loads((run_folder / "results" / "test-beam5.json").read_text())
+def test_test_and_predict(run_folder, shapes_cache, capsys, tmp_path):
+    own = shutil.copytree(run_folder, tmp_path / "run")  # others compare what is in that folder
+    config = [f"--config={own / 'config.yaml'}", f"--trainer.default_root_dir={own}"]
+    assert main(["test", *config]) == 0
+    record = json.loads((own / "results" / "test-beam5.json").read_text())
     assert record["split"] == TEST
     assert record["scores"]["images"] == 8
-    assert main(["predict", config, "--data.test_split=val", "--data.cache=false"]) == 0
-    rows = json.loads((run_folder / "results" / "val-captions.json").read_text())
+    assert main(["predict", *config, "--data.test_split=val", "--data.cache=false"]) == 0
+    rows = json.loads((own / "results" / "val-captions.json").read_text())
     assert len({row["image_id"] for row in rows}) == 12
     # The same sentences as captioner caption writes about the same files, to the letter: uncached,
     # since float16 may tip a choice between two words that are all but equally probable.

@@ -13,7 +13,11 @@ KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 def autocast(device: str, dtype: torch.dtype) -> AbstractContextManager[Any]:
     """Nothing for float32."""
-    return nullcontext() if dtype == torch.float32 else torch.autocast(device, dtype)
+    return (
+        nullcontext()
+        if dtype == torch.float32
+        else torch.autocast(torch.device(device).type, dtype)
+    )
 
 
 def medians(

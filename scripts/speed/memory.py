@@ -1,10 +1,9 @@
 """Memory of whole commands, all their processes together, from beginning to end."""
 
-import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,17 +35,19 @@ class Watched:
         return {"resident": round(max(totals)), **kinds}
 
 
-def watch(command: list[str], every: float = 1.0, env: Mapping[str, str] | None = None) -> Watched:
+def watch(command: list[str], every: float = 1.0) -> Watched:
     """Runs a command and looks at it so often."""
     began = time.perf_counter()
     memory = []
     with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(
-            command, stdout=subprocess.DEVNULL, stderr=errors, env={**os.environ, **(env or {})}
-        )
-        while process.poll() is None:
-            memory.append((round(time.perf_counter() - began, 1), resident(process.pid)))
-            time.sleep(every)
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
+        try:
+            while process.poll() is None:
+                memory.append((round(time.perf_counter() - began, 1), resident(process.pid)))
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(every)
+        finally:
+            process.kill()
         errors.seek(0)
         seconds = time.perf_counter() - began
         return Watched(process.returncode, seconds, memory, errors.read())
