@@ -200,7 +200,7 @@ def mechanisms_section(measured: dict[str, Any]) -> list[str]:
     lines = [
         "## Mechanisms on generated scenes",
         "",
-        "The same small model, data and training, the mechanism alone exchanged:",
+        "The same small model, data and training, the mechanism exchanged, one seed each:",
         f"`{measured['command']}`.",
         "Two trainings at a time, a core each; in words:",
         "[attention.md](attention.md#what-each-is-good-and-bad-at).",
