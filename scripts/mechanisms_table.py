@@ -6,8 +6,8 @@ python scripts/results_page.py
 
 The first line prints a training for each mechanism of ``MECHANISMS``, which differ from
 ``configs/model/small.yaml`` in the options it names, and two measurements each: on scenes such as it was
-trained on, and on harder ones. The second collects what they wrote; any other run folders with reports of
-``captioner ground`` on generated scenes can be among them.
+trained on, and on harder ones. The second collects what they wrote; any other run folders with reports
+of ``captioner ground`` on generated scenes can be among them.
 """
 
 import argparse
