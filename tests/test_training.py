@@ -91,6 +91,7 @@ def test_a_run_is_not_written_over(run_folder, shapes_cache, capsys):
     assert "--ckpt_path last" in message
 
 
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")  # Lightning, of a run that was moved
 def test_test_and_predict(run_folder, shapes_cache, capsys, tmp_path):
     own = shutil.copytree(run_folder, tmp_path / "run")  # others compare what is in that folder
     config = [f"--config={own / 'config.yaml'}", f"--trainer.default_root_dir={own}"]
