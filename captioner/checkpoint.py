@@ -8,6 +8,7 @@
 The same layout as on the Hugging Face hub. A Lightning checkpoint and a run folder load too.
 """
 
+import copy
 import json
 import tempfile
 from collections.abc import Mapping
@@ -23,6 +24,7 @@ from captioner import __version__, untrusted
 from captioner.decoding import Decoding
 from captioner.errors import CaptionerError, CheckpointError, UsageError
 from captioner.models.captioner import PARTS, Captioner
+from captioner.shipped import models
 from captioner.text import Tokenizer, Vocabulary
 
 FORMAT_VERSION = 1
@@ -52,6 +54,7 @@ def save(
     card: str,
     decoding: Decoding,
     supervision: float = 0.0,
+    half: bool = False,
 ) -> None:
     """Writes a model folder. What is there under its name is always a whole one or none.
 
@@ -61,6 +64,8 @@ def save(
         card: the text of its README.md.
         decoding: how captions are searched for unless the user says otherwise.
         supervision: the weight of the masks that supervised its attention.
+        half: whether to store its parameters in half precision (float16), in half the space; loaded
+            they are single again.
 
     Raises:
         CheckpointError: the folder holds something else, or cannot be written.
@@ -91,11 +96,13 @@ def save(
             new = Path(staging) / "new"
             new.mkdir()
             save_model(
-                captioner, str(new / WEIGHTS), metadata={"format_version": str(FORMAT_VERSION)}
+                _halved(captioner) if half else captioner,
+                str(new / WEIGHTS),
+                metadata={"format_version": str(FORMAT_VERSION)},
             )
             (new / WEIGHTS).chmod(0o644)  # safetensors makes it private
             (new / VOCABULARY).write_text(
-                _dump({"words": captioner.vocabulary.plain_words}), "utf-8"
+                _dump({"words": captioner.vocabulary.plain_words}, indent=0), "utf-8"
             )
             (new / CARD).write_text(card, "utf-8")
             (new / CONFIG).write_text(_dump(config), "utf-8")
@@ -110,6 +117,14 @@ def save(
                 raise
     except OSError as error:
         raise CheckpointError(f"cannot write the model folder '{folder}': {error}") from error
+
+
+def _halved(captioner: Captioner) -> Captioner:
+    """A copy with parameters in half precision; the statistics of a batch norm may be too large."""
+    halved = copy.deepcopy(captioner)
+    for parameter in halved.parameters():
+        parameter.data = parameter.data.half()
+    return halved
 
 
 def load(source: str | Path) -> Stored:
@@ -129,7 +144,10 @@ def load(source: str | Path) -> Stored:
     if (path / BEST).is_file():
         return load_lightning(path / BEST)
     if not path.exists():
-        raise CheckpointError(f"no model at '{path}': the path does not exist")
+        bundled = ", ".join(models())
+        raise CheckpointError(
+            f"no model at '{path}': the path does not exist; the bundled models are {bundled}"
+        )
     raise CheckpointError(
         f"'{path}' holds no model; expected a model folder ({CONFIG}, {WEIGHTS}, {VOCABULARY}), "
         f"a run folder ({MODEL}/ or {BEST}), or a .ckpt file"
@@ -285,5 +303,5 @@ def _check_encoder(captioner: Captioner, expected: Any, source: Path) -> None:
             )
 
 
-def _dump(content: Any) -> str:
-    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+def _dump(content: Any, indent: int = 2) -> str:
+    return json.dumps(content, indent=indent, ensure_ascii=False) + "\n"

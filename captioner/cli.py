@@ -132,7 +132,12 @@ def _parser() -> argparse.ArgumentParser:
 
     export = add("export", _export, "write a model folder from a checkpoint or a run")
     export.add_argument("folder", help="the folder to write")
-    export.add_argument("--model", required=True, help="a .ckpt, a run folder or a model folder")
+    export.add_argument(
+        "--model", required=True, help="a .ckpt, a run folder, a model folder or a bundled name"
+    )
+    export.add_argument(
+        "--half", action="store_true", help="store it in half precision, in half the space"
+    )
 
     models = add("models", _models, "list the models that can be named with --model")
     models.add_argument("--runs", default="runs", help="folder of training runs to look through")
@@ -224,9 +229,10 @@ def _data_check(options: argparse.Namespace) -> int:
 
 def _export(options: argparse.Namespace) -> int:
     from captioner import checkpoint
+    from captioner.predictor import find_model
 
-    stored = checkpoint.load(options.model)
-    source = Path(options.model)
+    source = find_model(options.model)
+    stored = checkpoint.load(source)
     if source.parts[-2:] == checkpoint.BEST.parts:
         source = source.parents[1]  # a run's best checkpoint is what its card is about
     cards = [source / checkpoint.CARD, source / checkpoint.MODEL / checkpoint.CARD]
@@ -237,6 +243,7 @@ def _export(options: argparse.Namespace) -> int:
         card or f"# A captioner\n\nExported from {source.name}; not scored yet.\n",
         stored.decoding,
         stored.supervision,
+        options.half,
     )
     print(f"model written to {options.folder}")
     return 0
@@ -251,12 +258,6 @@ def _models(options: argparse.Namespace) -> int:
             found.append((str(run), "run"))
     for name, kind in found:
         print(f"{name}\t{kind}")
-    if not found:
-        print(
-            f"no bundled models in this version and no runs in '{options.runs}'; "
-            "train one: captioner fit --config configs/shapes.yaml",
-            file=sys.stderr,
-        )
     return 0
 
 

@@ -18,7 +18,7 @@ from captioner.images import Geometry, Source
 from captioner.models.annotations import Annotations
 from captioner.models.attention.distributions import Hard
 from captioner.models.captioner import Captioner
-from captioner.shipped import models
+from captioner.shipped import DEFAULT_MODEL, models
 from captioner.text import Tokenizer, Vocabulary, join
 
 
@@ -261,26 +261,18 @@ def load(model: str | Path | None = None, device: str = "auto") -> Predictor:
         device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
 
     Raises:
-        UsageError: no model given and none ships; no such device.
+        UsageError: no such device.
         CheckpointError: no such model, or it cannot be loaded.
     """
     place = find_model(model)
     stored = checkpoint.load(place)
-    name = str(model or place.name)
+    name = str(model or DEFAULT_MODEL)
     return Predictor(stored.captioner, name, device, stored.decoding, stored.supervision)
 
 
 def find_model(model: str | Path | None) -> Path:
     """The place that a bundled name or a path stands for."""
-    bundled = models()
-    if model is None:
-        if not bundled:
-            raise UsageError(
-                "no model given and none ships with this version: train one with "
-                "'captioner fit --config configs/shapes.yaml' and give it with --model runs/shapes"
-            )
-        return next(iter(bundled.values()))
-    return bundled.get(str(model), Path(model))
+    return models().get(str(model or DEFAULT_MODEL), Path(model or DEFAULT_MODEL))
 
 
 def _with_alternatives(best: Caption, others: Sequence[Caption]) -> Caption:

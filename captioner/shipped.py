@@ -1,7 +1,8 @@
-"""Files that come with the package: configurations and trained models."""
+"""Files that come with the package: configurations, trained models, and an encoder they share."""
 
 from pathlib import Path
 
+DEFAULT_MODEL = "show-attend-tell-soft"
 _HERE = Path(__file__).parent
 
 
@@ -12,7 +13,15 @@ def configs_folder() -> Path:
 
 
 def models() -> dict[str, Path]:
-    """The folders of the bundled models, by name."""
-    return {
-        file.parent.name: file.parent for file in sorted(_HERE.glob("pretrained/*/config.json"))
-    }
+    """The folders of the bundled models, by name, the one that is taken by default first."""
+    found = {file.parent.name: file.parent for file in _HERE.glob("pretrained/*/config.json")}
+    return dict(sorted(found.items(), key=lambda model: (model[0] != DEFAULT_MODEL, model)))
+
+
+def encoder_weights(name: str) -> dict[str, Path]:
+    """Weights that the package brings for an encoder, by what its ``weights`` calls them.
+
+    Several bundled models see through one fine-tuned encoder; it is stored once.
+    """
+    files = _HERE.glob(f"pretrained/encoders/{name}-*.safetensors")
+    return {file.stem.removeprefix(f"{name}-").upper(): file for file in sorted(files)}

@@ -16,7 +16,7 @@ from PIL import Image
 from captioner import images
 from captioner.checkpoint import BEST, MODEL
 from captioner.errors import ImageError, UsageError, unknown
-from captioner.predictor import Caption, Predictor, find_model, load
+from captioner.predictor import Caption, Predictor, load
 from captioner.shipped import models as bundled_models
 
 MAX_PIXELS = 50_000_000
@@ -75,13 +75,11 @@ class Models:
         device: as ``captioner.load`` takes it.
 
     Raises:
-        UsageError: nothing given and nothing bundled; no such device.
+        UsageError: no such device.
         CheckpointError: a given model cannot be loaded.
     """
 
     def __init__(self, given: Sequence[str] = (), device: str = "auto") -> None:
-        if not given:
-            find_model(None)  # says what to do where no model is bundled either
         self._device = device
         self._lock = threading.Lock()
         self._loaded: dict[str, Predictor] = {}

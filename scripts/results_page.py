@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from results_pretrained import SHIPPED, TRAINED, pretrained_section, search_section
 from results_scale import data_section, library_section
 from results_speed import speed_section
 
@@ -249,7 +250,11 @@ def page() -> str:
     records = {
         f.stem: json.loads(f.read_text("utf-8")) for f in sorted((DOCS / "results").glob("*.json"))
     }
-    runs = {name: record for name, record in records.items() if "scores" in record}
+    runs = {
+        name: record
+        for name, record in records.items()
+        if "scores" in record and not name.startswith((SHIPPED, TRAINED))
+    }
     tuned = {
         name.removeprefix(TUNED): runs.pop(name) for name in list(runs) if name.startswith(TUNED)
     }
@@ -265,6 +270,8 @@ def page() -> str:
         "captions are generated, none is teacher-forced. Minutes are those of `captioner fit`, from",
         "reading the files to the last epoch; the first run with an encoder also fills the cache.",
         "",
+        *pretrained_section(records),
+        *search_section(records["decoding-soft"]),
         "## Flickr8k, development split",
         "",
         *scores_table(flickr),

@@ -22,6 +22,7 @@ from PIL import Image
 
 import apps
 import runs
+from captioner import shipped
 from captioner.cli import main
 from captioner.errors import ImageError, UsageError
 from captioner.ui_models import Models, read
@@ -90,7 +91,8 @@ def test_eight_clients_at_once(app, scenes, expected):
 
 def test_everything_that_can_be_asked(client, scenes, run_folder, hard_folder):
     photo = handle_file(scenes[0])
-    assert client.predict(api_name="/models") == [run_folder.name, hard_folder.name]
+    expected = [run_folder.name, hard_folder.name, *shipped.models()]
+    assert client.predict(api_name="/models") == expected
     told = client.predict(photo=photo, api_name="/explain")
     given = client.predict(photo=photo, sentence="A red ring!", api_name="/explain")
     assert [word["word"] for word in given["words"]] == ["a", "red", "ring"]
@@ -340,6 +342,6 @@ def test_errors_name_the_file_and_not_its_folder(tmp_path):
 
 def test_models_are_named_by_their_runs(run_folder):
     several = Models([str(run_folder), str(run_folder / "model")], "cpu")
-    assert several.names == [run_folder.name, f"{run_folder.name} (2)"]
+    assert several.names == [run_folder.name, f"{run_folder.name} (2)", *shipped.models()]
     with pytest.raises(UsageError, match="unknown model 'x'"):
         several.get("x")

@@ -10,11 +10,12 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import captioner
 import runs
-from captioner import predictor
+from captioner import checkpoint, predictor
 from captioner.cli import main
 from captioner.errors import ImageError, UsageError
 from captioner.images import Geometry
@@ -117,6 +118,21 @@ def test_the_card_of_an_exported_checkpoint_is_that_of_its_run(run_folder, tmp_p
     assert main(["export", str(tmp_path / "model"), "--model", str(best)]) == 0
     card = (run_folder / "model" / "README.md").read_text()
     assert (tmp_path / "model" / "README.md").read_text() == card
+
+
+def test_half_precision_halves_the_file(run_folder, tmp_path):
+    """Loaded it is single precision again, and no number has moved by more than half's rounding."""
+    for name, half in (("whole", []), ("half", ["--half"])):
+        assert main(["export", str(tmp_path / name), "--model", str(run_folder), *half]) == 0
+    whole, half = (checkpoint.load(tmp_path / name).captioner for name in ("whole", "half"))
+    for part in ("refiner", "decoder"):  # the encoder's weights are a package's, and not stored
+        for one, other in zip(
+            getattr(whole, part).parameters(), getattr(half, part).parameters(), strict=True
+        ):
+            assert other.dtype == torch.float32
+            assert torch.equal(other, one.half().float())
+    sizes = [(tmp_path / n / "model.safetensors").stat().st_size for n in ("half", "whole")]
+    assert sizes[0] < 0.52 * sizes[1]
 
 
 def test_formats_agree(pictures, run_folder, capsys):

@@ -427,15 +427,27 @@ def test_some_pictures_at_a_time_are_all_of_them(count, pixels, monkeypatch):
     assert max(seen) <= max(1, pixels // 64**2)
 
 
-def test_an_encoder_that_learns_is_given_all_pictures_at_once(monkeypatch):
-    monkeypatch.setattr(module, "IN_CACHE", 1)
-    encoder = CNNEncoder("efficientnet_lite0", 64, weights=None, trainable=True).train()
+def test_what_is_learned_from_some_at_a_time_is_learned_from_all(monkeypatch):
+    """The same gradients, in single precision even where everything else is in half."""
+    encoder = CNNEncoder("efficientnet_lite0", 64, weights="DEFAULT", trainable=True).train()
+    encoder.load_pretrained()
+    images = photos(64, 3)
+
+    def gradients(autocast: bool) -> dict[str, torch.Tensor]:
+        encoder.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            vectors = encoder(images).vectors
+        assert vectors.dtype == torch.float32
+        vectors.square().mean().backward()
+        return {key: p.grad.clone() for key, p in encoder.named_parameters()}
+
+    whole = gradients(autocast=False)
     seen = []
     encoder.trunk.register_forward_hook(lambda _, given, __: seen.append(len(given[0])))
-    encoder(photos(64, 3))
-    with torch.no_grad():
-        encoder(photos(64, 3))
-    assert seen == [3, 1, 1, 1]
+    monkeypatch.setattr(module, "IN_CACHE", 1)
+    for autocast in (False, True):
+        torch.testing.assert_close(gradients(autocast), whole, rtol=1e-3, atol=1e-5)
+    assert seen == [1] * 6
 
 
 # State

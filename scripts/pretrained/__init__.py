@@ -1,0 +1,1 @@
+"""How the models that ship with the package are made: see scripts/train_pretrained.py."""

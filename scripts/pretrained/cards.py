@@ -1,0 +1,164 @@
+"""The model cards, from what is in docs/results; only what was seen by eye is written by hand."""
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from pretrained.recipes import RECIPES
+
+SEEN = Path(__file__).with_name("seen.toml")
+METRICS = {
+    **{f"bleu_{n}": f"BLEU-{n}" for n in range(1, 5)},
+    "meteor": "METEOR",
+    "rouge_l": "ROUGE-L",
+    "cider": "CIDEr",
+}
+INTRO = """---
+library_name: captioner
+pipeline_tag: image-to-text
+datasets: [flickr8k]
+language: en
+---
+# {name}
+
+{title}, after {paper}; {mechanism}. {parameters:.1f} million parameters, {megabytes:.1f} MB, behind an
+EfficientNet-Lite2 that was fine-tuned with `show-attend-tell-soft` and that the bundled models share
+(`weights: FLICKR8K`).
+
+    captioner caption photo.jpg --model {name}
+    captioner explain photo.jpg --model {name} --output looked
+
+## Data
+
+The 6,000 training photos of Flickr8k with five captions each (Hodosh, Young, Hockenmaier 2013), here
+squashed to 224 × 224; every choice was made on its 1,000 development photos. The photos belong to those
+who took them and are given out for research and teaching alone; none of them is in this package. The
+encoder began with ImageNet's weights.
+
+## What it is for, and what not
+
+For studying attention, for teaching, as a start for your own training, and as a first draft of alt
+text that a person reads and mends. It knows the {words:,} words of photos of people and dogs outdoors:
+of other pictures it says what comes nearest in that world, in the same sure voice. Not for describing
+people to those who depend on it being right, not for deciding anything about anyone: what it says of sex
+and age are guesses from clothes and hair, as its training captions are. It cannot read, count beyond two
+or three, or know who somebody is.
+"""
+
+
+def card(name: str, results: Path) -> str:
+    """The README.md of a bundled model; a section whose measurement is missing says so.
+
+    Args:
+        name: in ``RECIPES``.
+        results: the folder of the JSON files.
+    """
+    scored = _read(results / f"pretrained-{name}.json")
+    recipe = RECIPES[name]
+    if scored is None:
+        return f"# {name}\n\n{recipe.title}, after {recipe.paper}. Not measured yet.\n"
+    text = INTRO.format(
+        name=name,
+        title=recipe.title,
+        paper=recipe.paper,
+        mechanism=scored["mechanism"],
+        parameters=scored["parameters"] / 1e6,
+        megabytes=scored["bytes"] / 1e6,
+        words=scored["words"],
+    )
+    sections = [
+        *("## Scores", "", *_scores(scored)),
+        *("", "## Where it looks", "", *_looks(name, results)),
+        *("", "## Seen by eye", "", *_seen(name)),
+        *("", "## How it was made", "", *_steps(name, results)),
+    ]
+    return text + "\n" + "\n".join(sections) + "\n"
+
+
+def _scores(scored: dict[str, Any]) -> list[str]:
+    scores, decoding = scored["scores"], scored["decoding"]
+    return [
+        f"Development split, {scores['images']:,} photos, captions generated from the JPEG files by the",
+        f"model as it is shipped; beam {decoding['beam_size']}, length penalty "
+        f"{decoding['length_penalty']}, tokenizer {scores['tokenizer']}, commit {scored['commit']}.",
+        "",
+        f"| {' | '.join(METRICS.values())} | words a caption |",
+        "|---" * (len(METRICS) + 1) + "|",
+        f"| {' | '.join(f'{scores[metric]:.1f}' for metric in METRICS)} | {scored['mean_length']:.1f} |",
+    ]
+
+
+def _looks(name: str, results: Path) -> list[str]:
+    told = []
+    if grounding := _read(results / f"grounding-coco-{name}.json"):
+        for regime, found in grounding["regimes"].items():
+            of = "reference captions fed in" if regime == "forced" else "its own captions"
+            if "error" in found:
+                told.append(f"- COCO photos with masks, {of}: {found['error']}")
+                continue
+            point, base = (
+                found["scores"]["model"]["pointing"],
+                found["scores"]["uniform"]["pointing"],
+            )
+            told.append(
+                f"- {found['images']} COCO photos with masks, {of}: paired objects {found['verdict']}; "
+                f"the map's peak is on the object for {_interval(point)} % of the words that name one "
+                f"({base['value']:.1f} % by chance)."
+            )
+    if faithful := _read(results / f"faithfulness-flickr8k-{name}.json"):
+        found = faithful["regimes"]["forced"]["faithfulness"]
+        content = found["scores"]["content"]
+        areas = ", ".join(
+            f"{order} {_interval(content[f'area_{order}'], 3)}"
+            for order in ("most", "random", "least")
+        )
+        told.append(
+            f"- {found['images']:,} development photos, reference captions: how far the log-probability "
+            f"of a content word falls when regions are erased in that order, in nats: {areas}; "
+            f"{content['verdict']}. Function words: {found['scores']['function']['verdict']}."
+        )
+    return told or ["Not measured yet."]
+
+
+def _seen(name: str) -> list[str]:
+    notes = tomllib.loads(SEEN.read_text("utf-8")) if SEEN.is_file() else {}
+    if name not in notes:
+        return ["Not looked through yet."]
+    seen = notes[name]
+    return [
+        f"{seen['photos']} development photos ({seen['which']}), captions and overlays looked at:",
+        "",
+        "| what | photos |",
+        "|---|---|",
+        *(f"| {what} | {count} |" for what, count in seen["counts"].items()),
+        "",
+        *seen["notes"].strip().splitlines(),
+    ]
+
+
+def _steps(name: str, results: Path) -> list[str]:
+    told, total = [], 0.0
+    for step in RECIPES[name].steps:
+        made = _read(results / f"training-{step}.json")
+        if made is None:
+            continue
+        total += made["training_seconds"]
+        told.append(
+            f"- `{made['command']}`: {made['training_seconds']:,.0f} seconds, seed {made['seed']}, "
+            f"epoch {made['epoch']}, commit {made['commit']}, {made['machine']}."
+        )
+    return [
+        f"In {total / 60:.0f} minutes, by two processes of one thread each:",
+        f"`python scripts/train_pretrained.py train {name} --root DIR` runs",
+        "",
+        *told,
+    ]
+
+
+def _interval(found: dict[str, float], digits: int = 1) -> str:
+    return f"{found['value']:.{digits}f} [{found['low']:.{digits}f}, {found['high']:.{digits}f}]"
+
+
+def _read(file: Path) -> dict[str, Any] | None:
+    return json.loads(file.read_text("utf-8")) if file.is_file() else None

@@ -1,0 +1,109 @@
+"""The trainings behind each bundled model, in order: ``captioner fit`` with these options."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Step:
+    """One training.
+
+    Attributes:
+        options: of ``captioner fit``, beside those that all trainings have; ``{runs}`` stands for the
+            folder of the runs.
+        encoder: whether the encoder that it fine-tunes becomes the one that the package brings.
+    """
+
+    options: tuple[str, ...]
+    encoder: bool = False
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a bundled model comes about.
+
+    Attributes:
+        steps: names in ``STEPS``; the last one's best epoch is the model.
+        title: what its card calls it.
+        paper: where the design comes from.
+    """
+
+    steps: tuple[str, ...]
+    title: str
+    paper: str
+
+
+# The decoder's products run in bfloat16. Two processes of one thread each are faster on two cores than
+# one process of two threads, and learn the same.
+COMMON = (
+    *("--config", "configs/flickr8k.yaml", "--trainer.precision", "bf16-mixed"),
+    *("--trainer.devices", "2", "--trainer.strategy", "ddp", "--ckpt_path", "auto"),
+)
+
+# What all see, and what those see that come after the encoder was fine-tuned. 256 is near to the 260
+# pixels that the CNN was trained with, and more regions than 7 × 7.
+SIZE = ("--model.encoder.init_args.image_size", "256")
+BUNDLED = (*SIZE, "--model.encoder.init_args.weights", "FLICKR8K")
+# Every epoch sees other parts of the photos, so the CNN, though it learns no more, is asked every time.
+CROPS = ("--data.cache", "images", "--data.crop", "0.75")
+SCORE_ITSELF = (
+    *("--model.objective", "SelfCritical", "--model.learning_rate", "1e-4"),
+    *("--model.word_dropout", "0", "--trainer.max_epochs", "2"),
+)
+
+
+def _design(name: str) -> tuple[str, str]:
+    return ("--model", f"configs/model/{name}.yaml")
+
+
+STEPS = {
+    "frozen": Step((*SIZE, "--trainer.max_epochs", "6")),
+    "fine-tuned": Step(
+        (
+            *(*_design("fine-tuned"), *SIZE, *CROPS, "--model.init_from", "{runs}/frozen"),
+            *("--model.learning_rate", "6e-4", "--model.encoder_learning_rate", "1e-4"),
+            *("--trainer.max_epochs", "7"),
+        ),
+        encoder=True,
+    ),
+    "hard": Step(
+        (
+            *(*_design("show-attend-tell-hard"), *BUNDLED),
+            *("--model.init_from", "show-attend-tell-soft"),
+            "--model.decoder.attention.distribution.gradient=straight_through",
+            *("--model.objective", "Likelihood", "--model.objective.doubly_stochastic", "0.5"),
+            *("--model.objective.label_smoothing", "0.1", "--model.learning_rate", "6e-4"),
+            *("--trainer.max_epochs", "3"),
+        )
+    ),
+    "hard-score": Step(
+        (
+            *(*_design("show-attend-tell-hard"), *BUNDLED, *CROPS, *SCORE_ITSELF),
+            *("--model.init_from", "{runs}/hard"),
+            "--model.decoder.attention.distribution.gradient=straight_through",
+        )
+    ),
+    "luong": Step((*_design("luong-dot"), *BUNDLED, "--trainer.max_epochs", "8")),
+    "transformer": Step((*_design("transformer"), *BUNDLED, "--trainer.max_epochs", "8")),
+}
+
+_PAPER = "Xu et al. 2015 (arXiv 1502.03044)"
+RECIPES = {
+    "show-attend-tell-soft": Recipe(
+        ("frozen", "fine-tuned"), "Show, Attend and Tell with soft attention", _PAPER
+    ),
+    "show-attend-tell-hard": Recipe(
+        ("frozen", "fine-tuned", "hard", "hard-score"),
+        "Show, Attend and Tell with hard attention",
+        _PAPER,
+    ),
+    "luong-dot": Recipe(
+        ("frozen", "fine-tuned", "luong"),
+        "Global attention by dot products",
+        "Luong, Pham and Manning 2015 (arXiv 1508.04025)",
+    ),
+    "transformer": Recipe(
+        ("frozen", "fine-tuned", "transformer"),
+        "A Transformer decoder",
+        "Vaswani et al. 2017 (arXiv 1706.03762)",
+    ),
+}

@@ -1,0 +1,105 @@
+"""The bundled models' part of the page of results: dev scores, and the trainings that led there."""
+
+from typing import Any
+
+SHIPPED, TRAINED = "pretrained-", "training-"
+METRICS = ("bleu_1", "bleu_2", "bleu_3", "bleu_4", "meteor", "rouge_l", "cider")
+# Xu et al. 2015 (arXiv 1502.03044), table 1; they give neither ROUGE-L nor CIDEr.
+PUBLISHED = {
+    "Xu et al. 2015, soft": (67, 44.8, 29.9, 19.5, 18.93),
+    "Xu et al. 2015, hard": (67, 45.7, 31.4, 21.3, 20.30),
+}
+
+
+def pretrained_section(records: dict[str, dict[str, Any]]) -> list[str]:
+    """The models as they are shipped, and under them every training by itself."""
+    shipped = {n.removeprefix(SHIPPED): r for n, r in records.items() if n.startswith(SHIPPED)}
+    trained = {n.removeprefix(TRAINED): r for n, r in records.items() if n.startswith(TRAINED)}
+    columns = (
+        *("model", "split", "N", "B-1", "B-2", "B-3", "B-4", "METEOR", "ROUGE-L", "CIDEr"),
+        *("words", "beam", "length penalty", "tokenizer", "seed", "minutes", "MB"),
+    )
+    lines = [
+        "## Bundled models",
+        "",
+        "As they are shipped, in half precision, asked through `captioner.load` with the JPEG files.",
+        "The minutes are those of all trainings that lead to a model; the first two are shared by all.",
+        "The published figures are of the *test* split, with VGG features: an orientation, no",
+        "comparison.",
+        "",
+        f"| {' | '.join(columns)} |",
+        "|---" * len(columns) + "|",
+    ]
+    for name, record in shipped.items():
+        seconds = sum(trained[step]["training_seconds"] for step in record["steps"])
+        [seed] = {trained[step]["seed"] for step in record["steps"]}
+        cells = [
+            *(name, record["split"], f"{record['scores']['images']:,}", *_scores(record)),
+            *(f"{record['mean_length']:.1f}", *_search(record), seed, f"{seconds / 60:.0f}"),
+            f"{record['bytes'] / 1e6:.1f}",
+        ]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    for name, values in PUBLISHED.items():
+        cells = [name, "test", "1,000", *map(str, values), *["–"] * 9]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += [
+        "",
+        *[
+            f"- **{name}**: `{r['command']}`, commit {r['commit']}, {r['machine']}; trained by "
+            f"{', then '.join(r['steps'])}."
+            for name, r in shipped.items()
+        ],
+        "",
+        "Every training, each scored with the weights of its best epoch:",
+        "",
+        "| training | B-1 | B-2 | B-3 | B-4 | METEOR | ROUGE-L | CIDEr | words | beam | length penalty "
+        "| tokenizer | seed | epoch | minutes |",
+        "|---" * 15 + "|",
+    ]
+    for name, record in trained.items():
+        cells = [
+            *(name, *_scores(record), f"{record['mean_length']:.1f}", *_search(record)),
+            *(record["seed"], record["epoch"], f"{record['training_seconds'] / 60:.0f}"),
+        ]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return [
+        *lines,
+        "",
+        *[
+            f"- **{name}**: `{r['command']}`, commit {r['commit']}, {r['machine']}."
+            for name, r in trained.items()
+        ],
+        "",
+    ]
+
+
+def _scores(record: dict[str, Any]) -> list[str]:
+    return [f"{record['scores'][metric]:.1f}" for metric in METRICS]
+
+
+def _search(record: dict[str, Any]) -> list[Any]:
+    decoding = record["decoding"]
+    return [decoding["beam_size"], decoding["length_penalty"], record["scores"]["tokenizer"]]
+
+
+def search_section(record: dict[str, Any]) -> list[str]:
+    """One model's scores by beam and length penalty."""
+    columns = ("beam", "length penalty", "B-4", "METEOR", "CIDEr", "words", "bad endings")
+    lines = [
+        "### How captions are searched for",
+        "",
+        f"`{record['model']}`, development split, all else the same:",
+        "",
+        f"| {' | '.join(columns)} |",
+        "|---" * len(columns) + "|",
+    ]
+    for row in record["searches"]:
+        decoding, scores = row["decoding"], row["scores"]
+        cells = [
+            *(decoding["beam_size"], decoding["length_penalty"]),
+            *(f"{scores[metric]:.1f}" for metric in ("bleu_4", "meteor", "cider")),
+            *(f"{row['mean_length']:.1f}", f"{row['bad_endings']:.1f}"),
+        ]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    source = f"`{record['command']}`, commit {record['commit']}, {record['machine']}."
+    return [*lines, "", source, ""]

