@@ -1,4 +1,4 @@
-"""How the search changes a model's scores on a development split: beams, length penalties.
+"""How the search changes a model's scores on the development split of Flickr8k.
 
 python scripts/decoding_table.py MODEL --root DIR --output docs/results/decoding-soft.json
 python scripts/results_page.py
@@ -9,7 +9,6 @@ import json
 import shlex
 import sys
 from dataclasses import asdict
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,11 @@ from captioner.predictor import Predictor
 from captioner.provenance import provenance
 from captioner.text import join
 
-BEAMS, PENALTIES = (1, 3, 5, 10), (0.7, 0.9, 1.1)
+SEARCHES = [  # beam, length penalty, no run of so many words twice
+    *((beam, 0.9, 2) for beam in (1, 3, 5, 10)),
+    *((5, penalty, 2) for penalty in (0.7, 0.8, 1.0, 1.1)),
+    *((5, 0.9, no_repeat) for no_repeat in (0, 3)),
+]
 BATCH = 64
 
 
@@ -50,10 +53,8 @@ def main() -> None:
     ]
     names = [record.image_id for record in records]
     rows = []
-    for beam, penalty in track(list(product(BEAMS, PENALTIES)), "searching"):
-        if beam == 1 and penalty != model.decoding.length_penalty:
-            continue  # one hypothesis has nothing to be compared with
-        decoding = model.decoding.with_options({"beam_size": beam, "length_penalty": penalty})
+    for beam_size, length_penalty, no_repeat in track(SEARCHES, "searching"):
+        decoding = Decoding(beam_size, length_penalty=length_penalty, no_repeat=no_repeat)
         rows.append(row(model, annotations, names, scorer, decoding))
     command = shlex.join(["python", "scripts/decoding_table.py", *sys.argv[1:]])
     result = {"command": command, "model": model.name, "split": "val", "searches": rows}

@@ -83,7 +83,7 @@ def commands(folder: Path, harder: list[str]) -> list[str]:
     for name, options in MECHANISMS.items():
         run = folder / name
         fit = ["fit", "--config", "configs/shapes.yaml", f"--trainer.default_root_dir={run}"]
-        lines.append(fit + options)
+        lines.append([*fit, "--trainer.max_epochs=4", *options])
         for file, more in (("ground", []), ("harder", ["--scene-options", *harder])):
             ground = ["ground", "--model", str(run), "--scenes", str(SCENES), *more]
             lines.append([*ground, "--output", str(run / "results" / f"{file}.json")])

@@ -17,7 +17,7 @@ def pretrained_section(records: dict[str, dict[str, Any]]) -> list[str]:
     trained = {n.removeprefix(TRAINED): r for n, r in records.items() if n.startswith(TRAINED)}
     columns = (
         *("model", "split", "N", "B-1", "B-2", "B-3", "B-4", "METEOR", "ROUGE-L", "CIDEr"),
-        *("words", "beam", "length penalty", "tokenizer", "seed", "minutes", "MB"),
+        *("words", "beam", "length penalty", "no repeat", "tokenizer", "seed", "minutes", "MB"),
     )
     lines = [
         "## Bundled models",
@@ -40,7 +40,7 @@ def pretrained_section(records: dict[str, dict[str, Any]]) -> list[str]:
         ]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     for name, values in PUBLISHED.items():
-        cells = [name, "test", "1,000", *map(str, values), *["–"] * 9]
+        cells = [name, "test", "1,000", *map(str, values), *["–"] * 10]
         lines.append(f"| {' | '.join(cells)} |")
     lines += [
         "",
@@ -53,8 +53,8 @@ def pretrained_section(records: dict[str, dict[str, Any]]) -> list[str]:
         "Every training, each scored with the weights of its best epoch:",
         "",
         "| training | B-1 | B-2 | B-3 | B-4 | METEOR | ROUGE-L | CIDEr | words | beam | length penalty "
-        "| tokenizer | seed | epoch | minutes |",
-        "|---" * 15 + "|",
+        "| no repeat | tokenizer | seed | epoch | minutes |",
+        "|---" * 16 + "|",
     ]
     for name, record in trained.items():
         cells = [
@@ -79,16 +79,26 @@ def _scores(record: dict[str, Any]) -> list[str]:
 
 def _search(record: dict[str, Any]) -> list[Any]:
     decoding = record["decoding"]
-    return [decoding["beam_size"], decoding["length_penalty"], record["scores"]["tokenizer"]]
+    options = (decoding[option] for option in ("beam_size", "length_penalty", "no_repeat"))
+    return [*options, record["scores"]["tokenizer"]]
 
 
 def search_section(record: dict[str, Any]) -> list[str]:
     """One model's scores by beam and length penalty."""
-    columns = ("beam", "length penalty", "B-4", "METEOR", "CIDEr", "words", "bad endings")
+    columns = (
+        "beam",
+        "length penalty",
+        "no repeat",
+        "B-4",
+        "METEOR",
+        "CIDEr",
+        "words",
+        "bad endings",
+    )
     lines = [
         "### How captions are searched for",
         "",
-        f"`{record['model']}`, development split, all else the same:",
+        f"`{record['model']}`, development split. No repeat: no run of so many words is written twice.",
         "",
         f"| {' | '.join(columns)} |",
         "|---" * len(columns) + "|",
@@ -96,7 +106,7 @@ def search_section(record: dict[str, Any]) -> list[str]:
     for row in record["searches"]:
         decoding, scores = row["decoding"], row["scores"]
         cells = [
-            *(decoding["beam_size"], decoding["length_penalty"]),
+            *(decoding["beam_size"], decoding["length_penalty"], decoding["no_repeat"]),
             *(f"{scores[metric]:.1f}" for metric in ("bleu_4", "meteor", "cider")),
             *(f"{row['mean_length']:.1f}", f"{row['bad_endings']:.1f}"),
         ]

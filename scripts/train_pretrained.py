@@ -53,7 +53,8 @@ def train(name: str, root: Path, runs: Path) -> None:
         if STEPS[step].encoder:
             print(f"encoder written to {ship_encoder(run)}")
     run = runs / RECIPES[name].steps[-1]
-    print(f"model written to {ship(run, name, card(name, RESULTS))}")
+    folder = ship(run, name, card(name, RESULTS), RECIPES[name].decoding)
+    print(f"model written to {folder}")
     keep(name, runs)
 
 

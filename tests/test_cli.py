@@ -263,10 +263,15 @@ def test_a_wrong_model_or_device(option, said, pictures, run_folder, capsys):
     assert said in capsys.readouterr().err
 
 
-def test_without_a_model(pictures, capsys, monkeypatch):
-    monkeypatch.setattr(predictor, "models", dict)
-    assert main(["caption", str(pictures)]) == 2
-    assert "captioner fit --config configs/shapes.yaml" in capsys.readouterr().err
+def test_without_a_model_the_bundled_default_speaks(pictures, capsys):
+    assert main(["caption", str(pictures), "--format", "jsonl"]) == 1  # one picture is broken
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {r["model"] for r in records if "caption" in r} == {"show-attend-tell-soft"}
+
+
+def test_what_could_have_been_meant_is_named(pictures, capsys):
+    assert main(["caption", str(pictures), "--model", "show-attend-tell"]) == 2
+    assert "the bundled models are show-attend-tell-soft, " in capsys.readouterr().err
 
 
 def test_debug_shows_the_traceback(tmp_path):

@@ -81,7 +81,8 @@ def _scores(scored: dict[str, Any]) -> list[str]:
     return [
         f"Development split, {scores['images']:,} photos, captions generated from the JPEG files by the",
         f"model as it is shipped; beam {decoding['beam_size']}, length penalty "
-        f"{decoding['length_penalty']}, tokenizer {scores['tokenizer']}, commit {scored['commit']}.",
+        f"{decoding['length_penalty']}, no {decoding['no_repeat']} words following each other twice, "
+        f"tokenizer {scores['tokenizer']}, commit {scored['commit']}.",
         "",
         f"| {' | '.join(METRICS.values())} | words a caption |",
         "|---" * (len(METRICS) + 1) + "|",

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from captioner.decoding import Decoding
+
 
 @dataclass(frozen=True)
 class Step:
@@ -25,11 +27,14 @@ class Recipe:
         steps: names in ``STEPS``; the last one's best epoch is the model.
         title: what its card calls it.
         paper: where the design comes from.
+        decoding: how captions are searched for, tuned on the development split. That no two words follow
+            each other twice mends what likelihood alone leaves, "a man and a man", and every score.
     """
 
     steps: tuple[str, ...]
     title: str
     paper: str
+    decoding: Decoding = Decoding(beam_size=5, length_penalty=0.9, no_repeat=2)  # noqa: RUF009
 
 
 # The decoder's products run in bfloat16. Two processes of one thread each are faster on two cores than

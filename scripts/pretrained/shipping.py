@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import save_file
 
 from captioner import checkpoint
+from captioner.decoding import Decoding
 from captioner.models.captioner import Captioner
 from captioner.models.encoder import CNNEncoder
 
@@ -32,7 +33,7 @@ def ship_encoder(run: Path) -> Path:
     return file
 
 
-def ship(run: Path, name: str, card: str) -> Path:
+def ship(run: Path, name: str, card: str, decoding: Decoding) -> Path:
     """Writes a run's model to where the package looks for it, its encoder named, not stored."""
     stored = checkpoint.load(run)
     folder = PRETRAINED / name
@@ -40,7 +41,7 @@ def ship(run: Path, name: str, card: str) -> Path:
         with_bundled_encoder(stored.captioner),
         folder,
         card,
-        stored.decoding,
+        decoding,
         stored.supervision,
         half=True,
     )
