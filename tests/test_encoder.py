@@ -493,6 +493,17 @@ def test_other_weights_are_in_the_state_and_need_no_download(options, offline):
     assert not offline
 
 
+def test_a_zero_has_no_sign_in_the_fingerprint():
+    """Half precision leaves −0 behind, and a moving average of it with itself is 0."""
+    encoder = CNNEncoder("torchvision/resnet18", 64, weights=None)
+    prints = []
+    for zero in (0.0, -0.0):
+        with torch.no_grad():
+            next(encoder.parameters())[0, 0, 0, 0] = zero
+        prints.append(encoder.fingerprint())
+    assert prints[0] == prints[1]
+
+
 def test_fingerprint_is_that_of_what_is_computed(lite0):
     small = {"image_size": 64, "weights": None, "name": "torchvision/mobilenet_v2"}
 

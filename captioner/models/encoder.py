@@ -146,7 +146,8 @@ class CNNEncoder(Encoder):
             if not tensor.is_floating_point():
                 continue  # a counter of batches seen, which changes nothing that is computed
             digest.update(key.encode())
-            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+            # + 0.0: −0 becomes 0, as it does in a moving average; they compute the same.
+            digest.update((tensor.detach().cpu().contiguous() + 0.0).numpy().tobytes())
         return digest.hexdigest()
 
     def forward(self, images: UInt8[Tensor, "B 3 H W"]) -> Annotations:
