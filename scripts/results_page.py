@@ -9,7 +9,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from results_pretrained import SHIPPED, TRAINED, pretrained_section, search_section
+from results_pretrained import (
+    SHIPPED,
+    TRAINED,
+    helped_section,
+    pretrained_section,
+    search_section,
+)
 from results_scale import data_section, library_section
 from results_speed import speed_section
 
@@ -271,6 +277,7 @@ def page() -> str:
         "reading the files to the last epoch; the first run with an encoder also fills the cache.",
         "",
         *pretrained_section(records),
+        *helped_section(records),
         *search_section(records["decoding-soft"]),
         "## Flickr8k, development split",
         "",

@@ -45,6 +45,14 @@ def test_every_figure_of_the_readme_stands_in_the_results():
     assert f"blind to the picture scores {b:.1f}, {m:.1f} and {c:.1f}." in readme
 
 
+def test_the_readme_says_how_good_the_default_is():
+    file = ROOT / "docs" / "results" / "pretrained-show-attend-tell-soft.json"
+    scores = json.loads(file.read_text())["scores"]
+    b, m, c = (scores[metric] for metric in ("bleu_4", "meteor", "cider"))
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"the default reaches BLEU-4 {b:.1f}, METEOR {m:.1f} and CIDEr {c:.1f} (gen" in readme
+
+
 def test_results_come_from_a_commit():
     files = sorted((ROOT / "docs" / "results").glob("*.json"))
     assert files

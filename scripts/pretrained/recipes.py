@@ -52,7 +52,7 @@ BUNDLED = (*SIZE, "--model.encoder.init_args.weights", "FLICKR8K")
 CROPS = ("--data.cache", "images", "--data.crop", "0.75")
 SCORE_ITSELF = (
     *("--model.objective", "SelfCritical", "--model.learning_rate", "1e-4"),
-    *("--model.word_dropout", "0", "--trainer.max_epochs", "2"),
+    *("--model.word_dropout", "0", "--trainer.max_epochs", "1"),
 )
 
 
