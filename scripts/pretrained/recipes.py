@@ -48,12 +48,8 @@ COMMON = (
 # pixels that the CNN was trained with, and more regions than 7 × 7.
 SIZE = ("--model.encoder.init_args.image_size", "256")
 BUNDLED = (*SIZE, "--model.encoder.init_args.weights", "FLICKR8K")
-# Every epoch sees other parts of the photos, so the CNN, though it learns no more, is asked every time.
+# Every epoch sees other parts of the photos.
 CROPS = ("--data.cache", "images", "--data.crop", "0.75")
-SCORE_ITSELF = (
-    *("--model.objective", "SelfCritical", "--model.learning_rate", "1e-4"),
-    *("--model.word_dropout", "0", "--trainer.max_epochs", "1"),
-)
 
 
 def _design(name: str) -> tuple[str, str]:
@@ -80,13 +76,6 @@ STEPS = {
             *("--trainer.max_epochs", "3"),
         )
     ),
-    "hard-score": Step(
-        (
-            *(*_design("show-attend-tell-hard"), *BUNDLED, *CROPS, *SCORE_ITSELF),
-            *("--model.init_from", "{runs}/hard"),
-            "--model.decoder.attention.distribution.gradient=straight_through",
-        )
-    ),
     "luong": Step((*_design("luong-dot"), *BUNDLED, "--trainer.max_epochs", "8")),
     "transformer": Step((*_design("transformer"), *BUNDLED, "--trainer.max_epochs", "8")),
 }
@@ -97,7 +86,7 @@ RECIPES = {
         ("frozen", "fine-tuned"), "Show, Attend and Tell with soft attention", _PAPER
     ),
     "show-attend-tell-hard": Recipe(
-        ("frozen", "fine-tuned", "hard", "hard-score"),
+        ("frozen", "fine-tuned", "hard"),
         "Show, Attend and Tell with hard attention",
         _PAPER,
     ),
