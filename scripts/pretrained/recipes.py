@@ -77,7 +77,6 @@ STEPS = {
         )
     ),
     "luong": Step((*_design("luong-dot"), *BUNDLED, "--trainer.max_epochs", "8")),
-    "transformer": Step((*_design("transformer"), *BUNDLED, "--trainer.max_epochs", "8")),
 }
 
 _PAPER = "Xu et al. 2015 (arXiv 1502.03044)"
@@ -87,17 +86,12 @@ RECIPES = {
     ),
     "show-attend-tell-hard": Recipe(
         ("frozen", "fine-tuned", "hard"),
-        "Show, Attend and Tell with hard attention",
+        "Show, Attend and Tell with hard attention, by straight-through gradients",
         _PAPER,
     ),
     "luong-dot": Recipe(
         ("frozen", "fine-tuned", "luong"),
         "Global attention by dot products",
         "Luong, Pham and Manning 2015 (arXiv 1508.04025)",
-    ),
-    "transformer": Recipe(
-        ("frozen", "fine-tuned", "transformer"),
-        "A Transformer decoder",
-        "Vaswani et al. 2017 (arXiv 1706.03762)",
     ),
 }
