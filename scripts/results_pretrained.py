@@ -88,8 +88,8 @@ def helped_section(records: dict[str, dict[str, Any]]) -> list[str]:
         "### What helped the default, in CIDEr",
         "",
         f"A frozen CNN: {twelve:.1f} after twelve epochs at 224 pixels, {frozen:.1f} after six at 256,",
-        "of which the fifth was the best. The CNN's last 24 layers learning too, on crops of the photos:",
-        f"{tuned - frozen:+.1f}. No two words following each other twice in a caption: "
+        "of which the fifth was the best. The CNN's last 24 layers learning too, on crops of the",
+        f"photos: {tuned - frozen:+.1f}. No two words following each other twice in a caption: "
         f"{final - tuned:+.1f}. The beam and",
         "the length penalty make little difference.",
         "",
