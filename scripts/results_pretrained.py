@@ -1,5 +1,6 @@
 """The bundled models' part of the page of results: dev scores, and the trainings that led there."""
 
+from collections.abc import Sequence
 from typing import Any
 
 SHIPPED, TRAINED = "pretrained-", "training-"
@@ -27,9 +28,8 @@ def pretrained_section(records: dict[str, dict[str, Any]]) -> list[str]:
         "The published figures are of the *test* split, with VGG features: an orientation, no",
         "comparison.",
         "",
-        f"| {' | '.join(columns)} |",
-        "|---" * len(columns) + "|",
     ]
+    rows = []
     for name, record in shipped.items():
         seconds = sum(trained[step]["training_seconds"] for step in record["steps"])
         [seed] = {trained[step]["seed"] for step in record["steps"]}
@@ -38,11 +38,10 @@ def pretrained_section(records: dict[str, dict[str, Any]]) -> list[str]:
             *(f"{record['mean_length']:.1f}", *_search(record), seed, f"{seconds / 60:.0f}"),
             f"{record['bytes'] / 1e6:.1f}",
         ]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    for name, values in PUBLISHED.items():
-        cells = [name, "test", "1,000", *map(str, values), *["–"] * 10]
-        lines.append(f"| {' | '.join(cells)} |")
+        rows.append(cells)
+    rows += [[name, "test", "1,000", *values, *["–"] * 10] for name, values in PUBLISHED.items()]
     lines += [
+        *_table(columns, rows),
         "",
         *[
             f"- **{name}**: `{r['command']}`, commit {r['commit']}, {r['machine']}; trained by "
@@ -52,18 +51,21 @@ def pretrained_section(records: dict[str, dict[str, Any]]) -> list[str]:
         "",
         "Every training, each scored with the weights of its best epoch:",
         "",
-        "| training | B-1 | B-2 | B-3 | B-4 | METEOR | ROUGE-L | CIDEr | words | beam | length penalty "
-        "| no repeat | tokenizer | seed | epoch | minutes |",
-        "|---" * 16 + "|",
     ]
-    for name, record in trained.items():
-        cells = [
+    training_columns = (
+        *("training", "B-1", "B-2", "B-3", "B-4", "METEOR", "ROUGE-L", "CIDEr", "words", "beam"),
+        *("length penalty", "no repeat", "tokenizer", "seed", "epoch", "minutes"),
+    )
+    rows = [
+        [
             *(name, *_scores(record), f"{record['mean_length']:.1f}", *_search(record)),
             *(record["seed"], record["epoch"], f"{record['training_seconds'] / 60:.0f}"),
         ]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
+        for name, record in trained.items()
+    ]
     return [
         *lines,
+        *_table(training_columns, rows),
         "",
         *[
             f"- **{name}**: `{r['command']}`, commit {r['commit']}, {r['machine']}."
@@ -96,6 +98,12 @@ def helped_section(records: dict[str, dict[str, Any]]) -> list[str]:
     ]
 
 
+def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
+    """Lines of Markdown."""
+    lines = [f"| {' | '.join(map(str, row))} |" for row in (columns, *rows)]
+    return [lines[0], "|---" * len(columns) + "|", *lines[1:]]
+
+
 def _scores(record: dict[str, Any]) -> list[str]:
     return [f"{record['scores'][metric]:.1f}" for metric in METRICS]
 
@@ -123,9 +131,8 @@ def search_section(record: dict[str, Any]) -> list[str]:
         "",
         f"`{record['model']}`, development split. No repeat: no run of so many words is written twice.",
         "",
-        f"| {' | '.join(columns)} |",
-        "|---" * len(columns) + "|",
     ]
+    rows = []
     for row in record["searches"]:
         decoding, scores = row["decoding"], row["scores"]
         cells = [
@@ -133,6 +140,6 @@ def search_section(record: dict[str, Any]) -> list[str]:
             *(f"{scores[metric]:.1f}" for metric in ("bleu_4", "meteor", "cider")),
             *(f"{row['mean_length']:.1f}", f"{row['bad_endings']:.1f}"),
         ]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
+        rows.append(cells)
     source = f"`{record['command']}`, commit {record['commit']}, {record['machine']}."
-    return [*lines, "", source, ""]
+    return [*lines, *_table(columns, rows), "", source, ""]

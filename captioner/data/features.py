@@ -71,7 +71,7 @@ class Resized:
 
 @dataclass(frozen=True)
 class AnnotationCache:
-    """Annotation vectors, or pixels, of many pictures in memory-mapped files.
+    """Annotation vectors, or pixels, of many pictures in files.
 
     Attributes:
         shards: (L, D) float16 a row, or (3, H, W) uint8, read from disk on use.

@@ -128,7 +128,8 @@ def _seen(name: str) -> list[str]:
         return ["Not looked through yet."]
     seen = notes[name]
     return [
-        f"{seen['photos']} development photos ({seen['which']}), captions and overlays looked at:",
+        f"The captions of {seen['photos']} development photos ({seen['which']}) were read beside the "
+        f"photos, and the overlays of {seen['overlays']} of them looked at:",
         "",
         "| what | photos |",
         "|---|---|",
