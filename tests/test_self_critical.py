@@ -1,5 +1,6 @@
 """Self-critical training against coco-caption's CIDEr-D and against all captions there are."""
 
+import csv
 import itertools
 import json
 import math
@@ -17,6 +18,7 @@ from captioner.errors import UsageError
 from captioner.evaluation.consensus import Consensus
 from captioner.evaluation.fluency import fluency
 from captioner.models import Additive, Annotations, Attention, LSTMDecoder
+from captioner.models.attention.distributions import Hard
 from captioner.text import END, PAD, START, UNK
 from captioner.training.self_critical import SelfCritical
 
@@ -199,11 +201,22 @@ def test_too_few_samples_are_refused(samples, baseline):
         SelfCritical(samples, baseline)
 
 
+def test_places_that_are_drawn_would_not_be_learned():
+    attention = partial(Attention, score=partial(Additive, dim=3), distribution=Hard)
+    decoder = LSTMDecoder(V, D, attention, hidden=4, embedding=3, dropout=0.0)
+    with pytest.raises(UsageError, match="straight_through, or marginal"):
+        SelfCritical().check(decoder)
+
+
 @pytest.mark.slow
-def test_fine_tuning_from_the_command_line(run_folder, shapes_cache, tmp_path):
+@pytest.mark.parametrize("distribution", ["Soft", "Hard"])
+def test_fine_tuning_from_the_command_line(distribution, run_folder, shapes_cache, tmp_path):
+    hard = "--model.decoder.attention.distribution.gradient=straight_through"
     given = runs.arguments(
         tmp_path / "tuned",
         shapes_cache,
+        f"--model.decoder.attention.distribution={distribution}",
+        *([hard] if distribution == "Hard" else []),
         *("--model.objective=SelfCritical", f"--model.init_from={run_folder}"),
         *("--model.learning_rate=1e-4", "--trainer.log_every_n_steps=1"),
         epochs=1,
@@ -213,5 +226,8 @@ def test_fine_tuning_from_the_command_line(run_folder, shapes_cache, tmp_path):
     record = json.loads(result.read_text())
     assert record["mean_length"] > 0
     assert record["bad_endings"] >= 0
-    logged = (tmp_path / "tuned" / "logs" / "version_0" / "metrics.csv").read_text().split("\n")[0]
-    assert {"train/advantage_variance", "train/reward"} <= set(logged.split(","))
+    with (tmp_path / "tuned" / "logs" / "version_0" / "metrics.csv").open() as file:
+        logged = list(csv.DictReader(file))
+    assert {"train/advantage_variance", "train/reward"} <= logged[0].keys()
+    norms = [float(row["train/attention_gradient_norm"] or 0) for row in logged]
+    assert max(norms) > 0, "where to look was not learned"

@@ -174,13 +174,9 @@ class Likelihood(Objective):
         self.label_smoothing = label_smoothing
 
     def check(self, decoder: Decoder) -> None:
-        """Hard attention whose samples carry no gradient would never learn where to look."""
+        """Supervision needs weights to supervise, and where to look must be learned."""
         check_supervision(self.supervision, decoder)
-        if any(m.gradient == "score_function" for m in hard_attention(decoder)):
-            raise UsageError(
-                "Likelihood does not train the scores of hard attention: choose the objective "
-                "LowerBound, or give Hard the option gradient: straight_through, or marginal"
-            )
+        check_gradient(decoder, "Likelihood")
 
     def forward(
         self,
@@ -262,6 +258,19 @@ def looked_away(
     tiny = torch.finfo(weights.dtype).tiny
     missed = -(masks.repeat_interleave(copies, 1) * weights.clamp(min=tiny).log()).sum(-1)
     return missed.sum() / copies
+
+
+def check_gradient(decoder: Decoder, objective: str) -> None:
+    """Refuses hard attention that no gradient of a word reaches: it would never learn where to look.
+
+    Raises:
+        UsageError: with what to choose instead.
+    """
+    if any(law.gradient == "score_function" for law in hard_attention(decoder)):
+        raise UsageError(
+            f"{objective} does not train the scores of hard attention: choose the objective "
+            "LowerBound, or give Hard the option gradient: straight_through, or marginal"
+        )
 
 
 def check_supervision(supervision: float, decoder: Decoder) -> None:

@@ -14,7 +14,7 @@ from captioner.evaluation.consensus import Consensus
 from captioner.models.annotations import Annotations
 from captioner.models.decoder import Decoded, Decoder
 from captioner.text import END, PAD, START, UNK
-from captioner.training.objectives import Lesson, Loss, Objective, said_words
+from captioner.training.objectives import Lesson, Loss, Objective, check_gradient, said_words
 
 BaselineName = Literal["greedy", "others"]
 SourceName = Literal["samples", "beam"]
@@ -26,7 +26,8 @@ class SelfCritical(Objective):
     After Rennie et al. 2017 (arXiv 1612.00563). For fine-tuning a model that likelihood has trained:
     start from it with ``init_from``, with a small learning rate. Rewards are computed over ids, the end
     token a word like others, with document frequencies from the training captions; dropout is off, so
-    that what is drawn and what is learned from are one distribution.
+    that what is drawn and what is learned from are one distribution. Hard attention says its captions
+    as at test time, and learns from them by drawing, or trying, places.
 
     Args:
         samples: captions learned from of each picture.
@@ -37,6 +38,7 @@ class SelfCritical(Objective):
         baseline: b. ``greedy``: the reward of the greedy caption, as in the paper; ``others``: the mean
             of a picture's other samples (Luo 2020, arXiv 2003.09971), which costs no search.
         max_length: most words of a caption.
+        no_repeat: of the beam, as of ``Decoding``: what is learned from is what will be written.
 
     Raises:
         UsageError: no samples, or one sample without others.
@@ -51,6 +53,7 @@ class SelfCritical(Objective):
         baseline: BaselineName = "others",
         max_length: int = 20,
         source: SourceName = "beam",
+        no_repeat: int = 0,
     ) -> None:
         super().__init__()
         if samples < 1 or (baseline == "others" and samples < 2):
@@ -61,7 +64,12 @@ class SelfCritical(Objective):
         self.baseline = baseline
         self.max_length = max_length
         self.source = source
+        self.decoding = Decoding(samples, max_length, no_repeat=no_repeat)
         self._consensus: Consensus | None = None
+
+    def check(self, decoder: Decoder) -> None:
+        """Rewards are of words, not of places."""
+        check_gradient(decoder, "SelfCritical")
 
     def begin(self, captions: Sequence[Sequence[Sequence[int]]]) -> None:
         """Counts in how many pictures' captions every n-gram is."""
@@ -109,7 +117,7 @@ class SelfCritical(Objective):
 
     def _found(self, decoder: Decoder, annotations: Annotations) -> Int[Tensor, "B S T"]:
         """The captions of a beam, as ``sample`` returns captions."""
-        found = search(decoder, annotations, Decoding(self.samples, self.max_length))
+        found = search(decoder, annotations, self.decoding)
         rows = torch.full((len(found), self.samples, self.max_length + 2), PAD)
         for b, hypotheses in enumerate(found):
             for s in range(self.samples):

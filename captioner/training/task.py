@@ -269,7 +269,8 @@ class CaptioningTask(pl.LightningModule):
         """The loss of a training step, and what its lesson measured."""
         objective, captioner = self.objective, self.captioner
         progress = self.global_step / self.trainer.estimated_stepping_batches
-        for distribution in hard_attention(captioner.decoder):
+        hard = hard_attention(captioner.decoder)
+        for distribution in hard:
             distribution.heat = objective.heat(progress)
         if not objective.dropout:
             captioner.eval()
@@ -280,6 +281,8 @@ class CaptioningTask(pl.LightningModule):
             given = given.with_vectors(given.vectors * 0)
         annotations = captioner.refiner(given)
         lesson = objective.lesson(captioner.decoder, annotations, batch.tokens)
+        for distribution in hard:
+            distribution.train()  # the most probable place has no gradient
         inputs, targets = lesson.tokens[..., :-1], lesson.tokens[..., 1:]
         if objective.dropout and self.word_dropout:
             inputs = _drop_words(inputs, self.word_dropout)
