@@ -50,6 +50,12 @@ SIZE = ("--model.encoder.init_args.image_size", "256")
 BUNDLED = (*SIZE, "--model.encoder.init_args.weights", "FLICKR8K")
 # Every epoch sees other parts of the photos.
 CROPS = ("--data.cache", "images", "--data.crop", "0.75")
+# The score itself, in place of the likelihood: captions of the model's own, searched for as they will be,
+# and CIDEr-D's opinion of them.
+CRITICAL = (
+    *(*CROPS, "--model.objective", "SelfCritical", "--model.objective.no_repeat", "2"),
+    *("--model.learning_rate", "1e-4", "--model.word_dropout", "0"),
+)
 
 
 def _design(name: str) -> tuple[str, str]:
@@ -76,7 +82,28 @@ STEPS = {
             *("--trainer.max_epochs", "3"),
         )
     ),
+    "hard-critical": Step(
+        (
+            *(*_design("show-attend-tell-hard"), *BUNDLED, *CRITICAL),
+            *("--model.init_from", "{runs}/hard"),
+            "--model.decoder.attention.distribution.gradient=straight_through",
+            *("--trainer.max_epochs", "3"),
+        )
+    ),
     "luong": Step((*_design("luong-dot"), *BUNDLED, "--trainer.max_epochs", "8")),
+    "luong-critical": Step(
+        (
+            *(*_design("luong-dot"), *BUNDLED, *CRITICAL),
+            *("--model.init_from", "{runs}/luong", "--trainer.max_epochs", "4"),
+        )
+    ),
+    "transformer": Step((*_design("transformer"), *BUNDLED, *CROPS, "--trainer.max_epochs", "8")),
+    "transformer-critical": Step(
+        (
+            *(*_design("transformer"), *BUNDLED, *CRITICAL),
+            *("--model.init_from", "{runs}/transformer", "--trainer.max_epochs", "3"),
+        )
+    ),
 }
 
 _PAPER = "Xu et al. 2015 (arXiv 1502.03044)"
@@ -85,13 +112,18 @@ RECIPES = {
         ("frozen", "fine-tuned"), "Show, Attend and Tell with soft attention", _PAPER
     ),
     "show-attend-tell-hard": Recipe(
-        ("frozen", "fine-tuned", "hard"),
+        ("frozen", "fine-tuned", "hard", "hard-critical"),
         "Show, Attend and Tell with hard attention, by straight-through gradients",
         _PAPER,
     ),
     "luong-dot": Recipe(
-        ("frozen", "fine-tuned", "luong"),
+        ("frozen", "fine-tuned", "luong", "luong-critical"),
         "Global attention by dot products",
         "Luong, Pham and Manning 2015 (arXiv 1508.04025)",
+    ),
+    "transformer": Recipe(
+        ("frozen", "fine-tuned", "transformer", "transformer-critical"),
+        "A Transformer decoder",
+        "Vaswani et al. 2017 (arXiv 1706.03762)",
     ),
 }
