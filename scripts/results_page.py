@@ -15,6 +15,7 @@ from results_pretrained import (
     helped_section,
     pretrained_section,
     search_section,
+    seeds_section,
 )
 from results_scale import data_section, library_section
 from results_speed import speed_section
@@ -277,6 +278,7 @@ def page() -> str:
         "reading the files to the last epoch; the first run with an encoder also fills the cache.",
         "",
         *pretrained_section(records),
+        *seeds_section(records),
         *helped_section(records),
         *search_section(records["decoding-soft"]),
         "## Flickr8k, development split",

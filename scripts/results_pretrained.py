@@ -1,6 +1,7 @@
 """The bundled models' part of the page of results: dev scores, and the trainings that led there."""
 
 from collections.abc import Sequence
+from statistics import mean, stdev
 from typing import Any
 
 SHIPPED, TRAINED = "pretrained-", "training-"
@@ -71,6 +72,40 @@ def pretrained_section(records: dict[str, dict[str, Any]]) -> list[str]:
             f"- **{name}**: `{r['command']}`, commit {r['commit']}, {r['machine']}."
             for name, r in trained.items()
         ],
+        "",
+    ]
+
+
+def seeds_section(records: dict[str, dict[str, Any]]) -> list[str]:
+    """What another seed makes of the same recipe."""
+    columns = ("model", "seed", "B-1", "B-2", "B-3", "B-4", "METEOR", "ROUGE-L", "CIDEr", "words")
+    rows = []
+    for name, first in records.items():
+        if not name.startswith(SHIPPED):
+            continue
+        last = f"{TRAINED}{first['steps'][-1]}"
+        again = [r for n, r in records.items() if n.startswith(f"{last}-seed-")]
+        if not again:
+            continue
+        found = {records[last]["seed"]: first} | {record["seed"]: record for record in again}
+        model = name.removeprefix(SHIPPED)
+        for seed, record in sorted(found.items()):
+            rows.append([model, seed, *_scores(record), f"{record['mean_length']:.1f}"])
+        table = [[record["scores"][metric] for metric in METRICS] for record in found.values()]
+        spread = [
+            f"{mean(column):.1f} ± {stdev(column):.1f}" for column in zip(*table, strict=True)
+        ]
+        rows.append([model, f"mean of {len(found)}", *spread, "–"])
+    if not rows:
+        return []
+    return [
+        "### Other seeds",
+        "",
+        "The headline models' last steps trained again, from where the first steps ended; the same",
+        "search, ± one standard deviation between seeds. The first seed's rows are those of the models",
+        "as shipped.",
+        "",
+        *_table(columns, rows),
         "",
     ]
 

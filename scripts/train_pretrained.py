@@ -1,12 +1,14 @@
 """Makes the bundled models again from the raw photos: on two CPU cores, under two hours each.
 
 python scripts/train_pretrained.py train show-attend-tell-soft --root DIR
+python scripts/train_pretrained.py seed 2 show-attend-tell-soft --root DIR
 python scripts/train_pretrained.py measure show-attend-tell-soft --root DIR --coco DIR
 python scripts/train_pretrained.py cards
 python scripts/results_page.py
 
 ``train`` prints each command before running it, goes on after an interruption, leaves out trainings
-that are done (models share some), and puts the model into ``captioner/pretrained``. ``measure`` asks
+that are done (models share some), and puts the model into ``captioner/pretrained``. ``seed`` trains a
+model's last steps again from another seed, and keeps their scores alone. ``measure`` asks
 the model as it is shipped, through the package's front door: dev scores from JPEG files, faithfulness
 on the same photos, grounding on COCO photos with masks. ``cards`` writes each model's README.md from
 what is in ``docs/results``.
@@ -46,10 +48,7 @@ def train(name: str, root: Path, runs: Path) -> None:
     """All trainings of a recipe that are not done yet, and the model they end with."""
     for step in RECIPES[name].steps:
         run = runs / step
-        if not (run / "model" / "config.json").is_file():
-            options = [option.format(runs=runs) for option in STEPS[step].options]
-            where = ["--data.root", str(root), "--trainer.default_root_dir", str(run)]
-            captioner_command("fit", *COMMON, *where, *options)
+        fit(run, root, [option.format(runs=runs) for option in STEPS[step].options])
         if STEPS[step].encoder:
             print(f"encoder written to {ship_encoder(run)}")
     run = runs / RECIPES[name].steps[-1]
@@ -58,11 +57,39 @@ def train(name: str, root: Path, runs: Path) -> None:
     keep(name, runs)
 
 
+def seed(number: int, name: str, root: Path, runs: Path) -> None:
+    """The steps of a recipe that chance is measured by, again; scored by the recipe's search."""
+    recipe = RECIPES[name]
+    search = [
+        f"--model.decoding.{option}={value}" for option, value in asdict(recipe.decoding).items()
+    ]
+    for step in recipe.seeded:
+        options = [option.format(runs=runs) for option in STEPS[step].options]
+        for before in recipe.seeded:  # what this training starts from is of this seed too
+            here, there = str(runs / before), str(runs / f"{before}-seed-{number}")
+            options = [there if option == here else option for option in options]
+        run = runs / f"{step}-seed-{number}"
+        fit(run, root, [*options, *search, f"--seed_everything={number}"])
+        publish(run, f"{step}-seed-{number}")
+
+
+def fit(run: Path, root: Path, options: Sequence[str]) -> None:
+    """One training, where it is not done yet."""
+    if not (run / "model" / "config.json").is_file():
+        where = ["--data.root", str(root), "--trainer.default_root_dir", str(run)]
+        captioner_command("fit", *COMMON, *where, *options)
+
+
 def keep(name: str, runs: Path) -> None:
     """The results of the trainings behind a model, where the page of results finds them."""
     for step in RECIPES[name].steps:
-        [found] = list((runs / step / "results").glob(f"{SPLIT}-*.json"))
-        write_text(RESULTS / f"training-{step}.json", found.read_text("utf-8"))
+        publish(runs / step, step)
+
+
+def publish(run: Path, name: str) -> None:
+    """The result of a run, as the page of results knows it."""
+    [found] = list((run / "results").glob(f"{SPLIT}-*.json"))
+    write_text(RESULTS / f"training-{name}.json", found.read_text("utf-8"))
 
 
 def measure(name: str, root: Path, coco: Path, results: Path) -> None:
@@ -133,11 +160,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    for command in ("train", "measure"):
+    for command in ("train", "seed", "measure"):
         sub = commands.add_parser(command)
+        if command == "seed":
+            sub.add_argument("number", type=int)
         sub.add_argument("names", nargs="+", choices=list(RECIPES), metavar="NAME")
         sub.add_argument("--root", type=Path, required=True, help="the folder of Flickr8k")
-        if command == "train":
+        if command != "measure":
             sub.add_argument("--runs", type=Path, default=Path("runs/pretrained"))
         else:
             sub.add_argument("--coco", type=Path, required=True, help="train2017 with masks")
@@ -151,6 +180,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in options.names:
         if options.command == "train":
             train(name, options.root, options.runs)
+        elif options.command == "seed":
+            seed(options.number, name, options.root, options.runs)
         else:
             measure(name, options.root, options.coco, options.results)
 
