@@ -74,6 +74,12 @@ STEPS = {
         ),
         encoder=True,
     ),
+    "critical": Step(
+        (
+            *(*BUNDLED, *CRITICAL, "--model.init_from", "show-attend-tell-soft"),
+            *("--trainer.max_epochs", "4"),
+        )
+    ),
     "hard": Step(
         (
             *(*_design("show-attend-tell-hard"), *BUNDLED),
@@ -93,12 +99,6 @@ STEPS = {
         )
     ),
     "luong": Step((*_design("luong-dot"), *BUNDLED, "--trainer.max_epochs", "8")),
-    "luong-critical": Step(
-        (
-            *(*_design("luong-dot"), *BUNDLED, *CRITICAL),
-            *("--model.init_from", "{runs}/luong", "--trainer.max_epochs", "4"),
-        )
-    ),
     "transformer": Step((*_design("transformer"), *BUNDLED, *CROPS, "--trainer.max_epochs", "8")),
 }
 
@@ -116,8 +116,13 @@ RECIPES = {
         _PAPER,
         seeded=("hard", "hard-critical"),
     ),
+    "show-attend-tell-critical": Recipe(
+        ("frozen", "fine-tuned", "critical"),
+        "Show, Attend and Tell with soft attention, trained on its captions' CIDEr-D at last",
+        f"{_PAPER} and Rennie et al. 2017 (arXiv 1612.00563)",
+    ),
     "luong-dot": Recipe(
-        ("frozen", "fine-tuned", "luong", "luong-critical"),
+        ("frozen", "fine-tuned", "luong"),
         "Global attention by dot products",
         "Luong, Pham and Manning 2015 (arXiv 1508.04025)",
     ),
