@@ -145,6 +145,15 @@ def test_the_page_has_a_table_for_all_that_the_benchmark_measures():
         "memory": [
             {"row": "memory: a", **sizes, "seconds": 3, "peak_megabytes": {"RssAnon": 1234}}
         ],
+        "quality": [
+            {
+                "row": "quality: a",
+                "epochs": 4,
+                "minutes": 9.5,
+                "scores": {"bleu_4": 21.5},
+                "peak_megabytes": {"RssAnon": 1234},
+            }
+        ],
     }
     about = {"command": "python x", "commit": "abc", "machine": "M"}
     records = {f"speed-{part}": {"rows": found, **about} for part, found in rows.items()}

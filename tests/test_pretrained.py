@@ -25,7 +25,7 @@ def megabytes(files) -> float:
 
 def test_what_ships():
     assert NAMES[0] == "show-attend-tell-soft", "the default comes first"
-    assert set(NAMES) == {"show-attend-tell-soft", "show-attend-tell-hard", "luong-dot"}
+    assert set(NAMES[1:]) == {"show-attend-tell-hard", "luong-dot", "transformer"}
     assert list(shipped.encoder_weights("efficientnet_lite2")) == ["FLICKR8K"]
 
 
