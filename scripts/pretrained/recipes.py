@@ -77,7 +77,7 @@ STEPS = {
     "critical": Step(
         (
             *(*BUNDLED, *CRITICAL, "--model.init_from", "show-attend-tell-soft"),
-            *("--trainer.max_epochs", "4"),
+            *("--trainer.max_epochs", "1"),
         )
     ),
     "hard": Step(
@@ -95,7 +95,7 @@ STEPS = {
             *(*_design("show-attend-tell-hard"), *BUNDLED, *CRITICAL),
             *("--model.init_from", "{runs}/hard"),
             "--model.decoder.attention.distribution.gradient=straight_through",
-            *("--trainer.max_epochs", "3"),
+            *("--trainer.max_epochs", "1"),
         )
     ),
     "luong": Step((*_design("luong-dot"), *BUNDLED, "--trainer.max_epochs", "8")),
