@@ -25,7 +25,8 @@ def megabytes(files) -> float:
 
 def test_what_ships():
     assert NAMES[0] == "show-attend-tell-soft", "the default comes first"
-    assert set(NAMES[1:]) == {"show-attend-tell-hard", "luong-dot", "transformer"}
+    others = {"show-attend-tell-critical", "show-attend-tell-hard", "luong-dot", "transformer"}
+    assert set(NAMES[1:]) == others
     assert list(shipped.encoder_weights("efficientnet_lite2")) == ["FLICKR8K"]
 
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-MODELS = ("show-attend-tell-soft", "show-attend-tell-hard", "luong-dot", "transformer")
+SHOW_ATTEND_TELL = (f"show-attend-tell-{kind}" for kind in ("soft", "critical", "hard"))
+MODELS = (*SHOW_ATTEND_TELL, "luong-dot", "transformer")
 PARTS = ("README.md", "config.json", "model.safetensors", "vocab.json")
 OTHERS = {  # beside Python's files and the configurations
     *(f"captioner/pretrained/{model}/{part}" for model in MODELS for part in PARTS),

@@ -82,20 +82,12 @@ STEPS = {
     ),
     "hard": Step(
         (
-            *(*_design("show-attend-tell-hard"), *BUNDLED),
+            *(*_design("show-attend-tell-hard"), *BUNDLED, *CROPS),
             *("--model.init_from", "show-attend-tell-soft"),
             "--model.decoder.attention.distribution.gradient=straight_through",
             *("--model.objective", "Likelihood", "--model.objective.doubly_stochastic", "0.5"),
             *("--model.objective.label_smoothing", "0.1", "--model.learning_rate", "6e-4"),
-            *("--trainer.max_epochs", "3"),
-        )
-    ),
-    "hard-critical": Step(
-        (
-            *(*_design("show-attend-tell-hard"), *BUNDLED, *CRITICAL),
-            *("--model.init_from", "{runs}/hard"),
-            "--model.decoder.attention.distribution.gradient=straight_through",
-            *("--trainer.max_epochs", "1"),
+            *("--trainer.max_epochs", "4"),
         )
     ),
     "luong": Step((*_design("luong-dot"), *BUNDLED, "--trainer.max_epochs", "8")),
@@ -111,10 +103,10 @@ RECIPES = {
         seeded=("fine-tuned",),
     ),
     "show-attend-tell-hard": Recipe(
-        ("frozen", "fine-tuned", "hard", "hard-critical"),
+        ("frozen", "fine-tuned", "hard"),
         "Show, Attend and Tell with hard attention, by straight-through gradients",
         _PAPER,
-        seeded=("hard", "hard-critical"),
+        seeded=("hard",),
     ),
     "show-attend-tell-critical": Recipe(
         ("frozen", "fine-tuned", "critical"),
