@@ -15,8 +15,7 @@ def speed_section(records: dict[str, dict[str, Any]]) -> list[str]:
             continue
         record = records[name]
         lines += [f"### {title}", "", *text]
-        lines += [f"`{record['command']}`, commit {record['commit']}, {record['machine']}."]
-        lines += [""]
+        lines += [f"`{record['command']}`, commit {record['commit']}, {record['machine']}.", ""]
         for kind, columns in tables.items():
             rows = [row for row in record["rows"] if row["row"].startswith(kind)]
             lines += _table(rows, columns) if rows else []
@@ -59,13 +58,14 @@ BESIDE_CNN: tuple[Column, ...] = (
     ("of the bare CNN", lambda row: f"{100 * row['of_bare_cnn']:.0f} %"),
     _each("photos/s", "images_per_second"),
 )
+MEDIANS = "Medians of one run, in turn."
 PARTS: dict[str, tuple[str, list[str], dict[str, Sequence[Column]]]] = {
     "speed-train": (
         "A step of training",
         [
             "Forward, loss and backward; `plain` is the same model as tutorials write it, in float32,",
-            "`floor` its matrix products called bare in the same precision. Medians of one run, in",
-            "turn.",
+            "`floor` its matrix products called bare in the same precision.",
+            MEDIANS,
         ],
         {
             "train": (
@@ -92,8 +92,8 @@ PARTS: dict[str, tuple[str, list[str], dict[str, Sequence[Column]]]] = {
     "speed-files": (
         "From files",
         [
-            "Beside the bare CNN on the same pictures, decoded and in memory. Medians of one run, in",
-            "turn.",
+            "Beside the bare CNN on the same pictures, decoded and in memory.",
+            MEDIANS,
         ],
         {
             "cache": (_of("row"), *BESIDE_CNN),
@@ -116,10 +116,10 @@ PARTS: dict[str, tuple[str, list[str], dict[str, Sequence[Column]]]] = {
         {"memory": (_of("row"), _of("photos"), _of("seconds"), _each("MB", "peak_megabytes"))},
     ),
     "speed-quality": (
-        "From photos to captions worth reading",
+        "From photos to scored captions",
         [
-            "Flickr8k's 7,000 training and development photos, read, annotated, learned from for some",
-            "epochs; the captions of the development split scored. The whole command, on the clock.",
+            "Flickr8k's 7,000 photos read and annotated, the 6,000 of the training split learned from,",
+            "captions of the 1,000 of the development split scored: the whole command, on the clock.",
         ],
         {
             "quality": (

@@ -8,7 +8,7 @@ python scripts/results_page.py
 
 ``train`` prints each command before running it, goes on after an interruption, leaves out trainings
 that are done (models share some), and puts the model into ``captioner/pretrained``. ``seed`` trains a
-model's last steps again from another seed, and keeps their scores alone. ``measure`` asks
+model's last step again from another seed than the first, and keeps its scores alone. ``measure`` asks
 the model as it is shipped, through the package's front door: dev scores from JPEG files, faithfulness
 on the same photos, grounding on COCO photos with masks. ``cards`` writes each model's README.md from
 what is in ``docs/results``.
@@ -58,19 +58,16 @@ def train(name: str, root: Path, runs: Path) -> None:
 
 
 def seed(number: int, name: str, root: Path, runs: Path) -> None:
-    """The steps of a recipe that chance is measured by, again; scored by the recipe's search."""
+    """The step of a recipe that chance is measured by, again; scored by the recipe's search."""
     recipe = RECIPES[name]
+    assert recipe.seeded is not None
     search = [
         f"--model.decoding.{option}={value}" for option, value in asdict(recipe.decoding).items()
     ]
-    for step in recipe.seeded:
-        options = [option.format(runs=runs) for option in STEPS[step].options]
-        for before in recipe.seeded:  # what this training starts from is of this seed too
-            here, there = str(runs / before), str(runs / f"{before}-seed-{number}")
-            options = [there if option == here else option for option in options]
-        run = runs / f"{step}-seed-{number}"
-        fit(run, root, [*options, *search, f"--seed_everything={number}"])
-        publish(run, f"{step}-seed-{number}")
+    options = [option.format(runs=runs) for option in STEPS[recipe.seeded].options]
+    run = runs / f"{recipe.seeded}-seed-{number}"
+    fit(run, root, [*options, *search, f"--seed_everything={number}"])
+    publish(run, run.name)
 
 
 def fit(run: Path, root: Path, options: Sequence[str]) -> None:
@@ -163,8 +160,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for command in ("train", "seed", "measure"):
         sub = commands.add_parser(command)
         if command == "seed":
-            sub.add_argument("number", type=int)
-        sub.add_argument("names", nargs="+", choices=list(RECIPES), metavar="NAME")
+            sub.add_argument("number", type=int, choices=range(2, 100), metavar="SEED")
+        names = [name for name, recipe in RECIPES.items() if command != "seed" or recipe.seeded]
+        sub.add_argument("names", nargs="+", choices=names, metavar="NAME")
         sub.add_argument("--root", type=Path, required=True, help="the folder of Flickr8k")
         if command != "measure":
             sub.add_argument("--runs", type=Path, default=Path("runs/pretrained"))

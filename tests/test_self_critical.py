@@ -201,6 +201,31 @@ def test_too_few_samples_are_refused(samples, baseline):
         SelfCritical(samples, baseline)
 
 
+@pytest.mark.parametrize("baseline", ["greedy", "others"])
+def test_a_beam_that_repeats_nothing(baseline):
+    """An LSTM that says one word again and again, unless it is kept from it."""
+    torch.manual_seed(0)
+    decoder, picture = toy()
+    with torch.no_grad():
+        decoder.output.bias[END] = -20.0
+        decoder.output.bias[UNK + 1] = 5.0
+    tokens = torch.tensor([[[START, UNK + 1, UNK + 2, END]]])
+
+    def words(no_repeat):
+        objective = SelfCritical(2, baseline, 3, no_repeat=no_repeat)
+        objective.begin([tokens[0].tolist()])
+        rows = objective.lesson(decoder, picture, tokens).tokens[0].tolist()
+        return [[t for t in row if t not in (PAD, START, END)] for row in rows]
+
+    assert any(len(set(row)) < len(row) for row in words(0))
+    assert all(len(set(row)) == len(row) for row in words(1))
+
+
+def test_what_is_drawn_may_repeat():
+    with pytest.raises(UsageError, match="no_repeat=2 is for captions that a beam finds"):
+        SelfCritical(source="samples", no_repeat=2)
+
+
 def test_places_that_are_drawn_would_not_be_learned():
     attention = partial(Attention, score=partial(Additive, dim=3), distribution=Hard)
     decoder = LSTMDecoder(V, D, attention, hidden=4, embedding=3, dropout=0.0)
@@ -209,14 +234,13 @@ def test_places_that_are_drawn_would_not_be_learned():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("distribution", ["Soft", "Hard"])
-def test_fine_tuning_from_the_command_line(distribution, run_folder, shapes_cache, tmp_path):
-    hard = "--model.decoder.attention.distribution.gradient=straight_through"
+@pytest.mark.parametrize("gradient", [None, "straight_through", "marginal"])
+def test_fine_tuning_from_the_command_line(gradient, run_folder, shapes_cache, tmp_path):
+    law = "--model.decoder.attention.distribution"
     given = runs.arguments(
         tmp_path / "tuned",
         shapes_cache,
-        f"--model.decoder.attention.distribution={distribution}",
-        *([hard] if distribution == "Hard" else []),
+        *([f"{law}=Hard", f"{law}.gradient={gradient}"] if gradient else []),
         *("--model.objective=SelfCritical", f"--model.init_from={run_folder}"),
         *("--model.learning_rate=1e-4", "--trainer.log_every_n_steps=1"),
         epochs=1,

@@ -8,8 +8,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SHOW_ATTEND_TELL = (f"show-attend-tell-{kind}" for kind in ("soft", "critical", "hard"))
-MODELS = (*SHOW_ATTEND_TELL, "luong-dot", "transformer")
+MODELS = (
+    "show-attend-tell-soft",
+    "show-attend-tell-critical",
+    "show-attend-tell-hard",
+    "luong-dot",
+    "transformer",
+)
 PARTS = ("README.md", "config.json", "model.safetensors", "vocab.json")
 OTHERS = {  # beside Python's files and the configurations
     *(f"captioner/pretrained/{model}/{part}" for model in MODELS for part in PARTS),

@@ -176,7 +176,7 @@ class Likelihood(Objective):
     def check(self, decoder: Decoder) -> None:
         """Supervision needs weights to supervise, and where to look must be learned."""
         check_supervision(self.supervision, decoder)
-        check_gradient(decoder, "Likelihood")
+        check_gradient(decoder, "Likelihood", "choose the objective LowerBound, or give")
 
     def forward(
         self,
@@ -260,16 +260,21 @@ def looked_away(
     return missed.sum() / copies
 
 
-def check_gradient(decoder: Decoder, objective: str) -> None:
+def check_gradient(decoder: Decoder, objective: str, instead: str) -> None:
     """Refuses hard attention that no gradient of a word reaches: it would never learn where to look.
+
+    Args:
+        decoder: to be trained.
+        objective: which cannot train it.
+        instead: what to do; "Hard the option gradient: …" follows.
 
     Raises:
         UsageError: with what to choose instead.
     """
     if any(law.gradient == "score_function" for law in hard_attention(decoder)):
         raise UsageError(
-            f"{objective} does not train the scores of hard attention: choose the objective "
-            "LowerBound, or give Hard the option gradient: straight_through, or marginal"
+            f"{objective} does not train the scores of hard attention: {instead} Hard the option "
+            "gradient: straight_through, or marginal"
         )
 
 

@@ -26,8 +26,8 @@ class SelfCritical(Objective):
     After Rennie et al. 2017 (arXiv 1612.00563). For fine-tuning a model that likelihood has trained:
     start from it with ``init_from``, with a small learning rate. Rewards are computed over ids, the end
     token a word like others, with document frequencies from the training captions; dropout is off, so
-    that what is drawn and what is learned from are one distribution. Hard attention says its captions
-    as at test time, and learns from them by drawing, or trying, places.
+    that what is drawn and what is learned from are one distribution. Hard attention is the exception:
+    it says its captions as at test time, and learns from them by drawing, or trying, places.
 
     Args:
         samples: captions learned from of each picture.
@@ -38,10 +38,11 @@ class SelfCritical(Objective):
         baseline: b. ``greedy``: the reward of the greedy caption, as in the paper; ``others``: the mean
             of a picture's other samples (Luo 2020, arXiv 2003.09971), which costs no search.
         max_length: most words of a caption.
-        no_repeat: of the beam, as of ``Decoding``: what is learned from is what will be written.
+        no_repeat: of the beam and of the greedy caption, as of ``Decoding``: a model that is kept from
+            repeating itself when it writes need not spend its training on that.
 
     Raises:
-        UsageError: no samples, or one sample without others.
+        UsageError: no samples, one sample without others, or ``no_repeat`` of captions that are drawn.
     """
 
     needs_weights = False
@@ -60,6 +61,11 @@ class SelfCritical(Objective):
             raise UsageError(
                 f"SelfCritical needs 1 sample or more, with the baseline others 2, got {samples}"
             )
+        if no_repeat and source == "samples":
+            raise UsageError(
+                f"no_repeat={no_repeat} is for captions that a beam finds, and source: samples draws "
+                "them: choose source: beam, or leave no_repeat at 0"
+            )
         self.samples = samples
         self.baseline = baseline
         self.max_length = max_length
@@ -69,7 +75,7 @@ class SelfCritical(Objective):
 
     def check(self, decoder: Decoder) -> None:
         """Rewards are of words, not of places."""
-        check_gradient(decoder, "SelfCritical")
+        check_gradient(decoder, "SelfCritical", "give")
 
     def begin(self, captions: Sequence[Sequence[Sequence[int]]]) -> None:
         """Counts in how many pictures' captions every n-gram is."""
@@ -96,7 +102,7 @@ class SelfCritical(Objective):
         drawn = drawn.gather(1, order.unsqueeze(-1).expand_as(drawn))
         candidates = [_captions(rows) for rows in drawn.tolist()]
         if self.baseline == "greedy":
-            greedy = search(decoder, annotations, Decoding(1, self.max_length))
+            greedy = search(decoder, annotations, replace(self.decoding, beam_size=1))
             for rows, [hypothesis] in zip(candidates, greedy, strict=True):
                 rows.append(self._words(hypothesis))
         assert self._consensus is not None
