@@ -108,8 +108,7 @@ def search(
         ModelError: scores that are not numbers, or no words to write: there is no caption.
         UsageError: several samples of a decoder that draws none.
     """
-    if decoding.samples > 1:
-        decoder = MonteCarlo(decoder, decoding.samples)
+    decoder = _of_many_paths(decoder, decoding.samples)
     pictures, beam = len(annotations), decoding.beam_size
     device = annotations.vectors.device
     state = decoder.start(annotations)
@@ -271,21 +270,25 @@ def sample(
 
 
 @torch.inference_mode()
-def force(decoder: Decoder, annotations: Annotations, tokens: Sequence[int]) -> Hypothesis:
+def force(
+    decoder: Decoder, annotations: Annotations, tokens: Sequence[int], samples: int = 1
+) -> Hypothesis:
     """The given words as a hypothesis about one picture: how probable, and where the model looks.
 
-    It says all there is to say; ``search``, which tries many hypotheses, does not.
+    It says all there is to say, but of a mean over paths; ``search`` does not, which tries many.
 
     Args:
         decoder: in eval mode.
         annotations: of one picture, refined.
         tokens: ids of the words, without start and end; at least one.
+        samples: as of ``Decoding``.
 
     Raises:
-        UsageError: no words.
+        UsageError: no words; several samples of a decoder that draws none.
     """
     if not tokens:
         raise UsageError("a caption to explain needs at least one word")
+    decoder = _of_many_paths(decoder, samples)
     inputs = torch.tensor([[START, *tokens]], device=annotations.vectors.device)
     decoded = decoder(annotations, inputs, "all")
     targets = torch.tensor([*tokens, END], device=inputs.device)
@@ -303,6 +306,10 @@ def force(decoder: Decoder, annotations: Annotations, tokens: Sequence[int]) -> 
         # Nor the word that only the step that ends the caption has seen.
         past=None if decoded.past is None else _words(decoded.past[..., :-1]),
     )
+
+
+def _of_many_paths(decoder: Decoder, samples: int) -> Decoder:
+    return decoder if samples == 1 else MonteCarlo(decoder, samples)
 
 
 def _words(steps: Float[Tensor, "1 S *more"] | None) -> Float[Tensor, "T *more"] | None:

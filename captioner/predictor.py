@@ -18,6 +18,7 @@ from captioner.images import Geometry, Source
 from captioner.models.annotations import Annotations
 from captioner.models.attention.distributions import Hard
 from captioner.models.captioner import Captioner
+from captioner.models.monte_carlo import draws, over_paths
 from captioner.shipped import DEFAULT_MODEL, models
 from captioner.text import Tokenizer, Vocabulary, join
 
@@ -35,7 +36,8 @@ class Caption:
         weights: where the model looked for each word.
         geometry: how the grid lies on the original picture.
         model: name of the model that wrote it.
-        mechanism: how it attends, e.g. ``LSTMDecoder: Additive × Soft``.
+        mechanism: how it attends, e.g. ``LSTMDecoder: Additive × Soft``; where sampled locations were
+            averaged, over how many paths.
         layers: the weights of every layer and head, if details were asked for and there are several.
         past: where details were asked for and the model attends to what it wrote: how much each input
             word counts when a word is written; input 0 is ``<start>``, input j is ``words[j - 1]``;
@@ -126,7 +128,8 @@ class Predictor:
             images: a path, bytes, an open file or a Pillow picture; or a list of these.
             beam_size: hypotheses kept while searching; 1 is greedy; None for the model's own.
             batch_size: pictures computed together.
-            details: whether to say all there is to say: ``layers``, ``past`` and ``centre``.
+            details: whether to say all there is to say: ``layers``, ``past`` and ``centre``; not of hard
+                attention that samples.
             options: other options of ``captioner.decoding.Decoding``, where not the model's own.
 
         Raises:
@@ -154,6 +157,8 @@ class Predictor:
     ) -> Iterator[Caption | ImageError]:
         """For each picture in order its caption, or what is wrong with it; a stream."""
         decoding = decoding or self.decoding
+        # What is drawn anew would be said of other places than those that the search has looked at.
+        details = details and not draws(self.captioner.decoder)
         preprocessing = self.captioner.encoder.preprocessing
         for batch in read_batches(images, batch_size, preprocessing):
             results: dict[int, Caption | ImageError] = dict(batch.failed)
@@ -166,7 +171,10 @@ class Predictor:
                     geometry = Geometry(*size, annotations.grid)
                     if details:
                         hypotheses = self._explain(annotations.of(row), hypotheses)
-                    best, *others = [self._caption(images[index], h, geometry) for h in hypotheses]
+                    best, *others = [
+                        self._caption(images[index], h, geometry, decoding.samples)
+                        for h in hypotheses
+                    ]
                     results[index] = _with_alternatives(best, others)
             yield from (results[index] for index in sorted(results))
 
@@ -184,9 +192,11 @@ class Predictor:
             raise error
         words = Tokenizer()(text)
         annotations = self._annotate(batch.pixels)
-        hypothesis = force(self.captioner.decoder, annotations, self.vocabulary.encode(words))
+        ids = self.vocabulary.encode(words)
+        samples = self.decoding.samples
+        hypothesis = force(self.captioner.decoder, annotations, ids, samples)
         geometry = Geometry(*batch.sizes[0], annotations.grid)
-        return self._caption(image, hypothesis, geometry, words)
+        return self._caption(image, hypothesis, geometry, samples, words)
 
     def sampler(self) -> "Predictor | None":
         """This model with hard attention that draws a place for every word, anew in each call.
@@ -202,7 +212,8 @@ class Predictor:
         drawing = Captioner(whole.encoder, whole.refiner, decoder, whole.vocabulary, whole.config)
         if not hard:
             return None
-        return Predictor(drawing, self.name, str(self.device), self.decoding, self.supervision)
+        once = replace(self.decoding, samples=1)
+        return Predictor(drawing, self.name, str(self.device), once, self.supervision)
 
     def _explain(
         self, annotations: Annotations, hypotheses: Sequence[Hypothesis]
@@ -223,6 +234,7 @@ class Predictor:
         image: Source,
         hypothesis: Hypothesis,
         geometry: Geometry,
+        samples: int,
         words: Sequence[str] | None = None,
     ) -> Caption:
         if words is None:
@@ -244,7 +256,7 @@ class Predictor:
             weights=on_grid(hypothesis.weights),
             geometry=geometry,
             model=self.name,
-            mechanism=self.captioner.decoder.mechanism,
+            mechanism=over_paths(self.captioner.decoder.mechanism, samples),
             layers=None if layers is None else on_grid(layers),
             past=plain(hypothesis.past),
             centre=plain(hypothesis.centre),

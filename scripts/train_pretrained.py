@@ -7,10 +7,12 @@ python scripts/train_pretrained.py cards
 python scripts/results_page.py
 
 ``train`` prints each command before running it, goes on after an interruption, leaves out trainings
-that are done (models share some), and puts the model into ``captioner/pretrained``. ``seed`` trains a
-model's last step again from another seed than the first, and keeps its scores alone. ``measure`` asks
-the model as it is shipped, through the package's front door: dev scores from JPEG files, faithfulness
-on the same photos, grounding on COCO photos with masks. ``cards`` writes each model's README.md from
+that are done (models share some), and puts the model into ``captioner/pretrained``, with the encoder
+that all share and the model that this one learned with; a model that was made with an encoder of other
+weights is refused until it is made again, too. ``seed`` trains a model's last step again from another
+seed than the first, and keeps its scores alone. ``measure`` asks the model as it is shipped, through
+the package's front door: dev scores from JPEG files, faithfulness on the same photos, grounding on COCO
+photos with masks. ``cards`` writes each model's README.md from
 what is in ``docs/results``.
 """
 
@@ -45,15 +47,19 @@ BATCH = 64  # pictures captioned together
 
 
 def train(name: str, root: Path, runs: Path) -> None:
-    """All trainings of a recipe that are not done yet, and the model they end with."""
+    """All trainings of a recipe that are not done yet, and the model that each ends with, if one does.
+
+    A new encoder comes with the model that it learned with, from which others begin.
+    """
     for step in RECIPES[name].steps:
         run = runs / step
         fit(run, root, [option.format(runs=runs) for option in STEPS[step].options])
         if STEPS[step].encoder:
             print(f"encoder written to {ship_encoder(run)}")
-    run = runs / RECIPES[name].steps[-1]
-    folder = ship(run, name, card(name, RESULTS), RECIPES[name].decoding)
-    print(f"model written to {folder}")
+        for ended, recipe in RECIPES.items():
+            if recipe.steps[-1] == step:
+                folder = ship(run, ended, card(ended, RESULTS), recipe.decoding)
+                print(f"model written to {folder}")
     keep(name, runs)
 
 
@@ -85,7 +91,7 @@ def keep(name: str, runs: Path) -> None:
 
 def publish(run: Path, name: str) -> None:
     """The result of a run, as the page of results knows it."""
-    [found] = list((run / "results").glob(f"{SPLIT}-*.json"))
+    [found] = list((run / "results").glob(f"{SPLIT}-beam*.json"))
     write_text(RESULTS / f"training-{name}.json", found.read_text("utf-8"))
 
 

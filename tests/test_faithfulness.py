@@ -316,10 +316,11 @@ def test_hard_attention_that_samples_is_measured_at_its_most_probable_region(har
     assert "sample" in drawing.captioner.decoder.mechanism  # is as it was
 
 
-def test_captions_are_searched_for_as_the_model_decodes(hard_folder, scenes):
-    """With the mean of sampled paths, where that is how it decodes: other captions than the argmax's."""
+@pytest.mark.parametrize("samples", [1, 3])
+def test_captions_are_searched_for_as_the_model_decodes(samples, hard_folder, scenes):
+    """With draws, or the mean of sampled paths, where it decodes so: not the captions of the argmax."""
     drawing = captioner.load(hard_folder, "cpu").sampler()
-    drawing.decoding = drawing.decoding.with_options({"samples": 3})
+    drawing.decoding = drawing.decoding.with_options({"samples": samples})
     some = scenes[:60]
     torch.manual_seed(5)
     expected = drawing.caption([record.path for record in some], batch_size=60)

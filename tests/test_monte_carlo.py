@@ -3,13 +3,20 @@
 import itertools
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
-from captioner.decoding import Decoding, search
+from captioner.decoding import Decoding, force, search
 from captioner.errors import UsageError
-from captioner.models import Annotations, Attention, LSTMDecoder, LuongDecoder
-from captioner.models.attention import Additive, Hard, Soft
+from captioner.models import (
+    Annotations,
+    Attention,
+    LSTMDecoder,
+    LuongDecoder,
+    TransformerDecoder,
+)
+from captioner.models.attention import Additive, Hard, MultiHead, Soft
 from captioner.models.monte_carlo import MonteCarlo
 from captioner.text import END, START
 
@@ -74,15 +81,35 @@ def test_a_captions_probability_is_its_mean_over_all_paths(make):
     exact = (log_prob + said).logsumexp(0).exp()
     spread = ((log_prob + 2 * said).logsumexp(0).exp() - exact**2).sqrt()
     samples = 20_000
-    torch.manual_seed(0)
+    assert spread > 0.1 * exact  # where it looks matters
+    assert abs(probability(decoder, picture, samples) - exact) < 3 * spread / samples**0.5
+
+
+def probability(decoder, picture, samples, seed=0):
+    """p(y | a) as the mean over paths has it, with other dice for another seed."""
     many, total = MonteCarlo(decoder, samples), 0.0
     state = many.start(picture)
+    many._generator.manual_seed(seed)
     for before, word in zip([START, *WORDS[:-1]], WORDS, strict=True):
         logits, weights, state = many.step(torch.tensor([before]), state)
-        torch.testing.assert_close(weights.sum(-1), torch.ones(1).double(), atol=1e-5, rtol=0)
+        torch.testing.assert_close(weights.sum(-1), torch.ones(1).double(), atol=1e-4, rtol=0)
         total += logits[0].log_softmax(-1)[word]
-    assert spread > 0.1 * exact  # where it looks matters
-    assert abs(total.exp() - exact) < 3 * spread / samples**0.5
+    return total.exp().item()
+
+
+def test_paths_that_share_their_luck_miss_less_than_independent_ones():
+    """Over many dice the mean of eight is right, and varies less than that of independent paths."""
+    decoder, pictures = toy()
+    dice, ratios = 60, []
+    for number in range(len(pictures)):
+        picture = pictures.of(number)
+        log_prob, said = enumerated(decoder, picture)
+        exact = (log_prob + said).logsumexp(0).exp().item()
+        independent = ((log_prob + 2 * said).logsumexp(0).exp().item() - exact**2) / 8
+        missed = np.array([probability(decoder, picture, 8, seed) for seed in range(dice)]) - exact
+        assert abs(missed.mean()) < 3 * (independent / dice) ** 0.5
+        ratios.append((missed**2).mean() / independent)
+    assert np.mean(ratios) < 0.75
 
 
 @pytest.mark.parametrize("make", [LSTMDecoder, LuongDecoder])
@@ -106,6 +133,99 @@ def test_a_decoder_that_samples_nothing_is_refused(distribution):
     with pytest.raises(UsageError, match="test_time: sample"):
         search(decoder, pictures, Decoding(samples=2))
     search(decoder, pictures, Decoding(samples=1))
+
+
+HEADS = partial(MultiHead, heads=2, distribution=SAMPLING)
+
+
+@pytest.fixture(params=["lstm", "luong", "transformer"])
+def drawing(request):
+    """Decoders that draw places, and three pictures."""
+    if request.param != "transformer":
+        return toy({"lstm": LSTMDecoder, "luong": LuongDecoder}[request.param])
+    torch.manual_seed(1)
+    made = TransformerDecoder(V, D, attention=HEADS, dim=8, layers=2, heads=2, dropout=0.0)
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter, std=0.8)
+    return made.double().eval(), Annotations(2 * torch.randn(3, L, D, dtype=torch.double), (2, 2))
+
+
+def test_what_is_found_depends_on_the_picture_alone(drawing):
+    """Not on the call, nor on the pictures beside it."""
+    decoder, pictures = drawing
+    decoding = Decoding(3, samples=8)
+    together = search(decoder, pictures, decoding)
+    torch.manual_seed(5)
+    assert [h.tokens for found in search(decoder, pictures, decoding) for h in found] == [
+        h.tokens for found in together for h in found
+    ]
+    for number, found in enumerate(together):
+        [alone] = search(decoder, pictures.of(number), decoding)
+        for one, other in zip(alone, found, strict=True):
+            assert one.tokens == other.tokens
+            assert one.log_prob == pytest.approx(other.log_prob, abs=1e-4)
+            torch.testing.assert_close(one.weights, other.weights, atol=1e-4, rtol=0)
+    # Eight paths look at several places.
+    assert any((h.weights > 0.01).sum(-1).max() > 1 for h in itertools.chain(*together))
+
+
+def test_a_caption_that_was_found_is_explained_as_it_was_found(drawing):
+    decoder, pictures = drawing
+    for number, found in enumerate(search(decoder, pictures, Decoding(3, samples=8))):
+        for hypothesis in found:
+            told = force(decoder, pictures.of(number), hypothesis.tokens, samples=8)
+            torch.testing.assert_close(told.weights, hypothesis.weights, atol=1e-4, rtol=0)
+            assert told.log_prob == pytest.approx(hypothesis.log_prob, abs=1e-4)
+            assert told.log_probs == pytest.approx(hypothesis.log_probs, abs=1e-4)
+
+
+def test_the_decoder_stays_as_it_is(drawing):
+    """It draws anew, and its tensors are not copied."""
+    decoder, pictures = drawing
+    many = MonteCarlo(decoder, 8)
+    mine = dict(many.decoder.named_parameters())
+    assert all(mine[name] is tensor for name, tensor in decoder.named_parameters())
+    search(decoder, pictures, Decoding(3, samples=8))
+    tokens = torch.tensor([[START, 6, 8, 5, 7]]).expand(3, -1)
+    drawn = [decoder(pictures, tokens).weights for _ in range(8)]
+    assert any(not torch.equal(drawn[0], other) for other in drawn[1:])
+
+
+def test_heads_and_steps_have_luck_of_their_own():
+    """Pairs of places, of two heads and of two steps, come as often as both chances' product."""
+    many, pictures, law = drawer(samples=4000)
+    chances = torch.rand(2 * 2, 1, L).softmax(-1)  # two pictures, two heads each
+    chances[..., 1] = 0.0  # masked
+    every_row = chances.repeat(1, 4000, 1)
+    many.start(pictures)
+    first, second = (law.dice(every_row).squeeze(-1) for _ in range(2))
+    shares = chances.squeeze(1) / chances.sum(-1)
+    for (one, p), (other, q) in [
+        ((first[0], shares[0]), (first[1], shares[1])),
+        ((first[2], shares[2]), (first[3], shares[3])),
+        ((first[0], shares[0]), (second[0], shares[0])),
+    ]:
+        expected = p[:, None] * q
+        pairs = torch.bincount(one * L + other, minlength=L * L).view(L, L) / 4000
+        assert (pairs - expected).abs().max() < 5 * (expected.max() / 4000).sqrt()
+        assert pairs[1].sum() == pairs[:, 1].sum() == 0
+
+
+def test_rows_of_a_path_throw_the_same_dice_and_where_all_is_masked_there_are_none():
+    many, pictures, law = drawer(samples=5)
+    many.start(pictures)
+    chances = torch.rand(2, 1, L).repeat(1, 5 * 3, 1)
+    chances[1] = 0.0
+    places = law.dice(chances).view(2, 5, 3)
+    assert (places == places[..., :1]).all()
+    assert (places < L).all()
+
+
+def drawer(samples):
+    """A mean over paths, two pictures for it, and the law whose places it draws."""
+    decoder, pictures = toy()
+    many = MonteCarlo(decoder, samples)
+    return many, pictures.with_vectors(pictures.vectors[:2]), many.decoder.attention.distribution
 
 
 def test_it_says_what_it_is():

@@ -98,3 +98,37 @@ def test_local_attention_says_where_its_window_is(picture):
         assert outside.any()
         assert (weights[outside] == 0).all()
         assert weights.any()
+
+
+def test_a_model_of_many_paths_says_the_same_twice_and_draws_anew_when_asked_to(picture):
+    """What it writes and explains is settled; its sampler looks at one place, another each time."""
+    law = {"class_path": "Hard", "init_args": {"test_time": "sample"}}
+    drawing = {"class_path": "Attention", "init_args": {"distribution": law}}
+    model = predictor("LSTMDecoder", **LSTM, attention=drawing)
+    model.decoding = model.decoding.with_options({"samples": 8, "max_length": 6})
+    first, again = (model.caption(picture) for _ in range(2))
+    told = model.explain(picture, first.text)
+    for other in (again, told):
+        assert other.words == first.words
+        assert other.mechanism == "LSTMDecoder: Additive × Hard (sample), mean of 8 paths"
+        assert other.log_prob == pytest.approx(first.log_prob, abs=1e-4)
+        np.testing.assert_allclose(other.weights, first.weights, atol=1e-4)
+    sampler = model.sampler()
+    assert sampler.caption(picture).mechanism == "LSTMDecoder: Additive × Hard (sample)"
+    drawn = [sampler.explain(picture, first.text).weights for _ in range(4)]
+    for weights in drawn:
+        assert set(np.unique(weights)) == {0.0, 1.0}
+    assert any(not np.array_equal(drawn[0], other) for other in drawn[1:])
+
+
+def test_details_are_of_the_places_that_were_looked_at(picture):
+    """Of places that are drawn anew there are none; of the most probable ones there are."""
+    for test_time, known in (("argmax", True), ("sample", False)):
+        law = {"class_path": "Hard", "init_args": {"test_time": test_time}}
+        heads = {
+            "class_path": "MultiHead",
+            "init_args": {"heads": 2, "dim": 8, "distribution": law},
+        }
+        model = predictor("LuongDecoder", **LSTM, attention=heads)
+        assert (model.caption(picture, details=True).layers is not None) == known
+        assert model.explain(picture, "a red circle").layers is not None

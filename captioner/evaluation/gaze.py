@@ -109,20 +109,18 @@ def gradients(
     vectors = annotations.vectors.detach()[pictures].requires_grad_()
     alone = Annotations(vectors, annotations.grid, None if mask is None else mask[pictures])
     tokens = _inputs([[captions[b][r]] for b, r in rows], vectors.device)
-    # The fused LSTM of cuDNN has no gradient in eval mode.
-    with torch.backends.cudnn.flags(enabled=False):
-        logits = decoder(alone, tokens, "none").logits
-        for number in range(max(map(len, places))):
-            asking = [i for i, own in enumerate(places) if number < len(own)]
-            said = []
-            for i in asking:
-                (b, r), t = rows[i], places[i][number]
-                said.append(logits[i, 0, t, captions[b][r][t]])
-            (gradient,) = torch.autograd.grad(torch.stack(said).sum(), vectors, retain_graph=True)
-            with torch.no_grad():
-                cams = torch.einsum("nd,nld->nl", gradient.mean(1), vectors).relu().cpu()
-            for i in asking:
-                found[rows[i][0]][rows[i][1], places[i][number]] = cams[i]
+    logits = decoder(alone, tokens, "none").logits
+    for number in range(max(map(len, places))):
+        asking = [i for i, own in enumerate(places) if number < len(own)]
+        said = []
+        for i in asking:
+            (b, r), t = rows[i], places[i][number]
+            said.append(logits[i, 0, t, captions[b][r][t]])
+        (gradient,) = torch.autograd.grad(torch.stack(said).sum(), vectors, retain_graph=True)
+        with torch.no_grad():
+            cams = torch.einsum("nd,nld->nl", gradient.mean(1), vectors).relu().cpu()
+        for i in asking:
+            found[rows[i][0]][rows[i][1], places[i][number]] = cams[i]
     return found
 
 

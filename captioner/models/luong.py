@@ -85,6 +85,12 @@ class LuongDecoder(RecurrentDecoder):
         self.lstm = nn.LSTM(inputs, hidden, batch_first=True)
         self.attentional = nn.Linear(annotation_dim + hidden, embedding, bias=False)
 
+    def train(self, mode: bool = True) -> "LuongDecoder":
+        """The LSTM has no dropout, and stays in the mode in which alone cuDNN gives it gradients."""
+        super().train(mode)
+        self.lstm.train()
+        return self
+
     def start(self, annotations: Annotations) -> LuongState:
         """h_0 and c_0 from the mean annotation; the keys, once per picture."""
         state = super().start(annotations)
@@ -127,7 +133,9 @@ class LuongDecoder(RecurrentDecoder):
         self, inputs: Float[Tensor, "N i"], hidden: Float[Tensor, "N n"], cell: Float[Tensor, "N n"]
     ) -> tuple[Float[Tensor, "N n"], Float[Tensor, "N n"]]:
         """One step of the LSTM."""
-        _, (hidden, cell) = self.lstm(inputs.unsqueeze(1), (hidden[None], cell[None]))
+        # What intra-attention reads is half of a longer vector, and cuDNN wants it whole.
+        memory = (hidden[None].contiguous(), cell[None].contiguous())
+        _, (hidden, cell) = self.lstm(inputs.unsqueeze(1), memory)
         return hidden[0], cell[0]
 
     def _advance(

@@ -107,5 +107,5 @@ def entropies(weights: Float32[np.ndarray, "T rows columns"]) -> Float32[np.ndar
 
 
 def chose_cells(caption: Caption) -> bool:
-    """Whether its attention is hard: every head looked at one cell and at no other."""
+    """Whether its attention is hard: every head, on every path, looked at one cell and at no other."""
     return "Hard (" in caption.mechanism and "expectation" not in caption.mechanism

@@ -5,7 +5,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from pretrained.recipes import RECIPES
+from pretrained.recipes import RECIPES, SIDE
 
 SEEN = Path(__file__).with_name("seen.toml")
 METRICS = {
@@ -32,9 +32,9 @@ EfficientNet-Lite2 that was fine-tuned with `show-attend-tell-soft` and that the
 ## Data
 
 The 6,000 training photos of Flickr8k with five captions each (Hodosh, Young, Hockenmaier 2013), here
-squashed to 224 × 224; every choice was made on its 1,000 development photos. The photos belong to those
-who took them and are given out for research and teaching alone; none of them is in this package. The
-encoder began with ImageNet's weights.
+resized to {side} × {side}, whatever their shape; every choice was made on its 1,000 development photos.
+The photos belong to those who took them and are given out for research and teaching alone; none of them
+is in this package. The encoder began with ImageNet's weights.
 
 ## What it is for, and what not
 
@@ -66,6 +66,7 @@ def card(name: str, results: Path) -> str:
         parameters=scored["parameters"] / 1e6,
         megabytes=scored["bytes"] / 1e6,
         words=scored["words"],
+        side=SIDE,
     )
     sections = [
         *("## Scores", "", *_scores(scored)),
@@ -78,11 +79,14 @@ def card(name: str, results: Path) -> str:
 
 def _scores(scored: dict[str, Any]) -> list[str]:
     scores, decoding = scored["scores"], scored["decoding"]
+    paths = ""
+    if decoding["samples"] > 1:
+        paths = f"the mean of {decoding['samples']} paths of sampled locations, "
     return [
         f"Development split, {scores['images']:,} photos, captions generated from the JPEG files by the",
         f"model as it is shipped; beam {decoding['beam_size']}, length penalty "
         f"{decoding['length_penalty']}, no {decoding['no_repeat']} words following each other twice, "
-        f"tokenizer {scores['tokenizer']}, commit {scored['commit']}.",
+        f"{paths}tokenizer {scores['tokenizer']}, commit {scored['commit']}.",
         "",
         f"| {' | '.join(METRICS.values())} | words a caption |",
         "|---" * (len(METRICS) + 1) + "|",
@@ -92,9 +96,11 @@ def _scores(scored: dict[str, Any]) -> list[str]:
 
 def _looks(name: str, results: Path) -> list[str]:
     told = []
+    paths = RECIPES[name].decoding.samples > 1
+    one = " (one drawn region a word, not the mean of the paths)" if paths else ""
     if grounding := _read(results / f"grounding-coco-{name}.json"):
         for regime, found in grounding["regimes"].items():
-            of = "reference captions fed in" if regime == "forced" else "its own captions"
+            of = f"reference captions fed in{one}" if regime == "forced" else "its own captions"
             if "error" in found:
                 told.append(f"- COCO photos with masks, {of}: {found['error']}")
                 continue
@@ -115,7 +121,8 @@ def _looks(name: str, results: Path) -> list[str]:
             for order in ("most", "random", "least")
         )
         told.append(
-            f"- {found['images']:,} development photos, reference captions: how far the log-probability "
+            f"- {found['images']:,} development photos, reference captions"
+            f"{' (by the most probable regions)' if paths else ''}: how far the log-probability "
             f"of a content word falls when regions are erased in that order, in nats: {areas}; "
             f"{content['verdict']}. Function words: {found['scores']['function']['verdict']}."
         )

@@ -1,5 +1,6 @@
 """Distributions α = p(e): from scores to weights over the annotations."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -162,6 +163,7 @@ class Hard(Distribution):
 
     Attributes:
         heat: another factor of the temperature while training, for an objective that cools it down.
+        dice: from probabilities to the places drawn, (B, T, 1), outside training.
     """
 
     def __init__(
@@ -195,6 +197,7 @@ class Hard(Distribution):
         self.top = top
         self.branches = gradient == "marginal"
         self.heat = 1.0
+        self.dice: Callable[[Tensor], Tensor] = _drawn
 
     @property
     def name(self) -> str:
@@ -229,17 +232,19 @@ class Hard(Distribution):
             return Weights(
                 weights, None, entropy, expected=probabilities, places=places, chances=chances
             )
-        # The exponential race: the position whose Exp(1) / p is smallest is drawn with probability
-        # p. Unlike torch.multinomial it takes rows of zeros and any number of rows. -log of an
-        # Exp(1) is Gumbel noise: the same race, seen from the scores.
-        race = torch.empty_like(probabilities).exponential_() if how == "sample" else 1.0
-        place = (probabilities.detach() / race).argmax(-1, keepdim=True)
+        race = None
+        if self.training:
+            race, place = _race(probabilities.detach())
+        elif how == "sample":
+            place = self.dice(probabilities)
+        else:
+            place = probabilities.argmax(-1, keepdim=True)
         drawn = torch.zeros_like(probabilities).scatter(-1, place, 1.0)
         if mask is not None:
             drawn = drawn * mask.any(-1, keepdim=True)
         log_prob: Tensor | None = log_probs.gather(-1, place).squeeze(-1)
-        if self.training and self.gradient == "straight_through":
-            relaxed = masked_softmax((log_probs - torch.as_tensor(race).log()) / heat, mask)
+        if race is not None and self.gradient == "straight_through":
+            relaxed = masked_softmax((log_probs - race.log()) / heat, mask)
             drawn = drawn + relaxed - relaxed.detach()
             log_prob = None
         if asked.coins is not None:
@@ -248,6 +253,22 @@ class Hard(Distribution):
             if log_prob is not None:
                 log_prob = log_prob.masked_fill(expected, 0.0)  # nothing was drawn
         return Weights(drawn, log_prob, entropy, expected=probabilities)
+
+
+def _race(probabilities: Float[Tensor, "B T L"]) -> tuple[Tensor, Int[Tensor, "B T 1"]]:
+    """The exponential race: the noise, and who wins.
+
+    The position whose Exp(1) / p is smallest is drawn with probability p. Unlike torch.multinomial it
+    takes rows of zeros and any number of rows. -log of an Exp(1) is Gumbel noise: the same race, seen
+    from the scores.
+    """
+    race = torch.empty_like(probabilities).exponential_()
+    return race, (probabilities / race).argmax(-1, keepdim=True)
+
+
+def _drawn(probabilities: Float[Tensor, "B T L"]) -> Int[Tensor, "B T 1"]:
+    """A place for every row, anew in every call."""
+    return _race(probabilities)[1]
 
 
 def masked_softmax(
