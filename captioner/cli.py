@@ -158,7 +158,8 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         default=argparse.SUPPRESS,
         metavar="INPUT",
-        help="pictures, folders or globs to offer (default: generated scenes)",
+        help="pictures, folders or globs to offer (default: generated scenes, for a model that was "
+        "trained on them)",
     )
 
     configs = add("configs", _configs, "list the shipped configuration files, or copy them out")

@@ -149,13 +149,13 @@ def test_all_layers():
 # ── Going on from a fine-tuned model ──────────────────────────────────────────────────────────────
 
 
-def captioner(trainable) -> Captioner:
+def captioner(trainable, size=64) -> Captioner:
     tree = {
         "encoder": {
             "class_path": "CNNEncoder",
             "init_args": {
                 "name": "efficientnet_lite0",
-                "image_size": 64,
+                "image_size": size,
                 "stride": 16,
                 "trainable": trainable,
             },
@@ -193,3 +193,11 @@ def test_a_decoder_goes_with_the_encoder_it_learned_with(tmp_path):
         assert torch.equal(whole.state_dict()[name], tensor), name
     with pytest.raises(UsageError, match="was fine-tuned, and its decoder knows no other"):
         start_from(captioner(False), str(tmp_path / "tuned"))
+
+
+def test_a_decoder_that_has_seen_through_other_eyes_is_said(tmp_path, caplog):
+    checkpoint.save(captioner(False), tmp_path / "frozen", "# Frozen", Decoding())
+    start_from(captioner(False), str(tmp_path / "frozen"))
+    assert not caplog.records
+    start_from(captioner(False, size=96), str(tmp_path / "frozen"))
+    assert "has learned behind another encoder: give its image_size" in caplog.text

@@ -14,13 +14,18 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from PIL import Image
+from pytorch_lightning.callbacks import ModelCheckpoint
 
 import runs
 from captioner import load
 from captioner.cli import main
 from captioner.data.records import TEST
+from captioner.errors import UsageError
+from captioner.evaluation.captions import CaptionScorer
 from captioner.training.checkpoints import WholeCheckpoints
+from captioner.training.run import CLI
 
 HERE = Path(__file__).parent
 
@@ -77,8 +82,9 @@ def test_the_best_epoch_is_the_one_exported(run_folder):
 def test_a_picture_that_cannot_be_drawn_does_not_cost_the_run(
     tmp_path, shapes_cache, monkeypatch, capsys, caplog
 ):
+    """Nor one asked to go on where there is nothing yet: one command for a job started again."""
     monkeypatch.setattr("captioner.overlay.figure", lambda caption: 1 / 0)
-    assert main(runs.arguments(tmp_path / "run", shapes_cache, epochs=1)) == 0
+    assert main(runs.arguments(tmp_path / "run", shapes_cache, "--ckpt_path=auto", epochs=1)) == 0
     assert load(tmp_path / "run").vocabulary
     assert "no overlays: ZeroDivisionError" in caplog.text
     assert "looked written" not in capsys.readouterr().out
@@ -91,14 +97,15 @@ def test_a_run_is_not_written_over(run_folder, shapes_cache, capsys):
     assert "--ckpt_path last" in message
 
 
-@pytest.mark.filterwarnings("ignore:The dirpath has changed")  # Lightning, of a run that was moved
-def test_test_and_predict(run_folder, shapes_cache, capsys, tmp_path):
+def test_test_and_predict(run_folder, shapes_cache, capsys, tmp_path, monkeypatch):
+    monkeypatch.setattr("captioner.training.result.CaptionScorer", CaptionScorer)  # with all it has
     own = shutil.copytree(run_folder, tmp_path / "run")  # others compare what is in that folder
     config = [f"--config={own / 'config.yaml'}", f"--trainer.default_root_dir={own}"]
     assert main(["test", *config]) == 0
     record = json.loads((own / "results" / "test-beam5.json").read_text())
     assert record["split"] == TEST
     assert record["scores"]["images"] == 8
+    assert (record["scores"]["meteor"] is None) == (shutil.which("java") is None)
     assert main(["predict", *config, "--data.test_split=val", "--data.cache=false"]) == 0
     rows = json.loads((own / "results" / "val-captions.json").read_text())
     assert len({row["image_id"] for row in rows}) == 12
@@ -152,6 +159,31 @@ def test_a_checkpoint_of_another_vocabulary_is_refused(run_folder, capsys):
     assert main(["test", config, "--data.min_count=40"]) == 2
     message = capsys.readouterr().err.strip().splitlines()[-1]
     assert "another vocabulary" in message
+
+
+def test_a_checkpoint_behind_another_encoder_is_refused(run_folder, capsys):
+    """The encoder is not in the checkpoint: any of the same width would load."""
+    config = f"--config={run_folder / 'config.yaml'}"
+    assert main(["test", config, "--model.encoder.init_args.image_size=96"]) == 2
+    message = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "best.ckpt' was trained behind another encoder" in message
+
+
+def test_what_a_preempted_job_saved_is_gone_on_from(tmp_path):
+    """It is newer than the last epoch's checkpoint, or older."""
+    cli = CLI.__new__(CLI)
+    cli.subcommand, cli.root = "fit", tmp_path
+    assert cli._checkpoint("auto") is None
+    last, saved = tmp_path / "checkpoints" / "last.ckpt", tmp_path / "hpc_ckpt_2.ckpt"
+    last.parent.mkdir()
+    for file in (last, saved):
+        file.touch()
+    for now in (last, saved):
+        os.utime(now, (time.time() + 9, time.time() + 9))
+        assert cli._checkpoint("auto") == cli._checkpoint("last") == str(now)
+        os.utime(now, (0, 0))
+    with pytest.raises(UsageError, match="already holds a run"):
+        cli._checkpoint(None)
 
 
 def test_prepare_fills_the_cache(tmp_path, capsys):
@@ -268,6 +300,8 @@ def test_killed_and_resumed_equals_undisturbed(tmp_path, shapes_cache):
     assert fit(tmp_path / "cut", *kill) == -9
     assert fit(tmp_path / "cut", "--ckpt_path=last") == 0
     all_equal(tmp_path / "whole", tmp_path / "cut")
+    # What tests the run later takes the best epoch, resumed or not.
+    assert yaml.safe_load((tmp_path / "cut" / "config.yaml").read_text())["ckpt_path"] is None
 
 
 @pytest.mark.slow
@@ -349,10 +383,7 @@ def test_prepare_killed_ten_times_equals_undisturbed(tmp_path):
         assert file.read_bytes() == (cut / file.name).read_bytes()
 
 
-def test_auto_begins_a_run_or_goes_on_with_it(run_folder, tmp_path, shapes_cache, capsys):
-    """One command for a job that may be started again."""
-    new = tmp_path / "new"
-    assert main(runs.arguments(new, shapes_cache, "--ckpt_path=auto", epochs=1)) == 0
+def test_auto_goes_on_with_a_run(run_folder, shapes_cache, capsys):
     assert main(runs.arguments(run_folder, shapes_cache, "--ckpt_path=auto", epochs=31)) == 2
     assert "the checkpoint is on its way" in capsys.readouterr().err
 
@@ -374,6 +405,50 @@ def test_a_checkpoint_is_whole_or_not_there(tmp_path, monkeypatch):
         assert keeper.load_checkpoint(file)["weights"].tolist() == [1, 1, 1]
     keeper.save_checkpoint({"weights": torch.zeros(3)}, file)
     assert keeper.load_checkpoint(file)["weights"].tolist() == [0, 0, 0]
+
+
+def test_a_run_that_was_moved_knows_its_best_epoch(tmp_path):
+    """Lightning's callback takes another path for another run, and the next epoch for the best."""
+    old, new = tmp_path / "old" / "checkpoints", tmp_path / "new" / "checkpoints"
+
+    def callback(folder):
+        return ModelCheckpoint(folder, "best", monitor="val/cider", mode="max")
+
+    before, other = callback(old), callback(tmp_path / "elsewhere")
+    before.best_model_score = before.kth_value = torch.tensor(50.0)
+    before.best_model_path = before.kth_best_model_path = str(old / "best.ckpt")
+    before.best_k_models = {before.best_model_path: torch.tensor(50.0)}
+    keeper, file = WholeCheckpoints(new), new / "last.ckpt"
+    callbacks = {"best": before.state_dict(), "other": other.state_dict()}
+    keeper.save_checkpoint({"callbacks": callbacks}, file)
+    content = keeper.load_checkpoint(file)
+    after = callback(new)
+    after.load_state_dict(content["callbacks"]["best"])
+    assert after.best_k_models == {str(new / "best.ckpt"): 50}
+    assert after.best_model_path == after.kth_best_model_path == str(new / "best.ckpt")
+    assert content["callbacks"]["other"]["dirpath"] == other.dirpath
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*could not find the monitored key")
+@pytest.mark.filterwarnings("ignore:Early stopping conditioned on metric")
+def test_a_run_without_a_scored_epoch_keeps_its_weights(tmp_path, shapes_cache, capsys):
+    assert main(runs.arguments(tmp_path, shapes_cache, "--trainer.max_steps=2")) == 0
+    assert "no epoch was scored" in capsys.readouterr().out
+    assert names(tmp_path / "checkpoints") == ["last.ckpt"]
+
+
+@pytest.mark.slow
+def test_not_every_epoch_need_be_scored(tmp_path, shapes_cache):
+    """The best of those that are is kept, and early stopping waits for them."""
+    more = "--trainer.check_val_every_n_epoch=2"
+    assert main(runs.arguments(tmp_path, shapes_cache, more, epochs=5)) == 0
+    best, last = (
+        torch.load(tmp_path / "checkpoints" / f"{name}.ckpt", weights_only=True)["epoch"]
+        for name in ("best", "last")
+    )
+    assert best in (1, 3)
+    assert last == 4
 
 
 @pytest.mark.slow
@@ -411,6 +486,8 @@ def test_the_blind_model_does_not_see(tmp_path, shapes_cache, run_folder):
         ("--data.batch_size=many", "many"),
         ("--data.batch_size=0", "batch_size"),
         ("--trainer.max_epochs=-1", "max_epochs"),
+        ("--trainer.precision=bf16-true", "give bf16-mixed"),
+        ("--model.decoding.samples=8", "samples none"),
         ("--trainer.accelerator=cuda", "CUDA"),
         ("--ckpt_path=last", "no checkpoint"),
         ("--config=nowhere.yaml", "nowhere.yaml"),

@@ -13,7 +13,31 @@ class WholeCheckpoints(TorchCheckpointIO):
 
     Lightning's own goes through the folder for temporary files; from another disk, moving is copying,
     and a copy can be cut short. What a killed write leaves, the next one writes over.
+
+    Args:
+        folder: of the run's checkpoints, now. A run may have been moved, or be named otherwise than when
+            it began: callbacks that kept theirs in a folder of that name are told where it is, since
+            Lightning's would forget which epoch was the best.
     """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """What ``save_checkpoint`` wrote, with the places of now."""
+        content = super().load_checkpoint(path, *args, **kwargs)
+        for state in content.get("callbacks", {}).values():
+            here = self.folder
+            if here is None or not isinstance(state, dict) or not state.get("dirpath"):
+                continue
+            if Path(state["dirpath"]).name == here.name:
+                state["dirpath"] = str(here)
+                for key in ("best_model_path", "kth_best_model_path", "last_model_path"):
+                    state[key] = _moved(state[key], here)
+                kept = state["best_k_models"].items()
+                state["best_k_models"] = {_moved(file, here): score for file, score in kept}
+        return content
 
     def save_checkpoint(
         self,
@@ -37,3 +61,8 @@ class WholeCheckpoints(TorchCheckpointIO):
             part.replace(file)
         finally:
             part.unlink(missing_ok=True)
+
+
+def _moved(file: str, folder: Path) -> str:
+    """The same file in another folder; no file stays none."""
+    return str(folder / Path(file).name) if file else file

@@ -1,5 +1,6 @@
 """A few pictures of where a trained model looked, for whoever trained it to see."""
 
+from collections import Counter
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
@@ -23,8 +24,13 @@ def draw(predictor: Predictor, paths: Sequence[str], folder: Path) -> int:
     Raises:
         ImageError: a picture cannot be read.
     """
-    for path, caption in zip(paths, predictor.caption(list(paths)), strict=True):
+    stems = Counter(Path(path).stem for path in paths)
+    for number, (path, caption) in enumerate(
+        zip(paths, predictor.caption(list(paths)), strict=True), start=1
+    ):
         stream = BytesIO()
         overlay.figure(caption).save(stream, "PNG")
-        write_bytes(folder / f"{Path(path).stem}.png", stream.getvalue())
+        stem = Path(path).stem
+        name = stem if stems[stem] == 1 else f"{stem}-{number}"  # in folders of their own
+        write_bytes(folder / f"{name}.png", stream.getvalue())
     return len(paths)

@@ -30,6 +30,7 @@ from captioner.data.records import TRAIN, VAL
 from captioner.data.supervision import masks_of
 from captioner.errors import UsageError
 from captioner.files import write_text
+from captioner.models.monte_carlo import MonteCarlo
 from captioner.predictor import Predictor
 from captioner.shipped import configs_folder
 from captioner.training.card import model_card
@@ -41,6 +42,7 @@ from captioner.training.task import CaptioningTask
 _LOG = logging.getLogger(__name__)
 OVERLAYS = "overlays"
 LAST = Path("checkpoints") / "last.ckpt"
+UNMIXED = ("16-true", "bf16-true", "64-true", "64")  # of weights that are not float32
 
 
 class Trainer(pl.Trainer):
@@ -85,7 +87,10 @@ class SaveConfig(SaveConfigCallback):
     def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
         """Not for validate, test and predict: they belong to a run that has one."""
         if stage == "fit":
-            text = self.parser.dump(self.config, skip_none=False)
+            # Not where it was resumed from, which test would take for the checkpoint to test.
+            config = self.config.clone()
+            config.ckpt_path = None
+            text = self.parser.dump(config, skip_none=False)
             write_text(Path(trainer.default_root_dir) / "config.yaml", text)
 
 
@@ -114,6 +119,10 @@ class CLI(LightningCLI):
         """Settles the run folder, so that every part and the saved configuration name the same."""
         self.started = time.time()
         config = self.config[self.subcommand]
+        if (precision := str(config.trainer.precision)) in UNMIXED:
+            raise UsageError(
+                f"weights have 32 bits, got --trainer.precision {precision}: give bf16-mixed or 32-true"
+            )
         if config.trainer.default_root_dir is None:
             files = config.get("config") or []
             name = Path(str(files[-1])).stem if files else "run"
@@ -129,17 +138,18 @@ class CLI(LightningCLI):
         there is one. The other commands take the best if nothing is given: Lightning would go on with
         random weights.
         """
-        if self.subcommand == "fit" and given == "auto":
-            given = "last" if (self.root / LAST).exists() else None
-            if given is None:
-                return None
-        if self.subcommand == "fit" and given is None:
-            if (self.root / LAST).exists():
+        if self.subcommand == "fit" and given in (None, "auto", "last"):
+            # Of an epoch's end, or of a job that saved itself when SLURM was about to end it.
+            saved = [file for file in (self.root / LAST, *self._preempted()) if file.is_file()]
+            if given is None and saved:
                 raise UsageError(
                     f"'{self.root}' already holds a run: resume it with --ckpt_path last, choose "
                     "another folder with --trainer.default_root_dir DIR, or delete it"
                 )
-            return None
+            if saved:
+                return str(max(saved, key=lambda file: file.stat().st_mtime))
+            if given != "last":
+                return None
         named = {"best": checkpoint.BEST, "last": LAST}
         given = given or "best"
         file = self.root / named[given] if given in named else Path(given)
@@ -149,6 +159,10 @@ class CLI(LightningCLI):
                 "--trainer.default_root_dir DIR, or give a file with --ckpt_path FILE"
             )
         return str(file)
+
+    def _preempted(self) -> list[Path]:
+        """What Lightning saves at SLURM's signal; it would also load that over a finished run's best."""
+        return sorted(self.root.glob("hpc_ckpt_*.ckpt"))
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Puts loggers and checkpoints into the run folder where the user did not say otherwise."""
@@ -161,11 +175,11 @@ class CLI(LightningCLI):
         plugins = self._get(self.config_init, "trainer").get("plugins") or []
         given = plugins if isinstance(plugins, list) else [plugins]
         if not any(isinstance(plugin, CheckpointIO) for plugin in given):
-            kwargs["plugins"] = [*given, WholeCheckpoints()]
+            kwargs["plugins"] = [*given, WholeCheckpoints(self.root / LAST.parent)]
         trainer = super().instantiate_trainer(**kwargs)
         for callback in trainer.checkpoint_callbacks:
             if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
-                callback.dirpath = str(self.root / "checkpoints")
+                callback.dirpath = str(self.root / LAST.parent)
         return trainer
 
     def before_fit(self) -> None:
@@ -173,6 +187,8 @@ class CLI(LightningCLI):
         self._before(VAL)
         if self.model.objective.needs_masks:
             masks_of(self.datamodule.of_split(TRAIN))
+        if (samples := self.model.decoding.samples) > 1:
+            MonteCarlo(self.model.captioner.decoder, samples)
 
     def before_test(self) -> None:
         """Likewise."""
@@ -185,17 +201,27 @@ class CLI(LightningCLI):
     before_predict = before_test
 
     def _before(self, split: str) -> None:
-        """The split has pictures; the checkpoint is whole and speaks the words of the data."""
+        """The split has pictures; the checkpoint is whole, and of these words and this encoder."""
         self.datamodule.of_split(split)
         if (given := self._get(self.config, "ckpt_path")) is not None:
             content = checkpoint.read_lightning(Path(given))
             self.model.on_load_checkpoint(dict(content))
+            expected = content.get("encoder_sha256")
+            checkpoint.check_encoder(self.model.captioner, expected, Path(given))
 
     def after_fit(self) -> None:
         """Scores the best checkpoint on the development split and writes it as a model folder."""
-        best = self.root / checkpoint.BEST
-        if not best.is_file() or self.trainer.interrupted:
+        if self.trainer.interrupted:
             return
+        best = self.root / checkpoint.BEST
+        if not best.is_file():
+            if self.trainer.is_global_zero:
+                print(f"no epoch was scored: in {self.root} is no model, but what {LAST} holds")
+            return
+        if self.trainer.is_global_zero:
+            for file in self._preempted():
+                file.unlink()
+        self.trainer.strategy.barrier()
         content = torch.load(best, map_location="cpu", weights_only=True)
         self.model.load_state_dict(content["state_dict"])
         training_seconds = time.time() - self.started

@@ -1,9 +1,13 @@
 """Training that goes on from another model's weights."""
 
+import logging
+
 from captioner import checkpoint
 from captioner.errors import UsageError
 from captioner.models.captioner import Captioner
 from captioner.predictor import find_model
+
+_LOG = logging.getLogger(__name__)
 
 
 def start_from(captioner: Captioner, model: str) -> float:
@@ -28,6 +32,14 @@ def start_from(captioner: Captioner, model: str) -> float:
             f"({len(captioner.vocabulary):,}): start from a model trained with the same data options"
         )
     parts = ["refiner", "decoder"]
+    if captioner.encoder.external and other.encoder.external:
+        captioner.encoder.load_pretrained()
+        if captioner.encoder.fingerprint() != other.encoder.fingerprint():
+            _LOG.warning(
+                "the decoder of '%s' has learned behind another encoder: give its image_size, weights, "
+                "stride and finer (see its config.json) if that is not meant",
+                model,
+            )
     if other.encoder.trainable:
         if not captioner.encoder.trainable:
             raise UsageError(
