@@ -20,16 +20,19 @@ from typing import Any
 import gradio as gr
 
 from captioner.data.shapes import scene
+from captioner.data.things import SHAPES
 from captioner.errors import UsageError
 from captioner.overlay import Style
 from captioner.ui_api import add_endpoints
 from captioner.ui_models import CONCURRENCY, MAX_BEAM, Models
-from captioner.ui_panel import Panel
+from captioner.ui_panel import OWN, Panel
 from captioner.ui_photo import MAX_FILE, PhotoInput
 
 TITLE = """<h1>captioner</h1>
 <p>It looks at a photo, writes a sentence, and shows where it looked for each word.</p>"""
 NONE = "no other"
+AS_SCORED = ("the model's own", OWN)
+PENALTIES = (0.0, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.5, 2.0, 3.0)
 SCALES = [("shared by all words", "shared"), ("each word its own", "own")]
 SMOOTHINGS = [("smooth", "bicubic"), ("as in the paper", "gaussian"), ("cells", "none")]
 
@@ -75,7 +78,6 @@ def build(models: Models, examples: Sequence[str | Path] = ()) -> gr.Blocks:
         examples: pictures to try.
     """
     page = gr.Blocks(title="captioner", analytics_enabled=False, delete_cache=(CLEAN_EVERY, KEEP))
-    decoding = models.get().decoding
     with page:
         gr.HTML(TITLE, padding=False, elem_classes="title")
         with gr.Row(elem_classes="page"):
@@ -115,10 +117,10 @@ def build(models: Models, examples: Sequence[str | Path] = ()) -> gr.Blocks:
                     clear = gr.Button("Its own words", size="sm", min_width=90)
                 with gr.Accordion("How it searches", open=False):
                     search = [
-                        gr.Slider(1, MAX_BEAM, decoding.beam_size, step=1, label="Beam size",
-                                  info="Captions followed at once; 1 is greedy."),
-                        gr.Slider(0, 3, decoding.length_penalty, step=0.1, label="Length penalty",
-                                  info="0 prefers short captions."),
+                        gr.Dropdown([AS_SCORED, *range(1, MAX_BEAM + 1)], value=OWN, label="Beam size",
+                                    info="Captions followed at once; 1 is greedy."),
+                        gr.Dropdown([AS_SCORED, *PENALTIES], value=OWN, label="Length penalty",
+                                    info="0 prefers short captions."),
                     ]  # fmt: skip
                 with gr.Accordion("How it is drawn", open=False):
                     style = [
@@ -182,8 +184,14 @@ def _wire(
         made.success(None, js=f"() => document.querySelector('#{panel.file.elem_id}').click()")
 
 
-def example_scenes(folder: Path, count: int = 6) -> list[Path]:
-    """Writes generated scenes that no training has seen."""
+def example_scenes(models: Models, folder: Path, count: int = 6) -> list[Path]:
+    """Writes generated scenes that no training has seen; none if the first model lacks their words.
+
+    Who has learned from photos alone says of a triangle that it is a man in a red shirt.
+    """
+    known = models.get().vocabulary.words
+    if not set(SHAPES) <= set(known):
+        return []
     files = [folder / f"scene-{index}.png" for index in range(1, count + 1)]
     for index, file in enumerate(files, start=1):
         scene(HELD_OUT, index).image.save(file)
@@ -203,13 +211,13 @@ def serving(
         models: what can be asked.
         host: the address to listen at; ``0.0.0.0`` for everybody in the network.
         port: the port to listen at; None for a free one from 7860.
-        examples: pictures to try; generated scenes if none are given.
+        examples: pictures to try; if none are given, generated scenes for a model that knows them.
 
     Raises:
         UsageError: the port is taken, or the host is not this machine's.
     """
     with tempfile.TemporaryDirectory(prefix="captioner-app-") as folder, _uploads_in(folder):
-        page = build(models, examples or example_scenes(Path(folder)))
+        page = build(models, examples or example_scenes(models, Path(folder)))
         page.queue(max_size=WAITING, default_concurrency_limit=CONCURRENCY)
         try:
             _, url, _ = page.launch(

@@ -13,7 +13,7 @@ from captioner.errors import UsageError
 from captioner.overlay import Style
 from captioner.predictor import Caption
 from captioner.ui_models import CONCURRENCY, MAX_BEAM, Models, Photo, read
-from captioner.ui_panel import ALL, new_file, one, style_of, write
+from captioner.ui_panel import ALL, OWN, new_file, one, search, style_of, write
 from captioner.ui_photo import PhotoInput, explained
 
 
@@ -52,15 +52,15 @@ class Endpoints:
         Args:
             photo: JPEG, PNG, WebP, GIF, BMP or TIFF.
             model: one of those that /models lists.
-            beam_size: captions followed at once, from 1 to 10.
-            length_penalty: from 0, which prefers short captions, to 3.
+            beam_size: captions followed at once, from 1 to 10; -1 for the model's own.
+            length_penalty: from 0, which prefers short captions, to 3; -1 for the model's own.
 
         Returns:
             image, caption, words, log_prob, word_log_probs, model; and alternatives: what else the
             beam found, best first.
         """
-        penalty = float(length_penalty)
-        found = self._models.caption(_read(photo), model, beam_size, penalty, details=False)
+        asked = search(beam_size, length_penalty)
+        found = self._models.caption(_read(photo), model, *asked, details=False)
         others = [{"caption": c.text, "log_prob": round(c.log_prob, 4)} for c in found[1:]]
         return found[0].record() | {"alternatives": others}
 
@@ -216,14 +216,15 @@ def _read(photo: str | None) -> Photo:
 def add_endpoints(models: Models) -> None:
     """Adds the endpoints to the page being built. Nothing of them is seen."""
     endpoints = Endpoints(models)
-    decoding = models.get().decoding
     with gr.Row(visible=False):
         trigger = gr.Button()
         given = {
             "photo": PhotoInput(label="photo", type="filepath"),
             "model": gr.Dropdown(models.names, value=models.names[0], label="model"),
-            "beam_size": gr.Slider(1, MAX_BEAM, decoding.beam_size, step=1, label="beam size"),
-            "length_penalty": gr.Slider(0, 3, decoding.length_penalty, label="length penalty"),
+            "beam_size": gr.Number(
+                OWN, precision=0, minimum=OWN, maximum=MAX_BEAM, label="beam size"
+            ),
+            "length_penalty": gr.Number(OWN, minimum=OWN, maximum=3, label="length penalty"),
             "sentence": gr.Textbox("", label="sentence"),
             "word": gr.Number(0, precision=0, label="word"),
             "form": gr.Radio(["png", "gif", "html", "json"], value="png", label="form"),

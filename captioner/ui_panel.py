@@ -19,6 +19,7 @@ from captioner.ui_models import Models, Photo, read
 from captioner.ui_photo import explained
 
 ALL = -1  # the choice "all, averaged" among layers and heads
+OWN = -1  # of a way to search: the one that the model was scored with
 SHOWN_SIDE = 768
 FORMATS = ("png", "gif", "html", "json")
 
@@ -50,6 +51,14 @@ def one(number: int) -> int | None:
     return None if number == ALL else number
 
 
+def search(beam_size: int, length_penalty: float | int) -> tuple[int | None, float | None]:
+    """How to search; None for what is the model's own."""
+    return (
+        None if beam_size == OWN else beam_size,
+        None if length_penalty == OWN else float(length_penalty),
+    )
+
+
 class Panel:
     """The components of one model and what happens to them; built inside ``gr.Blocks``.
 
@@ -63,7 +72,7 @@ class Panel:
     def __init__(self, models: Models, number: int) -> None:
         self.models = models
         self.found = gr.State(None, time_to_live=3600)
-        self.hint = gr.HTML("<p>Give it a photo, or click one of the examples.</p>")
+        self.hint = gr.HTML("<p>Give it a photo.</p>")
         with gr.Column(visible=False) as self.result:
             self.heading = gr.HTML(elem_classes="heading", padding=False)
             self.words = gr.Radio(
@@ -133,7 +142,7 @@ class Panel:
         if sentence.strip():
             captions: tuple[Caption, ...] = (self.models.explain(photo, sentence, model),)
         else:
-            captions = self.models.caption(photo, model, beam_size, float(length_penalty))
+            captions = self.models.caption(photo, model, *search(beam_size, length_penalty))
         found = Found(model, replace(photo, picture=photo.preview()), captions)
         layers, heads = (0, 0) if captions[0].layers is None else captions[0].layers.shape[1:3]
         return {

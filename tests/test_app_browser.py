@@ -107,6 +107,18 @@ def test_a_visit(visit, scene, app, run_folder, hard_folder):
     assert page.locator("#words-2 label").all_inner_texts() == wanted["words"]
 
 
+def test_the_search_is_the_model_s_own_until_it_is_chosen(visit, scene):
+    page = visit
+    give(page, scene)
+    assert page.locator("#others-1 label").count() > 1
+    page.get_by_text("How it searches").click()
+    for option in ("Beam size", "Length penalty"):
+        assert page.get_by_label(option, exact=True).input_value() == "the model's own"
+    choose(page, "Beam size", "1")
+    page.wait_for_selector("#others-1 label", state="detached")
+    page.wait_for_selector("#words-1 label")
+
+
 def test_a_sentence_of_one_s_own(visit, scene):
     page = visit
     give(page, scene)
