@@ -24,7 +24,10 @@ def provenance() -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout this runs from, with a + where it has changes; None outside one."""
+    """The commit of the checkout this runs from, with a + where it has changes; None outside one.
+
+    A result that was kept just before is no change: of these, nothing is computed.
+    """
     here = Path(__file__).resolve().parents[1]
 
     def git(*arguments: str) -> str:
@@ -37,7 +40,7 @@ def _commit() -> str | None:
         if Path(git("rev-parse", "--show-toplevel")) != here:
             return None
         return git("rev-parse", "--short=12", "HEAD") + (
-            "+" if git("status", "--porcelain") else ""
+            "+" if git("status", "--porcelain", "--", ".", ":(exclude)docs/results") else ""
         )
     except (OSError, subprocess.CalledProcessError):
         return None

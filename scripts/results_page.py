@@ -14,6 +14,7 @@ from results_pretrained import (
     TRAINED,
     TRIED,
     helped_section,
+    minutes,
     pretrained_section,
     search_section,
     seeds_section,
@@ -108,10 +109,7 @@ def tuning_section(records: dict[str, dict[str, Any]]) -> list[str]:
             *(name, record["mechanism"]),
             *(f"{scores[metric]:.1f}" for metric in METRICS),
             *(f"{record['mean_length']:.1f}", f"{record['bad_endings']:.1f}"),
-            # A run that was stopped and resumed knows only the last stretch.
-            "–"
-            if not record.get("training_seconds") or record.get("resumed")
-            else f"{record['training_seconds'] / 60:.0f}",
+            minutes(record),
         ]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return [
@@ -282,7 +280,7 @@ def page() -> str:
         *pretrained_section(records),
         *seeds_section(records),
         *helped_section(records),
-        *search_section(records["decoding-soft"]),
+        *search_section(records),
         "## Flickr8k, development split",
         "",
         *scores_table(flickr),

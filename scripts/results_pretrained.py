@@ -1,10 +1,10 @@
 """The bundled models' part of the page of results: dev scores, and the trainings that led there."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
-SHIPPED, TRAINED, TRIED = "pretrained-", "training-", "tried-"
+SHIPPED, TRAINED, TRIED, SEARCHED = "pretrained-", "training-", "tried-", "decoding-"
 METRICS = ("bleu_1", "bleu_2", "bleu_3", "bleu_4", "meteor", "rouge_l", "cider")
 # Xu et al. 2015 (arXiv 1502.03044), table 1; they give neither ROUGE-L nor CIDEr.
 PUBLISHED = {
@@ -19,13 +19,16 @@ def pretrained_section(records: dict[str, dict[str, Any]]) -> list[str]:
     trained = {n.removeprefix(TRAINED): r for n, r in records.items() if n.startswith(TRAINED)}
     columns = (
         *("model", "split", "N", "B-1", "B-2", "B-3", "B-4", "METEOR", "ROUGE-L", "CIDEr"),
-        *("words", "beam", "length penalty", "no repeat", "tokenizer", "seed", "minutes", "MB"),
+        *("words", "beam", "length penalty", "no repeat", "paths", "tokenizer", "seed", "minutes"),
+        "MB",
     )
     lines = [
         "## Bundled models",
         "",
         "As they are shipped, in half precision, asked through `captioner.load` with the JPEG files.",
         "The minutes are those of all trainings that lead to a model; the first two are shared by all.",
+        "Paths: over how many sampled paths of locations hard attention averages; 1 with hard attention",
+        "is the most probable location.",
         "The published figures are of the *test* split, with VGG features: an orientation, no",
         "comparison.",
         "",
@@ -40,7 +43,7 @@ def pretrained_section(records: dict[str, dict[str, Any]]) -> list[str]:
             f"{record['bytes'] / 1e6:.1f}",
         ]
         rows.append(cells)
-    rows += [[name, "test", "1,000", *values, *["–"] * 10] for name, values in PUBLISHED.items()]
+    rows += [[name, "test", "1,000", *values, *["–"] * 11] for name, values in PUBLISHED.items()]
     lines += [
         *_table(columns, rows),
         "",
@@ -55,12 +58,12 @@ def pretrained_section(records: dict[str, dict[str, Any]]) -> list[str]:
     ]
     training_columns = (
         *("training", "B-1", "B-2", "B-3", "B-4", "METEOR", "ROUGE-L", "CIDEr", "words", "beam"),
-        *("length penalty", "no repeat", "tokenizer", "seed", "epoch", "minutes"),
+        *("length penalty", "no repeat", "paths", "tokenizer", "seed", "epoch", "minutes"),
     )
     rows = [
         [
             *(name, *_scores(record), f"{record['mean_length']:.1f}", *_search(record)),
-            *(record["seed"], record["epoch"], f"{record['training_seconds'] / 60:.0f}"),
+            *(record["seed"], record["epoch"], minutes(record)),
         ]
         for name, record in trained.items()
     ]
@@ -126,7 +129,9 @@ def helped_section(records: dict[str, dict[str, Any]]) -> list[str]:
     final = cider(records[f"{SHIPPED}show-attend-tell-soft"])
     critical = cider(records[f"{SHIPPED}show-attend-tell-critical"])
     longer = records[f"{TRIED}critical-four-epochs"]
-    before, after = (records[f"{TRAINED}{name}"] for name in ("hard", "hard-critical"))
+    before, after = (
+        records[f"{TRAINED}{name}"] for name in ("hard-without-crops", "hard-critical")
+    )
     return [
         "### What helped the default, in CIDEr",
         "",
@@ -142,7 +147,7 @@ def helped_section(records: dict[str, dict[str, Any]]) -> list[str]:
         f"`{longer['command']}`, commit {longer['commit']});",
         "smaller crops in it (`critical-half-crops`: BLEU up, CIDEr down);",
         "a Transformer in place of the LSTM. Hard attention fine-tuned on the score (`hard-critical`,",
-        f"after `hard`) has BLEU-4 {bleu(after):.1f} instead of {bleu(before):.1f}, but",
+        f"after `hard-without-crops`) has BLEU-4 {bleu(after):.1f} instead of {bleu(before):.1f}, but",
         f"CIDEr {cider(after):.1f} instead of {cider(before):.1f}, and its sentences, by eye, make less",
         "sense: what is shipped was trained by likelihood.",
         "",
@@ -155,42 +160,46 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
     return [lines[0], "|---" * len(columns) + "|", *lines[1:]]
 
 
+def minutes(record: dict[str, Any]) -> str:
+    """Of training; a dash for a run that was interrupted, which knows its last stretch alone."""
+    if not record.get("training_seconds") or record.get("resumed"):
+        return "–"
+    return f"{record['training_seconds'] / 60:.0f}"
+
+
 def _scores(record: dict[str, Any]) -> list[str]:
-    return [f"{record['scores'][metric]:.1f}" for metric in METRICS]
+    found = (record["scores"][metric] for metric in METRICS)
+    return ["–" if score is None else f"{score:.1f}" for score in found]
 
 
 def _search(record: dict[str, Any]) -> list[Any]:
     decoding = record["decoding"]
-    options = (decoding[option] for option in ("beam_size", "length_penalty", "no_repeat"))
+    options = (
+        decoding[option] for option in ("beam_size", "length_penalty", "no_repeat", "samples")
+    )
     return [*options, record["scores"]["tokenizer"]]
 
 
-def search_section(record: dict[str, Any]) -> list[str]:
-    """One model's scores by beam and length penalty."""
+def search_section(records: Mapping[str, dict[str, Any]]) -> list[str]:
+    """The scores of models by how their captions are searched for."""
     columns = (
-        "beam",
-        "length penalty",
-        "no repeat",
-        "B-4",
-        "METEOR",
-        "CIDEr",
-        "words",
-        "bad endings",
+        *("beam", "length penalty", "no repeat", "paths", "tokenizer", "B-1", "B-2", "B-3", "B-4"),
+        *("METEOR", "ROUGE-L", "CIDEr", "words", "bad endings"),
     )
     lines = [
         "### How captions are searched for",
         "",
-        f"`{record['model']}`, development split. No repeat: no run of so many words is written twice.",
+        "Development split, one option at a time another than the model's own. No repeat: no run of so",
+        "many words is written twice.",
         "",
     ]
-    rows = []
-    for row in record["searches"]:
-        decoding, scores = row["decoding"], row["scores"]
-        cells = [
-            *(decoding["beam_size"], decoding["length_penalty"], decoding["no_repeat"]),
-            *(f"{scores[metric]:.1f}" for metric in ("bleu_4", "meteor", "cider")),
-            *(f"{row['mean_length']:.1f}", f"{row['bad_endings']:.1f}"),
+    for name, record in records.items():
+        if not name.startswith(SEARCHED):
+            continue
+        rows = [
+            [*_search(row), *_scores(row), f"{row['mean_length']:.1f}", f"{row['bad_endings']:.1f}"]
+            for row in record["searches"]
         ]
-        rows.append(cells)
-    source = f"`{record['command']}`, commit {record['commit']}, {record['machine']}."
-    return [*lines, *_table(columns, rows), "", source, ""]
+        source = f"`{record['command']}`, commit {record['commit']}, {record['machine']}."
+        lines += [f"`{record['model']}`:", "", *_table(columns, rows), "", source, ""]
+    return lines

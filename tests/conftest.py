@@ -58,6 +58,14 @@ def once(folder: Path, make: Callable[[], None]) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def without_meteor():
+    """Small runs end with scores of no program: METEOR reads its tables for seconds, every time."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("captioner.training.result.CaptionScorer", runs.scorer)
+        yield
+
+
 @pytest.fixture(scope="session")
 def run_folder(common, shapes_cache):
     """A finished run on a few scenes, long enough to say different things of different pictures.

@@ -2,6 +2,7 @@
 
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytorch_lightning as pl
@@ -9,6 +10,7 @@ import torch
 
 from captioner import checkpoint
 from captioner.decoding import Decoding
+from captioner.evaluation.captions import CaptionScorer
 from captioner.models.captioner import Captioner
 from captioner.text import Vocabulary
 
@@ -41,6 +43,9 @@ def scenes(cache: Path) -> Path:
     found = (cache / "shapes").glob("[!.]*")
     [folder] = [f for f in found if len(list(f.glob("train/*.png"))) == TRAIN]
     return folder
+
+
+scorer = partial(CaptionScorer, java=False)
 
 
 class KillAt(pl.Callback):

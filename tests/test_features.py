@@ -363,6 +363,7 @@ def kill():
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix", reason="kill -9 is for POSIX")
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_kill_9_at_every_step_of_filling(tmp_path, paths, monkeypatch):

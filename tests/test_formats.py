@@ -198,6 +198,7 @@ def test_all_problems_of_karpathy_at_once(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_real_flickr8k_through_karpathy(shared_data, tmp_path):
     """The same records as from the original files, but for the numbers that Karpathy gives them."""
     real = read("flickr8k", shared_data / "flickr8k")

@@ -62,6 +62,7 @@ def test_a_disk_that_fills_up_keeps_the_file_of_before(photos, tiny_folder, tmp_
     assert {file.name for file in tmp_path.iterdir()} == {"captions.jsonl", "photos"}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="NO /dev/full ON THIS SYSTEM")
 def test_standard_output_on_a_full_disk(photos, tiny_folder):
     command = libraries.command(photos[0], "--model", tiny_folder, "--device=cpu")

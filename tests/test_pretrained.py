@@ -71,6 +71,7 @@ print(captioner.load().name)
 """
 
 
+@pytest.mark.slow
 def test_all_caption_without_a_network(tmp_path):
     photo = tmp_path / "scene.png"
     scene(3, 64).image.save(photo)

@@ -147,6 +147,7 @@ def one() -> dict[str, torch.Tensor]:
     return everything(slice(None))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*OBJECTIVES, "mean"])
 def test_losses_and_gradients_are_those_of_the_whole_batch(name, one, two):
     """Sums over unequally many words, divided as if they were one sum; and baselines that agree."""

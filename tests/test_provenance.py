@@ -1,0 +1,24 @@
+"""Which commit a result says that it is of."""
+
+import re
+import subprocess
+
+from captioner import provenance
+
+
+def test_a_result_beside_it_does_not_change_a_commit(tmp_path, monkeypatch):
+    """Two measurements one after the other are of one commit; of changed code none is."""
+    code, results = tmp_path / "captioner" / "provenance.py", tmp_path / "docs" / "results"
+    code.parent.mkdir()
+    code.write_text("code")
+    who = ("-c", "user.name=somebody", "-c", "user.email=somebody@example.org")
+    for command in (("init", "-q"), ("add", "."), (*who, "commit", "-q", "-m", "first")):
+        subprocess.run(["git", "-C", str(tmp_path), *command], check=True)
+    monkeypatch.setattr(provenance, "__file__", str(code))
+    clean = provenance.provenance()["commit"]
+    assert re.fullmatch("[0-9a-f]{12}", clean)
+    results.mkdir(parents=True)
+    (results / "scores.json").write_text("{}")
+    assert provenance.provenance()["commit"] == clean
+    code.write_text("other code")
+    assert provenance.provenance()["commit"] == clean + "+"
