@@ -16,9 +16,9 @@ from captioner.decoding import Decoding, Hypothesis, force, search
 from captioner.errors import ImageError, UsageError
 from captioner.images import Geometry, Source
 from captioner.models.annotations import Annotations
-from captioner.models.attention.distributions import Hard
+from captioner.models.attention.distributions import hard_attention, samples_locations
 from captioner.models.captioner import Captioner
-from captioner.models.monte_carlo import draws, over_paths
+from captioner.models.monte_carlo import over_paths
 from captioner.shipped import DEFAULT_MODEL, models
 from captioner.text import Tokenizer, Vocabulary, join
 
@@ -158,7 +158,7 @@ class Predictor:
         """For each picture in order its caption, or what is wrong with it; a stream."""
         decoding = decoding or self.decoding
         # What is drawn anew would be said of other places than those that the search has looked at.
-        details = details and not draws(self.captioner.decoder)
+        details = details and not samples_locations(self.captioner.decoder)
         preprocessing = self.captioner.encoder.preprocessing
         for batch in read_batches(images, batch_size, preprocessing):
             results: dict[int, Caption | ImageError] = dict(batch.failed)
@@ -205,13 +205,13 @@ class Predictor:
         and this predictor stays as it is, whoever else is using it.
         """
         decoder = copy.deepcopy(self.captioner.decoder)
-        hard = [part for part in decoder.modules() if isinstance(part, Hard)]
-        for part in hard:
-            part.test_time = "sample"
-        whole = self.captioner
-        drawing = Captioner(whole.encoder, whole.refiner, decoder, whole.vocabulary, whole.config)
+        hard = hard_attention(decoder)
         if not hard:
             return None
+        for law in hard:
+            law.test_time = "sample"
+        whole = self.captioner
+        drawing = Captioner(whole.encoder, whole.refiner, decoder, whole.vocabulary, whole.config)
         once = replace(self.decoding, samples=1)
         return Predictor(drawing, self.name, str(self.device), once, self.supervision)
 

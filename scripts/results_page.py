@@ -6,6 +6,7 @@ python scripts/results_page.py --check  fails if the page is not what the files 
 
 import json
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -252,6 +253,16 @@ def _interval(estimate: dict[str, float | None] | None, digits: int) -> str:
     return f"{value} [{low}, {high}]"
 
 
+def unpublished() -> list[str]:
+    """Which commits named below are not in the history, and which one holds their changes."""
+    published = tomllib.loads((DOCS.parent / "scripts" / "published.toml").read_text("utf-8"))
+    return [
+        f"Commits {', '.join(c for c, holder in published.items() if holder == one)}: published as parts"
+        f" of {one}, not by themselves."
+        for one in dict.fromkeys(published.values())
+    ]
+
+
 def page() -> str:
     """The whole page."""
     records = {
@@ -276,6 +287,7 @@ def page() -> str:
         "Made from the files in [results/](results) by `python scripts/results_page.py`. All",
         "captions are generated, none is teacher-forced. Minutes are those of `captioner fit`, from",
         "reading the files to the last epoch; the first run with an encoder also fills the cache.",
+        *unpublished(),
         "",
         *pretrained_section(records),
         *seeds_section(records),

@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -63,6 +64,25 @@ def test_results_come_from_a_commit():
         )
         assert record["machine"]
         assert record["command"]
+
+
+def test_the_commits_of_results_can_be_looked_up():
+    """Each is in the history, or said to be published as part of one that is."""
+
+    def git(*arguments: str) -> str:
+        told = ["git", "-C", str(ROOT), *arguments]
+        return subprocess.run(told, check=True, capture_output=True, text=True).stdout
+
+    if not (ROOT / ".git").exists() or git("rev-parse", "--is-shallow-repository") != "false\n":
+        pytest.skip("not a clone with its history: the commits that results name were not looked up")
+    history = git("log", "--format=%H").split()
+    published = tomllib.loads((ROOT / "scripts" / "published.toml").read_text())
+    files = sorted((ROOT / "docs" / "results").glob("*.json"))
+    named = {name for f in files for name in re.findall(r'"commit": "(\w+)"', f.read_text())}
+    assert named
+    for name in {published.get(name, name) for name in named}:
+        assert any(commit.startswith(name) for commit in history), name
+    assert not set(published) - named, "no result names these any more"
 
 
 def test_the_changelog_knows_this_version():

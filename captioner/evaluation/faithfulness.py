@@ -27,7 +27,7 @@ from captioner.evaluation.curves import Curves, Sums, curves_of, sums_of
 from captioner.evaluation.deletion import SHARES, word_falls
 from captioner.evaluation.tallies import Tally
 from captioner.models.annotations import Annotations
-from captioner.models.attention.distributions import Hard
+from captioner.models.attention.distributions import hard_attention, samples_locations
 from captioner.models.decoder import Decoder
 from captioner.models.erasure import of_pictures
 from captioner.predictor import Predictor
@@ -192,12 +192,12 @@ def _settled(decoder: Decoder) -> Decoder:
 
     Two samples of one step differ, whatever is erased between them.
     """
-    if not any(isinstance(part, Hard) and part.test_time == "sample" for part in decoder.modules()):
+    if not samples_locations(decoder):
         return decoder
     settled = copy.deepcopy(decoder)
-    for part in settled.modules():
-        if isinstance(part, Hard) and part.test_time == "sample":
-            part.test_time = "argmax"
+    for law in hard_attention(settled):
+        if law.test_time == "sample":
+            law.test_time = "argmax"
     return settled
 
 

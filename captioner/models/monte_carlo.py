@@ -11,7 +11,7 @@ from torch import Tensor
 
 from captioner.errors import UsageError
 from captioner.models.annotations import Annotations
-from captioner.models.attention.distributions import Hard
+from captioner.models.attention.distributions import hard_attention, samples_locations
 from captioner.models.decoder import Decoded, Decoder, Detail
 
 
@@ -66,17 +66,12 @@ class MonteCarlo(Decoder, abstract=True):
 
     def __init__(self, decoder: Decoder, samples: int) -> None:
         super().__init__()
+        check_samples(samples, decoder)
         # A decoder of its own, for its dice, of the same tensors.
         tensors = chain(decoder.parameters(), decoder.buffers())
         self.decoder = copy.deepcopy(decoder, {id(tensor): tensor for tensor in tensors})
-        if not draws(self.decoder):
-            raise UsageError(
-                f"samples: {samples} averages over sampled locations, and {decoder.mechanism} samples "
-                "none: give the distribution Hard test_time: sample, or leave samples at 1"
-            )
-        for law in self.decoder.modules():
-            if isinstance(law, Hard):
-                law.dice = self._throw
+        for law in hard_attention(self.decoder):
+            law.dice = self._throw
         self.samples = samples
         self._pictures = 0
         self._generator = torch.Generator()
@@ -139,10 +134,17 @@ class MonteCarlo(Decoder, abstract=True):
         return found.clamp(max=chances.shape[-1] - 1)  # where all is masked
 
 
-def draws(decoder: Decoder) -> bool:
-    """Whether it looks, at test time, where it draws: another place in each call."""
-    laws = (module for module in decoder.modules() if isinstance(module, Hard))
-    return any(law.test_time == "sample" for law in laws)
+def check_samples(samples: int, decoder: Decoder) -> None:
+    """Refuses several paths of what draws none.
+
+    Raises:
+        UsageError: with what to choose instead.
+    """
+    if samples > 1 and not samples_locations(decoder):
+        raise UsageError(
+            f"samples: {samples} averages over sampled locations, and {decoder.mechanism} samples "
+            "none: give the distribution Hard test_time: sample, or leave samples at 1"
+        )
 
 
 def over_paths(mechanism: str, samples: int) -> str:

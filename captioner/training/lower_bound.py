@@ -10,6 +10,7 @@ from torch import Tensor
 from captioner import processes
 from captioner.errors import UsageError
 from captioner.models.annotations import Annotations
+from captioner.models.attention.distributions import hard_attention
 from captioner.models.decoder import Decoded, Decoder
 from captioner.text import PAD
 from captioner.training.objectives import (
@@ -17,7 +18,6 @@ from captioner.training.objectives import (
     Loss,
     Objective,
     check_supervision,
-    hard_attention,
     said_words,
 )
 

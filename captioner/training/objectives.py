@@ -11,7 +11,7 @@ from torch import Tensor
 from captioner import processes
 from captioner.errors import UsageError
 from captioner.models.annotations import Annotations
-from captioner.models.attention.distributions import Hard, Sparsemax
+from captioner.models.attention.distributions import Sparsemax, hard_attention
 from captioner.models.attention.local import Local
 from captioner.models.decoder import Decoded, Decoder
 from captioner.models.registry import Component
@@ -223,11 +223,6 @@ def looked_at(decoded: Decoded) -> Float[Tensor, "B R T L"]:
     looked = decoded.weights if decoded.expected is None else decoded.expected
     assert looked is not None
     return looked
-
-
-def hard_attention(decoder: Decoder) -> list[Hard]:
-    """The hard distributions of a decoder."""
-    return [module for module in decoder.modules() if isinstance(module, Hard)]
 
 
 def doubly_stochastic(weights: Float[Tensor, "B R T L"], there: Tensor) -> Float[Tensor, ""]:

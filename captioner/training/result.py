@@ -16,9 +16,9 @@ from captioner.evaluation.captions import CaptionScorer
 from captioner.evaluation.fluency import fluency
 from captioner.evaluation.tallies import ENDING, lines
 from captioner.files import write_text
+from captioner.models.attention.distributions import hard_attention
 from captioner.provenance import provenance
 from captioner.training.card import table
-from captioner.training.objectives import hard_attention
 from captioner.training.task import CaptioningTask
 
 

@@ -30,7 +30,7 @@ from captioner.data.records import TRAIN, VAL
 from captioner.data.supervision import masks_of
 from captioner.errors import UsageError
 from captioner.files import write_text
-from captioner.models.monte_carlo import MonteCarlo
+from captioner.models.monte_carlo import check_samples
 from captioner.predictor import Predictor
 from captioner.shipped import configs_folder
 from captioner.training.card import model_card
@@ -187,8 +187,7 @@ class CLI(LightningCLI):
         self._before(VAL)
         if self.model.objective.needs_masks:
             masks_of(self.datamodule.of_split(TRAIN))
-        if (samples := self.model.decoding.samples) > 1:
-            MonteCarlo(self.model.captioner.decoder, samples)
+        check_samples(self.model.decoding.samples, self.model.captioner.decoder)
 
     def before_test(self) -> None:
         """Likewise."""

@@ -20,6 +20,7 @@ from captioner.errors import CheckpointError, DataError, UsageError
 from captioner.evaluation.captions import CaptionScorer
 from captioner.models.annotations import Annotations
 from captioner.models.attention.attention import AttentionBase
+from captioner.models.attention.distributions import hard_attention
 from captioner.models.captioner import PARTS, Captioner
 from captioner.models.decoder import Detail
 from captioner.models.encoder import CNNEncoder
@@ -28,7 +29,7 @@ from captioner.models.refiners import Projection
 from captioner.models.registry import build
 from captioner.text import PAD, START, UNK, Vocabulary, join
 from captioner.training import schedule
-from captioner.training.objectives import Likelihood, Loss, Objective, hard_attention, looked_at
+from captioner.training.objectives import Likelihood, Loss, Objective, looked_at
 from captioner.training.parts import (
     DecoderFactory,
     EncoderFactory,

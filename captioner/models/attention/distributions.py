@@ -6,7 +6,7 @@ from typing import Literal, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from captioner.errors import ModelError
 from captioner.models.registry import Component
@@ -253,6 +253,16 @@ class Hard(Distribution):
             if log_prob is not None:
                 log_prob = log_prob.masked_fill(expected, 0.0)  # nothing was drawn
         return Weights(drawn, log_prob, entropy, expected=probabilities)
+
+
+def hard_attention(decoder: nn.Module) -> list[Hard]:
+    """The hard distributions of a decoder."""
+    return [part for part in decoder.modules() if isinstance(part, Hard)]
+
+
+def samples_locations(decoder: nn.Module) -> bool:
+    """Whether it looks, at test time, where it draws: another place in each call."""
+    return any(law.test_time == "sample" for law in hard_attention(decoder))
 
 
 def _race(probabilities: Float[Tensor, "B T L"]) -> tuple[Tensor, Int[Tensor, "B T 1"]]:
