@@ -74,7 +74,9 @@ def test_the_commits_of_results_can_be_looked_up():
         return subprocess.run(told, check=True, capture_output=True, text=True).stdout
 
     if not (ROOT / ".git").exists() or git("rev-parse", "--is-shallow-repository") != "false\n":
-        pytest.skip("not a clone with its history: the commits that results name were not looked up")
+        pytest.skip(
+            "not a clone with its history: the commits that results name were not looked up"
+        )
     history = git("log", "--format=%H").split()
     published = tomllib.loads((ROOT / "scripts" / "published.toml").read_text())
     files = sorted((ROOT / "docs" / "results").glob("*.json"))

@@ -67,7 +67,7 @@ class LSTMDecoder(RecurrentDecoder):
         self.output_context = nn.Linear(annotation_dim, embedding, bias=False)
 
     def step(
-        self, tokens: Int[Tensor, "B *R"], state: LSTMState
+        self, tokens: Int[Tensor, " B *R"], state: LSTMState
     ) -> tuple[Float[Tensor, "B *R V"], Float[Tensor, "B *R L"], LSTMState]:
         """One word in, the scores of the next out: (logits, weights, state)."""
         embedded = self.dropout(self.embedding(tokens))

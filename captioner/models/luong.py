@@ -97,7 +97,7 @@ class LuongDecoder(RecurrentDecoder):
         return LuongState(state.memory, state.keys)
 
     def step(
-        self, tokens: Int[Tensor, "B *R"], state: LuongState
+        self, tokens: Int[Tensor, " B *R"], state: LuongState
     ) -> tuple[Float[Tensor, "B *R V"], Float[Tensor, "B *R L"], LuongState]:
         """One word in, the scores of the next out: (logits, weights, state)."""
         embedded = self.dropout(self.embedding(tokens))  # (B, *R, m)

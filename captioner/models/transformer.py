@@ -169,7 +169,7 @@ class TransformerDecoder(WordDecoder):
         )
 
     def step(
-        self, tokens: Int[Tensor, "B *R"], state: TransformerState
+        self, tokens: Int[Tensor, " B *R"], state: TransformerState
     ) -> tuple[Float[Tensor, "B *R V"], Float[Tensor, "B *R L"], TransformerState]:
         """One word in, the scores of the next out: (logits, weights, state)."""
         decoded, state = self._advance(tokens.view(len(tokens), -1, 1), state, "shown")

@@ -8,7 +8,7 @@ from captioner import images
 from captioner.errors import UsageError
 from captioner.overlay import colours
 from captioner.overlay.lettering import font
-from captioner.overlay.style import Style, chose_cells, maps
+from captioner.overlay.style import Smoothing, Style, chose_cells, maps
 from captioner.predictor import Caption
 
 MARK = "#19e6ff"  # cyan: inferno has no blue, and few photos are as bright
@@ -104,7 +104,7 @@ def tops(caption: Caption, style: Style) -> list[float]:
     return peaks if style.scale == "own" else [max(peaks, default=0.0)] * len(peaks)
 
 
-def smoothing_of(caption: Caption, style: Style) -> colours.Smoothing:
+def smoothing_of(caption: Caption, style: Style) -> Smoothing:
     """Hard attention chose cells: nothing runs from one into the next."""
     return "none" if chose_cells(caption) else style.smoothing
 

@@ -66,7 +66,7 @@ def maps(caption: Caption, style: Style = Style()) -> Float32[np.ndarray, "T row
 
 def choose(
     weights: Float32[np.ndarray, "T layers heads *place"], layer: int | None, head: int | None
-) -> Float32[np.ndarray, "T *place"]:
+) -> Float32[np.ndarray, " T *place"]:
     """One layer's and head's weights; the mean over those not chosen.
 
     Raises:

@@ -56,8 +56,8 @@ class Attended:
 
     context: Float[Tensor, "B *T D"]
     weights: Float[Tensor, "B *T L"] | None
-    log_prob: Float[Tensor, "B *T"] | None = None
-    entropy: Float[Tensor, "B *T"] | None = None
+    log_prob: Float[Tensor, " B *T"] | None = None
+    entropy: Float[Tensor, " B *T"] | None = None
     heads: Float[Tensor, "B *T h L"] | None = None
     centre: Float[Tensor, "B *T 2"] | None = None
     expected: Float[Tensor, "B *T L"] | None = None

@@ -181,8 +181,8 @@ def _positions(mask: Bool[Tensor, "B 1 L"] | None, scores: Float[Tensor, "B T L"
 
 
 def _near(
-    distance: Float[Tensor, "B #T L"], window: int, mask: Bool[Tensor, "B 1 L"] | None
-) -> Bool[Tensor, "B #T L"]:
+    distance: Float[Tensor, " B #T L"], window: int, mask: Bool[Tensor, "B 1 L"] | None
+) -> Bool[Tensor, " B #T L"]:
     """True within the window, where not masked."""
     near = distance.abs() <= window
     return near if mask is None else near & mask
