@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from captioner import models
+from captioner.decoding import Decoding, search
 from captioner.models import Annotations
 from captioner.models import attention as laws
 from captioner.models.registry import build, names
@@ -273,3 +274,40 @@ def test_starts_from_even_odds(name):
     fresh = getattr(models, name)(1000, D).eval()
     log_probs = fresh(Annotations(torch.randn(B, L, D), (2, 3)), captions()).logits.log_softmax(-1)
     assert log_probs.mean().item() == pytest.approx(-6.9, abs=0.3)
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+@every_decoder
+def test_pictures_that_are_done_leave_a_search(name, switches, beam_size, monkeypatch):
+    """And are captioned, like those that stay, as if each were alone."""
+    check_a_search(make(name, switches), beam_size, monkeypatch)
+
+
+@every_attention
+def test_pictures_leave_a_search_with_every_attention(attention, law, monkeypatch):
+    check_a_search(make("LSTMDecoder", None, attention, law), 2, monkeypatch)
+
+
+def check_a_search(decoder, beam_size, monkeypatch):
+    pictures, decoding = 8, Decoding(beam_size, 12)
+    generator = torch.Generator().manual_seed(5)
+    vectors = 2 * torch.randn(pictures, L, D, generator=generator, dtype=torch.double)
+    annotations = Annotations(vectors, (ROWS, COLUMNS), MASK.repeat(pictures // B, 1))
+    sizes = []
+    step = type(decoder).step
+    monkeypatch.setattr(type(decoder), "step", lambda *of: sizes.append(len(of[1])) or step(*of))
+    for _ in range(8):  # the readier it is to end, the sooner
+        sizes.clear()
+        together = search(decoder, annotations, decoding)
+        if sizes[-1] < pictures:
+            break
+        with torch.no_grad():
+            decoder.output.bias[END] += 0.5
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] == pictures > sizes[-1]
+    for b, found in enumerate(together):
+        [alone] = search(decoder, annotations.of(b), decoding)
+        assert [h.tokens for h in found] == [h.tokens for h in alone]
+        for h, other in zip(found, alone, strict=True):
+            assert h.log_probs == pytest.approx(other.log_probs, abs=1e-5)
+            torch.testing.assert_close(h.weights, other.weights, rtol=0, atol=1e-6)

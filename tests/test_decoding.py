@@ -208,13 +208,12 @@ def test_what_every_result_is(seed, beam_size, max_length):
 
 @dataclass(frozen=True)
 class Last:
-    """The memory of a Markov chain, the word before; ``pictures`` is there once for all rows."""
+    """The memory of a Markov chain, the word before."""
 
-    pictures: int
     words: torch.Tensor
 
     def select(self, rows: torch.Tensor) -> "Last":
-        return Last(self.pictures, self.words.reshape(self.pictures, -1).gather(1, rows))
+        return Last(self.words.reshape(len(self.words), -1).gather(1, rows))
 
 
 class Markov(Decoder, abstract=True):
@@ -225,11 +224,11 @@ class Markov(Decoder, abstract=True):
         self.logits = logits
 
     def start(self, annotations):
-        return Last(len(annotations), torch.full((len(annotations),), START))
+        return Last(torch.full((len(annotations),), START))
 
     def step(self, tokens, state):
         logits = self.logits[tokens]
-        return logits, torch.ones(*tokens.shape, 1), Last(state.pictures, tokens)
+        return logits, torch.ones(*tokens.shape, 1), Last(tokens)
 
     def forward(self, annotations, tokens):
         return Decoded(self.logits[tokens], torch.ones(*tokens.shape, 1))

@@ -2,7 +2,7 @@
 
 import copy
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
@@ -321,25 +321,23 @@ def test_what_generated_captions_name(data, all_seeing):
         """Says one sentence to the first picture of a batch and another to the second."""
 
         def start(self, annotations):
-            return Says(len(annotations), annotations.vectors.new_zeros(len(annotations), 1).long())
+            return Says(torch.arange(len(annotations)))
 
         def step(self, tokens, state):
             logits = torch.full((*tokens.shape, len(words)), -30.0)
-            for b in range(len(tokens)):
+            for row, b in enumerate(state.pictures):
                 ids = [*words.encode(said[b].split()), 2]
-                logits[b, ..., ids[min(state.words, len(ids) - 1)]] = 30.0
-            looks = self.looks[: len(tokens), :1, 0].expand(*tokens.shape, -1)
-            return logits, looks, replace_words(state)
+                logits[row, ..., ids[min(state.words, len(ids) - 1)]] = 30.0
+            looks = self.looks[state.pictures, :1, 0].expand(*tokens.shape, -1)
+            return logits, looks, Says(state.pictures, state.words + 1)
 
+    @dataclass(frozen=True)
     class Says:
-        def __init__(self, pictures, rows, spoken=0):
-            self.pictures, self.rows, self.words = pictures, rows, spoken
+        pictures: torch.Tensor
+        words: int = 0
 
         def select(self, rows):
-            return Says(self.pictures, rows, self.words)
-
-    def replace_words(state):
-        return Says(state.pictures, state.rows, state.words + 1)
+            return self
 
     meant = [i for i, t in enumerate(picture.things) if t in alone]
     truth = picture.truth(meant, (4, 4))

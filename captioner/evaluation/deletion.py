@@ -16,8 +16,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from captioner.models.annotations import Annotations
-from captioner.models.decoder import Decoded, Decoder
-from captioner.models.erasure import Erasure, of_pictures
+from captioner.models.decoder import Decoded, Decoder, of_pictures
+from captioner.models.erasure import Erasure
 from captioner.text import PAD, START
 
 Order = Literal["most", "random", "least"]

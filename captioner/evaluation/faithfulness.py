@@ -28,8 +28,7 @@ from captioner.evaluation.deletion import SHARES, word_falls
 from captioner.evaluation.tallies import Tally
 from captioner.models.annotations import Annotations
 from captioner.models.attention.distributions import hard_attention, samples_locations
-from captioner.models.decoder import Decoder
-from captioner.models.erasure import of_pictures
+from captioner.models.decoder import Decoder, of_pictures
 from captioner.predictor import Predictor
 from captioner.text import UNK, Tokenizer
 

@@ -1,8 +1,8 @@
 """What every decoder is: start, step, and teacher forcing."""
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any, Literal, Protocol, runtime_checkable
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -18,7 +18,9 @@ class State(Protocol):
     """What a decoder remembers between words, for every row of every picture.
 
     A picture has one or more rows: its captions in training, its hypotheses in a search. Rows share
-    the picture's annotations and keys, which the state holds once.
+    the picture's annotations and keys, which the state holds once. It is a dataclass, all whose
+    tensors, as those of the dataclasses and tuples in it, have pictures as their first axis:
+    ``of_pictures`` leaves some out.
     """
 
     def select(self, rows: Int[Tensor, "B K"]) -> "State":
@@ -105,7 +107,7 @@ class Decoder(Component, kind="decoder"):
         return state if tokens.ndim == 2 else state.select(torch.zeros_like(tokens[..., 0]))
 
     def step(
-        self, tokens: Int[Tensor, "B *R"], state: Any
+        self, tokens: Int[Tensor, " B *R"], state: Any
     ) -> tuple[Float[Tensor, "B *R V"], Float[Tensor, "B *R L"], Any]:
         """One word in, the scores of the next out: (logits, weights, state)."""
         raise NotImplementedError
@@ -195,8 +197,30 @@ def repeat(vectors: Float[Tensor, "*rows n"], ways: int) -> Float[Tensor, "*rows
     return vectors.unsqueeze(-2).expand(*vectors.shape[:-1], ways, -1)
 
 
+Part = TypeVar("Part")
+
+
+def of_pictures(part: Part, pictures: Int[Tensor, " P"]) -> Part:
+    """A state, or annotations, of some pictures, copied.
+
+    Args:
+        part: a tensor with pictures as its first axis, or a tuple or dataclass of such; what else is
+            in it stays as it is.
+        pictures: which; any of them any number of times.
+    """
+    found: Any = part
+    if isinstance(part, Tensor):
+        found = part.index_select(0, pictures)
+    elif isinstance(part, tuple):
+        found = tuple(of_pictures(each, pictures) for each in part)
+    elif is_dataclass(part) and not isinstance(part, type):
+        inner = {f.name: of_pictures(getattr(part, f.name), pictures) for f in fields(part)}
+        found = replace(part, **inner)
+    return found
+
+
 def gather_rows(
-    memory: Float[Tensor, "B *more"], rows: Int[Tensor, "B K"], trailing: int = 1
+    memory: Float[Tensor, " B *more"], rows: Int[Tensor, "B K"], trailing: int = 1
 ) -> Float[Tensor, "B K *own"]:
     """Row k of picture b is what row ``rows[b, k]`` was.
 

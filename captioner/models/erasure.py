@@ -1,6 +1,5 @@
 """A decoder's next step as if some regions of the picture were erased, its memory untouched."""
 
-from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 from jaxtyping import Bool, Int
@@ -9,7 +8,7 @@ from torch import Tensor
 from captioner.errors import ModelError
 from captioner.models.annotations import Annotations
 from captioner.models.attention.attention import Keys
-from captioner.models.decoder import Decoder
+from captioner.models.decoder import Decoder, of_pictures
 
 
 class Erasure:
@@ -56,21 +55,6 @@ class Erasure:
             for own, mean in ((keys.prepared, blank.prepared), (keys.values, blank.values)):
                 own[where, which] = mean[pictures[where], which]
         return taken
-
-
-def of_pictures(part: Any, pictures: Int[Tensor, " P"]) -> Any:
-    """A decoder's state, or annotations, of some pictures, copied; any of them any number of times.
-
-    Every tensor of theirs begins with the axis of the pictures.
-    """
-    if isinstance(part, Tensor):
-        return part[pictures]
-    if isinstance(part, tuple):
-        return tuple(of_pictures(each, pictures) for each in part)
-    if is_dataclass(part) and not isinstance(part, type):
-        changed = {f.name: of_pictures(getattr(part, f.name), pictures) for f in fields(part)}
-        return replace(part, **changed)
-    return part
 
 
 def _several(keys: Keys | tuple[Keys, ...]) -> tuple[Keys, ...]:

@@ -86,14 +86,15 @@ class MonteCarlo(Decoder, abstract=True):
         device = annotations.vectors.device
         self._pictures = len(annotations)
         self._generator = torch.Generator().manual_seed(0)  # a CPU's: the same on every device
-        alike = torch.zeros(self._pictures, self.samples, dtype=torch.long, device=device)
-        certain = torch.zeros(self._pictures, self.samples, 1, device=device)
+        alike = torch.zeros(len(annotations), self.samples, dtype=torch.long, device=device)
+        certain = torch.zeros(len(annotations), self.samples, 1, device=device)
         return Paths(self.decoder.start(annotations).select(alike), certain)
 
     def step(
-        self, tokens: Int[Tensor, "B *R"], state: Paths
+        self, tokens: Int[Tensor, " B *R"], state: Paths
     ) -> tuple[Float[Tensor, "B *R V"], Float[Tensor, "B *R L"], Paths]:
         """One word in, the log-probabilities of the next out."""
+        self._pictures = len(tokens)  # a search may have left some out
         given = tokens.view(len(tokens), 1, -1).expand(-1, self.samples, -1)  # (B, N, R)
         so_far = state.so_far
         if state.coming is not None:

@@ -282,7 +282,7 @@ def _drawn(probabilities: Float[Tensor, "B T L"]) -> Int[Tensor, "B T 1"]:
 
 
 def masked_softmax(
-    scores: Float[Tensor, "B T L"], mask: Bool[Tensor, "B #T L"] | None
+    scores: Float[Tensor, "B T L"], mask: Bool[Tensor, " B #T L"] | None
 ) -> Float[Tensor, "B T L"]:
     """Softmax over the last axis in at least float32; a fully masked row gives zeros, not NaN.
 
@@ -301,7 +301,7 @@ def _wide(scores: Float[Tensor, "B T L"]) -> Float[Tensor, "B T L"]:
 
 
 def _blocked(
-    scores: Float[Tensor, "B T L"], mask: Bool[Tensor, "B #T L"]
+    scores: Float[Tensor, "B T L"], mask: Bool[Tensor, " B #T L"]
 ) -> Float[Tensor, "B T L"]:
     """The smallest finite number instead of -inf where masked: a row of -inf would be 0/0."""
     return scores.masked_fill(~mask, torch.finfo(scores.dtype).min)

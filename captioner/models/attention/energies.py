@@ -13,6 +13,12 @@ IN_CACHE = 2**19
 LARGEST = 40.0
 
 
+def exponential(vectors: Float[Tensor, "*rows A"]) -> Float[Tensor, "*rows A"]:
+    """e^{2x}, in float32 at least: of a key, what all queries want of it."""
+    wide = torch.promote_types(vectors.dtype, torch.float32)
+    return (2 * vectors.to(wide).clamp(-LARGEST, LARGEST)).exp()
+
+
 def energies(
     query: Float[Tensor, "B T A"], key: Float[Tensor, "B L A"], weight: Float[Tensor, " A"]
 ) -> Float[Tensor, "B T L"]:
@@ -24,7 +30,7 @@ def energies(
 
     Args:
         query: T queries of each picture, projected.
-        key: its L keys, projected.
+        key: ``exponential`` of its L keys, projected.
         weight: v.
 
     Returns:
@@ -37,10 +43,10 @@ def energies(
 class _Energies(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, weight: Tensor) -> Tensor:
-        grown = [(2 * part.clamp(-LARGEST, LARGEST)).exp() for part in (query, key)]
-        ctx.save_for_backward(*grown, weight)
+        query = exponential(query)
+        ctx.save_for_backward(query, key, weight)
         found = query.new_empty(*query.shape[:2], key.shape[1])
-        for part, shares in _shares(*grown):
+        for part, shares in _shares(query, key):
             torch.mv(shares.flatten(0, 2), weight, out=found[part].view(-1))
         return weight.sum() - 2 * found
 
@@ -58,7 +64,8 @@ class _Energies(torch.autograd.Function):
             torch.sum(shares, 2, out=of_query[part])
             torch.sum(shares, 1, out=of_key[part])
         slope = 4 * weight
-        return of_query * slope, of_key * slope, gradient.sum() - 2 * of_weight
+        # What is the slope of k is half of it over e^{2k} of e^{2k}.
+        return of_query * slope, of_key * slope / (2 * key), gradient.sum() - 2 * of_weight
 
 
 def _shares(query: Tensor, key: Tensor) -> Any:

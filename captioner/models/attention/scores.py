@@ -8,7 +8,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from captioner.errors import ModelError
-from captioner.models.attention.energies import energies
+from captioner.models.attention.energies import energies, exponential
 from captioner.models.registry import Component
 
 ScaleName = Literal["none", "sqrt", "learned"]
@@ -52,8 +52,8 @@ class Additive(Score):
         self.energy = nn.Linear(dim, 1, bias=False)
 
     def prepare(self, keys: Float[Tensor, "B L D"]) -> Float[Tensor, "B L A"]:
-        """``U k + b``."""
-        return self.key(keys)
+        """The exponential of ``U k + b``, which ``energies`` asks for."""
+        return exponential(self.key(keys))
 
     def forward(
         self, query: Float[Tensor, "B T n"], prepared: Float[Tensor, "B L A"]
@@ -78,8 +78,8 @@ class Concat(Score):
         self.energy = nn.Linear(dim, 1, bias=False)
 
     def prepare(self, keys: Float[Tensor, "B L D"]) -> Float[Tensor, "B L A"]:
-        """The key's columns of W_a: the product with [q; k] is the sum of two."""
-        return keys @ self.joint.weight[:, self.query_dim :].T
+        """With the key's columns of W_a: the product with [q; k] is the sum of two."""
+        return exponential(keys @ self.joint.weight[:, self.query_dim :].T)
 
     def forward(
         self, query: Float[Tensor, "B T n"], prepared: Float[Tensor, "B L A"]
