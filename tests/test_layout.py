@@ -56,6 +56,7 @@ ORDER = [
     "models.attention",
     "models.refiners",
     "models.decoder",
+    "models.recurrence",
     "models.recurrent",
     "models.lstm",
     "models.luong",

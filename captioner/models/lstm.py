@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from captioner.models.annotations import Annotations
@@ -86,9 +86,11 @@ class LSTMDecoder(RecurrentDecoder):
         hidden: list[Tensor] = []
         looked: list[Tensor] = []
         there = unfinished(tokens)
-        for word, rows in zip(embedded.unbind(2), rows_at_work(there), strict=True):
+        for t, (word, rows) in enumerate(zip(embedded.unbind(2), rows_at_work(there), strict=True)):
             state = self.keep(state, rows)
-            attended, now, looks, state = self._advance(word[:, :rows], state, detail != "none")
+            attended, now, looks, state = self._advance(
+                word[:, :rows], state, detail != "none", there[:, :rows, t]
+            )
             steps.append(attended.with_rows(tokens.shape[1]))
             hidden.append(with_rows(now, tokens.shape[1]))
             looked.append(with_rows(looks, tokens.shape[1]))
@@ -96,14 +98,12 @@ class LSTMDecoder(RecurrentDecoder):
         said = self._read_out(embedded[there], torch.stack(hidden, 2)[there], attended.at(there))
         return self.decoded(said, there, attended, looked, detail)
 
-    def cell(
-        self, inputs: Float[Tensor, "N i"], hidden: Float[Tensor, "N n"], cell: Float[Tensor, "N n"]
-    ) -> tuple[Float[Tensor, "N n"], Float[Tensor, "N n"]]:
-        """One step of the LSTM."""
-        return self.lstm(inputs, (hidden, cell))
-
     def _advance(
-        self, embedded: Float[Tensor, "B *R m"], state: LSTMState, need_weights: bool
+        self,
+        embedded: Float[Tensor, "B *R m"],
+        state: LSTMState,
+        need_weights: bool,
+        wanted: Bool[Tensor, "B R"] | None = None,
     ) -> tuple[Attended, Float[Tensor, "B *R_k n"], Tensor, LSTMState]:
         """Attend with the previous memory, then update it: (gated context, h, looked, state).
 
@@ -114,17 +114,20 @@ class LSTMDecoder(RecurrentDecoder):
         if self.gate is not None:
             attended = _scaled(attended, self.gate(memory.hidden))
         if attended.choices is None or attended.chances is None:
-            memory, looked = self.update(_joined(embedded, attended.context), memory)
+            inputs = _joined(embedded, attended.context)
+            memory, looked = self.update(inputs, memory, state.recurrence, wanted)
             hidden = memory.hidden
         else:
             k, ways = attended.chances.shape[-1], attended.chances.unsqueeze(-1)  # (B, *R, k, 1)
             each, looked = self.update(
                 _joined(repeat(embedded, k), attended.choices),
                 Memory(repeat(memory.hidden, k), repeat(memory.cell, k)),
+                state.recurrence,
             )
             hidden = each.hidden
             memory = Memory((ways * each.hidden).sum(-2), (ways * each.cell).sum(-2))
-        return attended, hidden, looked, LSTMState(memory, state.keys, state.words + 1)
+        state = replace(state, memory=memory, words=state.words + 1)
+        return attended, hidden, looked, state
 
     def _read_out(
         self,

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from captioner.models.annotations import Annotations
@@ -94,7 +94,7 @@ class LuongDecoder(RecurrentDecoder):
     def start(self, annotations: Annotations) -> LuongState:
         """h_0 and c_0 from the mean annotation; the keys, once per picture."""
         state = super().start(annotations)
-        return LuongState(state.memory, state.keys)
+        return LuongState(state.memory, state.keys, state.recurrence)
 
     def step(
         self, tokens: Int[Tensor, " B *R"], state: LuongState
@@ -116,9 +116,13 @@ class LuongDecoder(RecurrentDecoder):
         there = unfinished(tokens)
         if self.input_feeding or self.intra is not None:
             steps: list[Attended] = []
-            for word, rows in zip(embedded.unbind(2), rows_at_work(there), strict=True):
+            for t, (word, rows) in enumerate(
+                zip(embedded.unbind(2), rows_at_work(there), strict=True)
+            ):
                 state = self.keep(state, rows)
-                attended, looks, state = self._advance(word[:, :rows], state, need_weights)
+                attended, looks, state = self._advance(
+                    word[:, :rows], state, need_weights, there[:, :rows, t]
+                )
                 steps.append(attended.with_rows(tokens.shape[1]))
                 looked.append(with_rows(looks, tokens.shape[1]))
             attended = Attended.cat(steps)
@@ -129,17 +133,12 @@ class LuongDecoder(RecurrentDecoder):
         said = self._read_out(attended.at(there))
         return self.decoded(said, there, attended, looked, detail)
 
-    def cell(
-        self, inputs: Float[Tensor, "N i"], hidden: Float[Tensor, "N n"], cell: Float[Tensor, "N n"]
-    ) -> tuple[Float[Tensor, "N n"], Float[Tensor, "N n"]]:
-        """One step of the LSTM."""
-        # What intra-attention reads is half of a longer vector, and cuDNN wants it whole.
-        memory = (hidden[None].contiguous(), cell[None].contiguous())
-        _, (hidden, cell) = self.lstm(inputs.unsqueeze(1), memory)
-        return hidden[0], cell[0]
-
     def _advance(
-        self, embedded: Float[Tensor, "B *R m"], state: LuongState, need_weights: bool
+        self,
+        embedded: Float[Tensor, "B *R m"],
+        state: LuongState,
+        need_weights: bool,
+        wanted: Bool[Tensor, "B R"] | None = None,
     ) -> tuple[Attended, Tensor, LuongState]:
         """Update with one word, then attend with the new memory. The context returned is h̃."""
         inputs = embedded
@@ -147,10 +146,15 @@ class LuongDecoder(RecurrentDecoder):
             fed = state.attentional
             fed = torch.zeros_like(embedded) if fed is None else fed.to(embedded.dtype)
             inputs = torch.cat([embedded, fed], -1)
-        memory, looked = self.update(inputs, state.memory)
+        memory, looked = self.update(inputs, state.memory, state.recurrence, wanted)
         attended = self._attend(memory.hidden.unsqueeze(-2), state, need_weights)
         attentional = attended.context.squeeze(-2)
-        return attended, looked, LuongState(memory, state.keys, state.words + 1, attentional)
+        words = state.words + 1
+        return (
+            attended,
+            looked,
+            replace(state, memory=memory, words=words, attentional=attentional),
+        )
 
     def _attend(
         self, hidden: Float[Tensor, "B *R T n"], state: LuongState, need_weights: bool

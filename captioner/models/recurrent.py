@@ -14,6 +14,7 @@ from captioner.models.annotations import Annotations
 from captioner.models.attention.attention import Attended, Attention, AttentionBase, Keys
 from captioner.models.attention.scores import Additive
 from captioner.models.decoder import Decoded, Detail, WordDecoder, gather_rows
+from captioner.models.recurrence import Recurrence
 
 
 @runtime_checkable
@@ -76,11 +77,13 @@ class LSTMState:
     Attributes:
         memory: of the LSTM.
         keys: what the attention computed once per picture.
+        recurrence: how the memory is updated.
         words: how many words have been fed in.
     """
 
     memory: Memory
     keys: Keys
+    recurrence: Recurrence
     words: int = 0
 
     def select(self, rows: Int[Tensor, "B K"]) -> "LSTMState":
@@ -137,6 +140,8 @@ class IntraAttention(nn.Module):
 class RecurrentDecoder(WordDecoder, abstract=True):
     """Base of the LSTM decoders: h_0 and c_0 from two MLPs of the mean annotation (Xu et al. 2015).
 
+    A subclass makes ``lstm``, whose weights a ``Recurrence`` uses.
+
     Args:
         vocab_size: V.
         annotation_dim: D, the width of an annotation vector.
@@ -147,6 +152,8 @@ class RecurrentDecoder(WordDecoder, abstract=True):
         tied: whether the output layer is the embedding matrix.
         intra_attention: the width of the LSTM's input if it looks back at all its memories.
     """
+
+    lstm: nn.LSTMCell | nn.LSTM
 
     def __init__(
         self,
@@ -182,7 +189,7 @@ class RecurrentDecoder(WordDecoder, abstract=True):
         """h_0 and c_0 from the mean annotation; the keys, once per picture."""
         mean = annotations.mean()
         memory = Memory(self.start_hidden(mean), self.start_cell(mean))
-        return LSTMState(memory, self.attention.prepare(annotations))
+        return LSTMState(memory, self.attention.prepare(annotations), Recurrence(self.lstm))
 
     def keep(self, state: Any, rows: int) -> Any:
         """The state of the first ``rows`` rows of each picture."""
@@ -191,22 +198,24 @@ class RecurrentDecoder(WordDecoder, abstract=True):
             return state
         return state.select(torch.arange(rows, device=hidden.device).expand(len(hidden), -1))
 
-    def cell(
-        self, inputs: Float[Tensor, "N i"], hidden: Float[Tensor, "N n"], cell: Float[Tensor, "N n"]
-    ) -> tuple[Float[Tensor, "N n"], Float[Tensor, "N n"]]:
-        """One step of the LSTM: the new (h, c)."""
-        raise NotImplementedError
-
     def update(
-        self, inputs: Float[Tensor, "B *R i"], memory: Memory
+        self,
+        inputs: Float[Tensor, "B *R i"],
+        memory: Memory,
+        recurrence: Recurrence,
+        wanted: Bool[Tensor, "B R"] | None = None,
     ) -> tuple[Memory, Float[Tensor, "B *R t"]]:
-        """The memory after one more word, and how much each of t earlier ones counted in it."""
+        """The memory after one more word, and how much each of t earlier ones counted in it.
+
+        Of rows that are not wanted, anything.
+        """
         rows = inputs.shape[:-1]
         read, looked = memory, inputs.new_zeros(*rows, 0)
         if self.intra is not None:
             read, looked = self.intra.read(inputs, memory)
         flat = (inputs.flatten(0, -2), read.hidden.flatten(0, -2), read.cell.flatten(0, -2))
-        hidden, cell = (new.view(*rows, -1) for new in self.cell(*flat))
+        some = None if wanted is None else wanted.flatten()
+        hidden, cell = (new.view(*rows, -1) for new in recurrence(*flat, some))
         if self.intra is None:
             return Memory(hidden, cell), looked
         return self.intra.write(read, hidden, cell), looked

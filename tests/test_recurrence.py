@@ -1,0 +1,129 @@
+"""The loop's LSTM against torch's own cell, which multiplies at every step."""
+
+import pytest
+import torch
+from torch import nn
+
+from captioner.models.recurrence import Recurrence
+
+IN, H, N, STEPS = 5, 4, 6, 7
+
+
+def made(kind):
+    torch.manual_seed(0)
+    return kind(IN, H).double()
+
+
+def cell_of(lstm):
+    """torch's cell with the same weights."""
+    cell = nn.LSTMCell(IN, H).double()
+    for own, other in zip(cell.parameters(), lstm.parameters(), strict=True):
+        own.data = other.data.clone()
+    return cell
+
+
+def given():
+    torch.manual_seed(1)
+    inputs = torch.randn(STEPS, N, IN, dtype=torch.double, requires_grad=True)
+    memory = torch.randn(2, N, H, dtype=torch.double, requires_grad=True)
+    return inputs, memory
+
+
+def loop(update, inputs, memory):
+    """All h, every step fed with the one before as attention does, and the last c."""
+    hidden, cell = memory
+    found = []
+    for step in inputs:
+        hidden, cell = update(step + hidden.sum(1, keepdim=True), hidden, cell)
+        found.append(hidden)
+    return torch.stack(found), cell
+
+
+def gradients(found, given, weights):
+    torch.manual_seed(2)
+    loss = sum((part * torch.randn_like(part)).sum() for part in found)
+    return torch.autograd.grad(loss, [*given, *weights])
+
+
+@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.LSTM])
+def test_a_loop_equals_torchs_cell_and_so_do_its_gradients(kind):
+    lstm = made(kind)
+    cell = cell_of(lstm)
+    own, other = given(), given()
+    found = loop(Recurrence(lstm), *own)
+    expected = loop(lambda x, h, c: cell(x, (h, c)), *other)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+    for one, two in zip(
+        gradients(found, own, lstm.parameters()),
+        gradients(expected, other, cell.parameters()),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, two, rtol=0, atol=1e-11)
+
+
+def test_rows_that_nobody_wants_are_left_out():
+    """Fewer at every step; the others have numbers and gradients as if they had been there."""
+    lstm = made(nn.LSTMCell)
+    lasting = torch.tensor([7, 1, 3, 7, 0, 5])
+    found = []
+    for update in (Recurrence(lstm), None):
+        inputs, memory = given()
+        hidden, cell = memory
+        kept = []
+        for t, step in enumerate(inputs):
+            wanted = t < lasting
+            if update is None:
+                hidden, cell = lstm(step, (hidden, cell))
+            else:
+                hidden, cell = update(step, hidden, cell, wanted)
+                assert hidden.isfinite().all()
+            kept.append(hidden[wanted])
+        said = torch.cat(kept)
+        found.append([said, *gradients([said], (inputs, memory), lstm.parameters())])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
+
+
+def test_the_weights_gradient_is_one_product(monkeypatch):
+    """Not one of every step."""
+    lstm = made(nn.LSTMCell)
+    inputs, memory = given()
+    hidden, cell = loop(Recurrence(lstm), inputs, memory)
+    with torch.profiler.profile(record_shapes=True) as profile:
+        (hidden.sum() + cell.sum()).backward()
+    shapes = [event.input_shapes[:2] for event in profile.events() if event.name == "aten::mm"]
+    assert shapes.count([[4 * H, STEPS * N], [STEPS * N, IN + H]]) == 1
+    assert not [shape for shape in shapes if shape[0] == [4 * H, N]]
+
+
+def test_a_graph_can_be_asked_twice():
+    """As Grad-CAM asks for one word after the other."""
+    lstm = made(nn.LSTMCell)
+    inputs, memory = given()
+    hidden, _ = loop(Recurrence(lstm), inputs, memory)
+    weights = list(lstm.parameters())
+    asked = [torch.autograd.grad(h.sum(), weights, retain_graph=True) for h in hidden]
+    whole = torch.autograd.grad(hidden.sum(), weights)
+    for parts, of_all in zip(zip(*asked, strict=True), whole, strict=True):
+        torch.testing.assert_close(sum(parts), of_all, rtol=0, atol=1e-11)
+
+
+def test_in_bfloat16_it_is_near():
+    lstm, (inputs, memory) = made(nn.LSTMCell).float(), given()
+    inputs, memory = inputs.float(), memory.float()
+    exact, _ = loop(Recurrence(lstm), inputs, memory)
+    with torch.autocast("cpu", torch.bfloat16):
+        near, _ = loop(Recurrence(lstm), inputs, memory)
+    assert not torch.equal(near, exact)
+    torch.testing.assert_close(near.float(), exact, rtol=0, atol=0.03)
+    near.float().sum().backward()
+    assert all(p.grad.dtype == torch.float32 for p in lstm.parameters())
+
+
+def test_elsewhere_it_is_torchs_own_kernel(monkeypatch):
+    """No such device is at hand; where the weights say they are on one, its numbers are the cell's."""
+    lstm, (inputs, memory) = made(nn.LSTMCell), given()
+    monkeypatch.setattr(Recurrence, "on_cpu", False)
+    found, _ = loop(Recurrence(lstm), inputs, memory)
+    expected, _ = loop(lambda x, h, c: lstm(x, (h, c)), inputs, memory)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
