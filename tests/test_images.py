@@ -787,7 +787,7 @@ def test_a_cell_box_drawn_as_a_mask_fills_that_cell_only():
             mask = np.zeros((40, 60), bool)
             mask[top:bottom, left:right] = True
             grid = geometry.to_grid(mask)
-            assert grid[row, column] == 1
+            assert grid[row, column] == pytest.approx(1)
             assert grid.sum() == pytest.approx(1)
 
 
