@@ -138,13 +138,13 @@ def test_keys_and_values_are_computed_once_a_word():
     rows = []
     for layer in decoder.layers:
         for part in (layer.self_attention.key_value, layer.attention.key):
-            part.register_forward_hook(lambda module, given, _: rows.append(given[0].shape[1]))
+            part.register_forward_hook(lambda module, given, _: rows.append(given[0].shape[-2]))
     state = decoder.start(Annotations(torch.randn(B, L, D, dtype=torch.double), (2, 3)))
     assert rows == [L] * LAYERS
     rows.clear()
     for _ in range(4):
         _, _, state = decoder.step(torch.randint(V, (B,)), state)
-    assert rows == [1] * 4 * LAYERS
+    assert rows == [B] * 4 * LAYERS
     assert state.words == 4
 
 

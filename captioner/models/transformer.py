@@ -13,6 +13,7 @@ from captioner.models.attention.attention import Attended, Keys
 from captioner.models.attention.multihead import MultiHead
 from captioner.models.attention.self_attention import SelfAttention, causal
 from captioner.models.decoder import Decoded, Detail, WordDecoder, gather_rows, unfinished
+from captioner.models.packing import Packing
 from captioner.models.positions import sinusoids
 from captioner.models.recurrent import AttentionFactory
 
@@ -72,27 +73,30 @@ class Layer(nn.Module):
 
     def forward(
         self,
-        words: Float[Tensor, "B R T d"],
+        words: Float[Tensor, "N d"],
+        packing: Packing,
         past: Float[Tensor, "B R P dd"],
         keys: Keys,
         need_weights: bool,
         need_past: bool,
     ) -> tuple[Tensor, Attended, Tensor | None, Tensor]:
         """The words described anew; what was looked at; what of the past; the past with them."""
-        pictures, rows, length, _ = words.shape
-        before = past.shape[2]
-        found, looked, past = self.self_attention(
-            self.norms[0](words).flatten(0, 1),
+        pictures, rows, length = packing.shape
+        before, own, normed = past.shape[2], self.self_attention, self.norms[0](words)
+        found, looked, past = own.attend(
+            packing.unpack(own.query(normed)).flatten(0, 1),
+            packing.unpack(own.key_value(normed)).flatten(0, 1),
             causal(length, before, words.device),
             past.flatten(0, 1),
             need_past,
         )
-        words = words + self.dropout(found.view_as(words))
+        found = packing.pack(found.view(pictures, rows, length, -1))
+        words = words + self.dropout(own.output(found))
         # Several captions of a picture are queries of one attention.
         step = before + torch.arange(length, device=words.device).repeat(rows)
-        queries = self.norms[1](words).flatten(1, 2)
+        queries = packing.unpack(self.norms[1](words)).flatten(1, 2)
         attended = self.attention(queries, keys, step, need_weights).reshape((rows, length))
-        words = words + self.dropout(attended.context.to(words.dtype))
+        words = words + self.dropout(packing.pack(attended.context).to(words.dtype))
         words = words + self.dropout(self.feed_forward(self.norms[2](words)))
         if looked is not None:
             looked = looked.view(pictures, rows, length, *looked.shape[2:])
@@ -195,8 +199,9 @@ class TransformerDecoder(WordDecoder):
         """T more words of every row, the next ones scored ``there``, or everywhere."""
         length, dim = tokens.shape[-1], self.embedding.embedding_dim
         places = torch.arange(state.words, state.words + length, device=tokens.device)
+        packing = Packing(tokens.shape, there)
         words = math.sqrt(dim) * self.embedding(tokens)
-        words = self.dropout(words + sinusoids(places.to(words.dtype), dim))
+        words = self.dropout(packing.pack(words + sinusoids(places.to(words.dtype), dim)))
         steps, looks, pasts = [], [], []
         for number, (layer, past, keys) in enumerate(
             zip(self._layers(), state.past, state.keys, strict=True), 1
@@ -204,15 +209,14 @@ class TransformerDecoder(WordDecoder):
             shown = detail == "shown" and number == len(self.layers)
             everything = detail == "all"
             words, attended, looked, past = layer(
-                words, past, keys, shown or everything, everything
+                *(words, packing, past, keys, shown or everything, everything)
             )
             steps.append(attended)
             looks.append(looked)
             pasts.append(past)
-        if there is not None:
-            words = words[there]
+        said = self.output(self.dropout(self.norm(words)))
         decoded = Decoded(
-            self.output(self.dropout(self.norm(words))),
+            said if there is not None else packing.unpack(said),
             steps[-1].weights,
             _sum([step.log_prob for step in steps]),
             _sum([step.entropy for step in steps]),

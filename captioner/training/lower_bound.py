@@ -18,8 +18,8 @@ from captioner.training.objectives import (
     Loss,
     Objective,
     check_supervision,
-    said_words,
 )
+from captioner.training.said import said_words
 
 BaselineName = Literal["none", "moving_average", "per_step", "leave_one_out"]
 Credit = Literal["caption", "to_go"]

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -16,6 +15,7 @@ from captioner.models.attention.local import Local
 from captioner.models.decoder import Decoded, Decoder
 from captioner.models.registry import Component
 from captioner.text import PAD
+from captioner.training.said import said_words
 
 
 @dataclass(frozen=True)
@@ -194,28 +194,6 @@ class Likelihood(Objective):
         terms |= self.looking(decoded, there, masks)
         total = torch.stack(list(terms.values())).sum()
         return Loss(total, terms, {"nll": -said.exact.detach().sum() / words})
-
-
-class Said(NamedTuple):
-    """What a decoder thought of the words it was to say; 0 where there is none.
-
-    Attributes:
-        exact: log-probability of the word.
-        smoothed: part of it, and for the rest the mean log-probability of all words.
-    """
-
-    exact: Float[Tensor, "B R T"]
-    smoothed: Float[Tensor, "B R T"]
-
-
-def said_words(decoded: Decoded, targets: Int[Tensor, "B R T"], smoothing: float = 0.0) -> Said:
-    """In nats, at least float32; ``smoothing`` is the part of the mean."""
-    wanted = decoded.at(targets)
-    wide = torch.promote_types(decoded.said.dtype, torch.float32)
-    log_probs = decoded.said.to(wide).log_softmax(-1)
-    exact = log_probs.gather(-1, wanted.unsqueeze(-1)).squeeze(-1)
-    smoothed = (1 - smoothing) * exact + smoothing * log_probs.mean(-1) if smoothing else exact
-    return Said(*(decoded.placed(each.where(wanted != PAD, 0.0)) for each in (exact, smoothed)))
 
 
 def looked_at(decoded: Decoded) -> Float[Tensor, "B R T L"]:

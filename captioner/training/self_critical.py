@@ -14,7 +14,8 @@ from captioner.evaluation.consensus import Consensus
 from captioner.models.annotations import Annotations
 from captioner.models.decoder import Decoded, Decoder
 from captioner.text import END, PAD, START, UNK
-from captioner.training.objectives import Lesson, Loss, Objective, check_gradient, said_words
+from captioner.training.objectives import Lesson, Loss, Objective, check_gradient
+from captioner.training.said import said_words
 
 BaselineName = Literal["greedy", "others"]
 SourceName = Literal["samples", "beam"]

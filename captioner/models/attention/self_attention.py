@@ -52,10 +52,22 @@ class SelfAttention(nn.Module):
             need_weights: False takes torch's own kernel, which makes no weights. A vector's weight
                 is that in all heads a head attends to.
         """
-        key_value = self.key_value(vectors)
+        query, key_value = self.query(vectors), self.key_value(vectors)
+        found, weights, past = self.attend(query, key_value, mask, past, need_weights)
+        return self.output(found), weights, past
+
+    def attend(
+        self,
+        query: Float[Tensor, "N T d"],
+        key_value: Float[Tensor, "N T dd"],
+        mask: Bool[Tensor, "#N #T P"] | None,
+        past: Float[Tensor, "N Q dd"] | None,
+        need_weights: bool,
+    ) -> tuple[Float[Tensor, "N T d"], Float[Tensor, "N T h P"] | None, Float[Tensor, "N P dd"]]:
+        """What is between the projections, which know each vector alone."""
         if past is not None:
             key_value = torch.cat([past, key_value], 1)
-        query = split_heads(self.query(vectors), self.heads)  # (N, h, T, e)
+        query = split_heads(query, self.heads)  # (N, h, T, e)
         key, value = (split_heads(part, self.heads) for part in key_value.chunk(2, -1))
         allowed = None if mask is None else mask.unsqueeze(1)
         if self.head_window:
@@ -63,12 +75,12 @@ class SelfAttention(nn.Module):
             key, value = self._widen(key), self._widen(value)
         if not need_weights:
             found = fused(query, key, value, allowed, dropout=0.0)
-            return self.output(join_heads(found)), None, key_value
+            return join_heads(found), None, key_value
         weights = _weights(query, key, allowed)
         found = weights.to(value.dtype) @ value
         # Several heads of a vector are one vector.
         weights = weights.view(*weights.shape[:3], -1, key_value.shape[1]).sum(-2)
-        return self.output(join_heads(found)), weights.transpose(1, 2), key_value
+        return join_heads(found), weights.transpose(1, 2), key_value
 
     def _widen(self, heads: Float[Tensor, "N h P e"]) -> Float[Tensor, "N h WP e"]:
         """Behind one another what the heads in the window of each head have; zeros beyond the ends."""

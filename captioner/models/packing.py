@@ -1,0 +1,31 @@
+"""The words that exist, side by side: what is done to each word alone is done to no others."""
+
+import math
+
+from jaxtyping import Bool, Shaped
+from torch import Size, Tensor
+
+
+class Packing:
+    """From steps of rows of pictures to words in one row, and back.
+
+    Args:
+        shape: (B, R, T).
+        there: where words are; None for everywhere, which costs nothing.
+    """
+
+    def __init__(self, shape: Size, there: Bool[Tensor, "B R T"] | None = None) -> None:
+        self.shape = shape
+        self.places = None if there is None else there.flatten().nonzero().squeeze(1)
+
+    def pack(self, values: Shaped[Tensor, "B R T *own"]) -> Shaped[Tensor, " N *own"]:
+        """Those of the N words."""
+        flat = values.flatten(0, 2)
+        return flat if self.places is None else flat.index_select(0, self.places)
+
+    def unpack(self, values: Shaped[Tensor, " N *own"]) -> Shaped[Tensor, "B R T *own"]:
+        """In their places, zeros in the others."""
+        if self.places is not None:
+            everywhere = values.new_zeros(math.prod(self.shape), *values.shape[1:])
+            values = everywhere.index_copy(0, self.places, values)
+        return values.view(*self.shape, *values.shape[1:])
