@@ -19,7 +19,7 @@ Times are medians of rounds; a row says
 ``quality`` begins with them too, and ends with scored captions: its row has the scores of the
 development split beside the minutes. It trains with two processes of one thread, on two cores faster
 than two threads.
-DIR is Flickr8k as distributed; RUNs are trained models.
+DIR is Flickr8k as distributed; RUNs are trained models, such as ``quality --keep RUN`` makes.
 """
 
 import argparse
@@ -120,16 +120,17 @@ def in_memory(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def quality(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """From photos to scored captions, no annotation cached before."""
     with tempfile.TemporaryDirectory() as folder:
+        run = options.keep or Path(folder, "run")
         command = [
             *("env", "OMP_NUM_THREADS=1", sys.executable, "-m", "captioner", "fit"),
             *("--config", "configs/flickr8k.yaml", "--data.root", options.root),
-            *(f"--data.cache_dir={folder}/cache", f"--trainer.default_root_dir={folder}/run"),
+            *(f"--data.cache_dir={folder}/cache", f"--trainer.default_root_dir={run}"),
             *("--trainer.precision=bf16-mixed", f"--trainer.max_epochs={options.epochs}"),
             *("--trainer.devices=2", "--trainer.strategy=ddp", "--model.decoding.no_repeat=2"),
             "--model.val_beam_size=1",  # of the epochs; what counts is searched for at the end
         ]
         taken = memory.row("quality: photos to scored captions", command, epochs=options.epochs)
-        file = Path(folder, "run", "results", "val-beam5.json")
+        file = run / "results" / "val-beam5.json"
         found = json.loads(file.read_text("utf-8"))["scores"]
         scores = {key: round(found[key], 1) for key in ("bleu_4", "cider")}
         yield {**taken, "minutes": round(taken["seconds"] / 60, 1), "scores": scores}
@@ -182,6 +183,7 @@ def main() -> None:
             part.add_argument("--library", type=int, default=10_000, metavar="PHOTOS")
         if name == "quality":
             part.add_argument("--epochs", type=int, default=5)
+            part.add_argument("--keep", type=Path, metavar="RUN", help="where the run is kept")
     options = parser.parse_args()
     found = []
     for row in options.measure(options):
