@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple
+from typing import Any
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -14,6 +13,7 @@ from captioner.models.annotations import Annotations
 from captioner.models.decoder import Decoder, of_pictures
 from captioner.models.monte_carlo import MonteCarlo
 from captioner.text import END, PAD, START, UNK
+from captioner.trace import Hypothesis, Trace, follow
 
 # Pictures that are done leave a search when they are so many of those in it: to copy the others' keys
 # costs about an eighth of a step.
@@ -63,32 +63,6 @@ class Decoding:
         return replace(self, **options)
 
 
-@dataclass(frozen=True)
-class Hypothesis:
-    """One caption found, as ids.
-
-    Attributes:
-        tokens: ids of the T words, without start and end.
-        log_probs: log-probability of each word given those before it; (T,), nats.
-        log_prob: of the whole caption, its end included.
-        weights: where the model looked for each word; (T, L).
-        score: what hypotheses are ranked by.
-        centre: the (row, column) that local attention looks around, in cells, where asked for.
-        layers: the weights of every layer and head, where asked for and there are several.
-        past: how much each input word counts, ``<start>`` being input 0, for every layer and head,
-            where asked for and the decoder attends to what it wrote.
-    """
-
-    tokens: list[int]
-    log_probs: list[float]
-    log_prob: float
-    weights: Float[Tensor, "T L"]
-    score: float
-    centre: Float[Tensor, "T 2"] | None = None
-    layers: Float[Tensor, "T l h L"] | None = None
-    past: Float[Tensor, "T l s T"] | None = None
-
-
 @torch.inference_mode()
 def search(
     decoder: Decoder,
@@ -124,7 +98,7 @@ def search(
     totals = torch.full((pictures, beam), -torch.inf, device=device)
     totals[:, 0] = 0.0
     written = tokens.new_zeros(pictures, beam, 0)
-    trace = _Trace()
+    trace = Trace()
     at_work = list(range(pictures))
     finished: list[list[tuple[float, int, int, float]]] = [[] for _ in range(pictures)]
 
@@ -185,7 +159,7 @@ def search(
     steps = trace.read()
     return [
         [
-            _follow(steps, b, length, row, total, score)
+            follow(steps, b, length, row, total, score)
             for score, length, row, total in sorted(done, key=lambda f: -f[0])
         ]
         for b, done in enumerate(finished)
@@ -203,60 +177,6 @@ def _ban_repeats(
     again = (runs[..., :-1] == begun).all(-1)
     # Where nothing is repeated, a word is banned that is never written anyhow.
     log_probs.scatter_(-1, runs[..., -1].where(again, PAD), -torch.inf)
-
-
-class _Trace:
-    """What every step kept, and which row it continued: hypotheses are read off backwards."""
-
-    def __init__(self) -> None:
-        self.steps: list[tuple[list[int], Tensor, Tensor, Tensor, Tensor]] = []
-
-    def append(
-        self, pictures: list[int], rows: Tensor, tokens: Tensor, log_probs: Tensor, weights: Tensor
-    ) -> None:
-        """Adds a step: for every row its parent, its word and that word's log-probability, (B, K).
-
-        ``pictures`` (B,) are those that are still at work. ``weights`` (B, K, L) are those of the rows
-        before the step: row k looked where its parent did.
-        """
-        weights = weights.gather(1, rows.unsqueeze(-1).expand(-1, -1, weights.shape[-1]))
-        self.steps.append((pictures, rows, tokens, log_probs, weights))
-
-    def read(self) -> "list[_Kept]":
-        """All steps as they can be looked up, brought from the device once."""
-        return [
-            _Kept(
-                {b: place for place, b in enumerate(pictures)},
-                *(rows.tolist(), tokens.tolist(), log_probs.tolist()),
-                weights.float().cpu().numpy(),
-            )
-            for pictures, rows, tokens, log_probs, weights in self.steps
-        ]
-
-
-class _Kept(NamedTuple):
-    """A step of a ``_Trace``; ``places`` says where in it a picture is."""
-
-    places: dict[int, int]
-    rows: list[list[int]]
-    tokens: list[list[int]]
-    log_probs: list[list[float]]
-    weights: Float[np.ndarray, "B K L"]
-
-
-def _follow(
-    steps: Sequence[_Kept], b: int, length: int, row: int, total: float, score: float
-) -> Hypothesis:
-    """The hypothesis of ``length`` words that stood in ``row`` of picture ``b``."""
-    path = []
-    for step in reversed(steps[:length]):
-        place = step.places[b]
-        path.append((step.tokens[place][row], step.log_probs[place][row], step.weights[place, row]))
-        row = step.rows[place][row]
-    tokens, log_probs, weights = zip(*reversed(path), strict=True)
-    return Hypothesis(
-        list(tokens), list(log_probs), total, torch.from_numpy(np.stack(weights)), score
-    )
 
 
 def speakable(

@@ -12,7 +12,7 @@ from jaxtyping import Float32
 
 from captioner import checkpoint
 from captioner.data.pixels import read_batch, read_batches
-from captioner.decoding import Decoding, Hypothesis, force, search
+from captioner.decoding import Decoding, force, search
 from captioner.errors import ImageError, UsageError
 from captioner.images import Geometry, Source
 from captioner.models.annotations import Annotations
@@ -21,6 +21,7 @@ from captioner.models.captioner import Captioner
 from captioner.models.monte_carlo import over_paths
 from captioner.shipped import DEFAULT_MODEL, models
 from captioner.text import Tokenizer, Vocabulary, join
+from captioner.trace import Hypothesis
 
 
 @dataclass(frozen=True, eq=False)

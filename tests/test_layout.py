@@ -66,6 +66,7 @@ ORDER = [
     "models.erasure",
     "models.captioner",
     "models",
+    "trace",
     "decoding",
     "evaluation.bootstrap",
     "evaluation.tallies",

@@ -8,12 +8,13 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from captioner.decoding import Decoding, Hypothesis, sample, search, speakable
+from captioner.decoding import Decoding, sample, search, speakable
 from captioner.errors import UsageError
 from captioner.evaluation.consensus import Consensus
 from captioner.models.annotations import Annotations
 from captioner.models.decoder import Decoded, Decoder
 from captioner.text import END, PAD, START, UNK
+from captioner.trace import Hypothesis
 from captioner.training.objectives import Lesson, Loss, Objective, check_gradient
 from captioner.training.said import said_words
 
