@@ -54,7 +54,7 @@ class Trace:
         self.steps.append((pictures, rows, tokens, log_probs, weights))
 
     def read(self) -> "list[Kept]":
-        """All steps as they can be looked up, brought from the device once."""
+        """All steps as they can be looked up, on the host."""
         return [
             Kept(
                 {b: place for place, b in enumerate(pictures)},

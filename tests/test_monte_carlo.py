@@ -221,6 +221,27 @@ def test_rows_of_a_path_throw_the_same_dice_and_where_all_is_masked_there_are_no
     assert (places < L).all()
 
 
+@pytest.mark.parametrize("make", [LSTMDecoder, LuongDecoder])
+def test_pictures_that_are_done_leave_the_search_of_their_paths(make, monkeypatch):
+    decoder, pictures = toy(make)
+    sizes = []
+    step = make.step
+    monkeypatch.setattr(make, "step", lambda *of: sizes.append(len(of[1])) or step(*of))
+    for _ in range(12):  # the readier it is to end, the sooner
+        sizes.clear()
+        together = search(decoder, pictures, Decoding(3, samples=8))
+        if sizes[-1] < len(pictures):
+            break
+        with torch.no_grad():
+            decoder.output.bias[END] += 0.5
+    assert sizes[0] == len(pictures) > sizes[-1]
+    for b, found in enumerate(together):
+        [alone] = search(decoder, pictures.of(b), Decoding(3, samples=8))
+        assert [h.tokens for h in found] == [h.tokens for h in alone]
+        for h, other in zip(found, alone, strict=True):
+            torch.testing.assert_close(h.weights, other.weights, rtol=0, atol=1e-6)
+
+
 def drawer(samples):
     """A mean over paths, two pictures for it, and the law whose places it draws."""
     decoder, pictures = toy()

@@ -84,7 +84,7 @@ def test_rows_that_nobody_wants_are_left_out():
         torch.testing.assert_close(one, other, rtol=0, atol=1e-11)
 
 
-def test_the_weights_gradient_is_one_product(monkeypatch):
+def test_the_weights_gradient_is_one_product():
     """Not one of every step."""
     lstm = made(nn.LSTMCell)
     inputs, memory = given()
@@ -96,12 +96,61 @@ def test_the_weights_gradient_is_one_product(monkeypatch):
     assert not [shape for shape in shapes if shape[0] == [4 * H, N]]
 
 
-def test_a_graph_can_be_asked_twice():
-    """As Grad-CAM asks for one word after the other."""
+def branched(update, inputs, memory):
+    """Two continuations of one memory; the loss is of the second."""
+    hidden, cell = update(inputs[0], *memory)
+    update(inputs[1], hidden, cell)
+    return update(inputs[2], hidden, cell)[0]
+
+
+def cut(update, inputs, memory):
+    """Truncated: nothing is learned of the steps before."""
+    hidden, cell = update(inputs[0], *memory)
+    hidden, cell = update(inputs[1], hidden.detach(), cell.detach())
+    return update(inputs[2], hidden, cell)[0]
+
+
+def begun_without_gradients(update, inputs, memory):
+    with torch.no_grad():
+        hidden, cell = update(inputs[0], *memory)
+    return update(inputs[1], hidden, cell)[0]
+
+
+def without_the_first(update, inputs, memory):
+    """What the first update made is not in the loss."""
+    update(inputs[0], *memory)
+    return update(inputs[1], *memory)[0]
+
+
+@pytest.mark.parametrize("made_of", [branched, cut, begun_without_gradients, without_the_first])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_no_gradient_is_lost_whatever_the_graph(made_of, frozen):
+    found = []
+    for own in (True, False):
+        lstm, (inputs, memory) = made(nn.LSTMCell), given()
+        lstm.weight_ih.requires_grad_(not frozen)
+        lstm.weight_hh.requires_grad_(not frozen)
+        recurrence = Recurrence(lstm)
+        update = recurrence if own else lambda x, h, c, cell=lstm: cell(x, (h, c))
+        made_of(update, inputs, memory).square().sum().backward()
+        if own:
+            assert not recurrence.steps.rows
+        found.append([p.grad for p in lstm.parameters()])
+    for one, other in zip(*found, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def test_a_graph_can_be_asked_twice_and_for_inputs_alone():
+    """As Grad-CAM asks for one word after the other: nothing is multiplied, or kept, in vain."""
     lstm = made(nn.LSTMCell)
     inputs, memory = given()
-    hidden, _ = loop(Recurrence(lstm), inputs, memory)
+    recurrence = Recurrence(lstm)
+    hidden, _ = loop(recurrence, inputs, memory)
     weights = list(lstm.parameters())
+    torch.autograd.grad(hidden[4].sum(), inputs, retain_graph=True)
+    assert not recurrence.steps.rows
     asked = [torch.autograd.grad(h.sum(), weights, retain_graph=True) for h in hidden]
     whole = torch.autograd.grad(hidden.sum(), weights)
     for parts, of_all in zip(zip(*asked, strict=True), whole, strict=True):
@@ -116,8 +165,15 @@ def test_in_bfloat16_it_is_near():
         near, _ = loop(Recurrence(lstm), inputs, memory)
     assert not torch.equal(near, exact)
     torch.testing.assert_close(near.float(), exact, rtol=0, atol=0.03)
-    near.float().sum().backward()
-    assert all(p.grad.dtype == torch.float32 for p in lstm.parameters())
+    for weights in (near.float(), exact):
+        lstm.zero_grad()
+        weights.sum().backward()
+        gradients = [p.grad for p in lstm.parameters()]
+        assert all(gradient.dtype == torch.float32 for gradient in gradients)
+        if weights is not exact:
+            rounded = gradients
+    for one, other in zip(rounded, gradients, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0.03 * float(other.abs().max()))
 
 
 def test_elsewhere_it_is_torchs_own_kernel(monkeypatch):

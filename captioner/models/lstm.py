@@ -123,6 +123,7 @@ class LSTMDecoder(RecurrentDecoder):
                 _joined(repeat(embedded, k), attended.choices),
                 Memory(repeat(memory.hidden, k), repeat(memory.cell, k)),
                 state.recurrence,
+                None if wanted is None else wanted.unsqueeze(-1).expand(*wanted.shape, k),
             )
             hidden = each.hidden
             memory = Memory((ways * each.hidden).sum(-2), (ways * each.cell).sum(-2))

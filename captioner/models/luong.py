@@ -149,12 +149,8 @@ class LuongDecoder(RecurrentDecoder):
         memory, looked = self.update(inputs, state.memory, state.recurrence, wanted)
         attended = self._attend(memory.hidden.unsqueeze(-2), state, need_weights)
         attentional = attended.context.squeeze(-2)
-        words = state.words + 1
-        return (
-            attended,
-            looked,
-            replace(state, memory=memory, words=words, attentional=attentional),
-        )
+        state = replace(state, memory=memory, words=state.words + 1, attentional=attentional)
+        return attended, looked, state
 
     def _attend(
         self, hidden: Float[Tensor, "B *R T n"], state: LuongState, need_weights: bool

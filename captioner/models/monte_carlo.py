@@ -61,7 +61,7 @@ class MonteCarlo(Decoder, abstract=True):
         samples: N; every step costs as much as N.
 
     Raises:
-        UsageError: the decoder does not sample.
+        UsageError: several samples of a decoder that draws none.
     """
 
     def __init__(self, decoder: Decoder, samples: int) -> None:

@@ -2,7 +2,7 @@
 
 import math
 
-from jaxtyping import Bool, Shaped
+from jaxtyping import Bool, Int, Shaped
 from torch import Size, Tensor
 
 
@@ -25,7 +25,14 @@ class Packing:
 
     def unpack(self, values: Shaped[Tensor, " N *own"]) -> Shaped[Tensor, "B R T *own"]:
         """In their places, zeros in the others."""
-        if self.places is not None:
-            everywhere = values.new_zeros(math.prod(self.shape), *values.shape[1:])
-            values = everywhere.index_copy(0, self.places, values)
-        return values.view(*self.shape, *values.shape[1:])
+        found = placed(values, self.places, math.prod(self.shape))
+        return found.view(*self.shape, *values.shape[1:])
+
+
+def placed(
+    values: Shaped[Tensor, " N *own"], places: Int[Tensor, " N"] | None, count: int
+) -> Shaped[Tensor, " M *own"]:
+    """``count`` rows, those at ``places`` as given, the others zero; all are given for None."""
+    if places is None:
+        return values
+    return values.new_zeros(count, *values.shape[1:]).index_copy(0, places, values)

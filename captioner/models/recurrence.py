@@ -1,6 +1,5 @@
 """An LSTM's update in a loop over time, the gradient of whose weights is one product."""
 
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -8,13 +7,15 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from captioner.models.packing import placed
+
 
 class Recurrence:
-    """Updates of an LSTM's memory, each of what the one before made of it (Hochreiter et al. 1997).
+    """Updates of an LSTM's memory, one after the other (Hochreiter, Schmidhuber 1997).
 
-    The numbers are ``nn.LSTMCell``'s. Its weights' gradient is a sum of products, one a step, each of a
-    few rows and as large as the weights; on a CPU the rows of all steps are put together first, and
-    multiplied once. That is for one loop, whose first update is differentiated last.
+    The numbers and gradients are ``nn.LSTMCell``'s. The gradient of its weights is a sum of products,
+    one a step, each of a few rows and as large as the weights; on a CPU the rows of all steps are put
+    together first, and multiplied once, for which they are kept until then.
 
     Args:
         lstm: whose weights to use; an ``nn.LSTM`` has one layer.
@@ -23,21 +24,25 @@ class Recurrence:
     def __init__(self, lstm: nn.LSTMCell | nn.LSTM) -> None:
         self.parts: list[Tensor] = list(lstm.parameters())  # of inputs and h; their biases
         self.steps = _Steps()
+        self._weights: dict[bool, tuple[Tensor, Tensor]] = {}
 
     @property
     def on_cpu(self) -> bool:
-        """Where the products of few rows wait for the weights to come from memory."""
+        """Whether it runs where products of few rows wait for the weights to come from memory."""
         return self.parts[0].device.type == "cpu"
 
-    @cached_property
+    @property
     def weights(self) -> tuple[Float[Tensor, "gates both"], Float[Tensor, " gates"]]:
         """Of inputs and h side by side, and the bias; in the precision that products have."""
-        of_inputs, of_hidden, *biases = self.parts
-        weight, bias = torch.cat([of_inputs, of_hidden], 1), biases[0] + biases[1]
-        if torch.is_autocast_enabled("cpu"):
-            kind = torch.get_autocast_dtype("cpu")
-            return weight.to(kind), bias.to(kind)
-        return weight, bias
+        graded = torch.is_grad_enabled()
+        if graded not in self._weights:
+            of_inputs, of_hidden, *biases = self.parts
+            weight, bias = torch.cat([of_inputs, of_hidden], 1), biases[0] + biases[1]
+            if torch.is_autocast_enabled("cpu"):
+                kind = torch.get_autocast_dtype("cpu")
+                weight, bias = weight.to(kind), bias.to(kind)
+            self._weights[graded] = _Gathered.apply(weight, bias, self.steps)
+        return self._weights[graded]
 
     def __call__(
         self,
@@ -61,53 +66,56 @@ class _Steps:
     """What the steps of a loop multiplied, and the gradients of what they found."""
 
     def __init__(self) -> None:
-        self.begun = False
         self.rows: list[Tensor] = []
         self.gradients: list[Tensor] = []
 
-    def read(self) -> tuple[Tensor, Tensor]:
-        """Rows and gradients of all steps; it is empty then."""
-        found = torch.cat(self.rows), torch.cat(self.gradients)
-        self.rows, self.gradients = [], []
-        return found
+    def read(self) -> tuple[Tensor, Tensor] | None:
+        """Rows and gradients of all steps, None without any; it is empty then."""
+        rows, gradients, self.rows, self.gradients = self.rows, self.gradients, [], []
+        return (torch.cat(rows), torch.cat(gradients)) if rows else None
+
+
+class _Gathered(torch.autograd.Function):
+    """Weight and bias as they are; their gradient is that of all the products they went into."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, bias: Tensor, steps: _Steps) -> tuple[Tensor, Tensor]:
+        ctx.steps = steps
+        ctx.set_materialize_grads(False)
+        return weight.view_as(weight), bias.view_as(bias)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *_: None) -> tuple[Tensor | None, Tensor | None, None]:
+        # Autograd comes here when it has been to all products.
+        found = ctx.steps.read()
+        if found is None:
+            return None, None, None
+        rows, gradients = found
+        return gradients.T @ rows, gradients.sum(0), None
 
 
 class _Product(torch.autograd.Function):
-    """A linear map of some rows, zero for the others.
-
-    Of several with the same ``steps``, the first has the gradients of weight and bias of all.
-    """
+    """A linear map of some rows, zero for the others, whose weights are ``_Gathered``."""
 
     @staticmethod
     def forward(
         ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor, some: Tensor | None, steps: _Steps
     ) -> Tensor:
-        ctx.count, ctx.some = len(rows), some
-        ctx.steps, ctx.first = steps, not steps.begun
-        steps.begun = True
+        ctx.count, ctx.steps = len(rows), steps
         rows = rows if some is None else rows.index_select(0, some)
-        ctx.save_for_backward(rows, weight)
-        return _placed(F.linear(rows, weight, bias), some, ctx.count)
+        ctx.save_for_backward(rows, weight, some)
+        return placed(F.linear(rows, weight, bias), some, ctx.count)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        rows, weight = ctx.saved_tensors
-        of_weight = of_bias = None
-        if ctx.some is not None:
-            gradient = gradient.index_select(0, ctx.some)
-        if ctx.needs_input_grad[1]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
+        rows, weight, some = ctx.saved_tensors
+        if some is not None:
+            gradient = gradient.index_select(0, some)
+        gathered, _ = ctx.next_functions[1]
+        # Not where somebody asks for other gradients alone, as Grad-CAM does.
+        if gathered is not None and torch._C._will_engine_execute_node(gathered):
             ctx.steps.rows.append(rows)
             ctx.steps.gradients.append(gradient)
-            if ctx.first:
-                rows, gradients = ctx.steps.read()
-                of_weight, of_bias = gradients.T @ rows, gradients.sum(0)
-        of_rows = _placed(gradient @ weight, ctx.some, ctx.count)
-        return of_rows, of_weight, of_bias, None, None
-
-
-def _placed(found: Tensor, some: Tensor | None, count: int) -> Tensor:
-    """What was found of some rows, at their places among ``count``."""
-    if some is None:
-        return found
-    return found.new_zeros(count, found.shape[1]).index_copy_(0, some, found)
+        return placed(gradient @ weight, some, ctx.count), None, None, None, None

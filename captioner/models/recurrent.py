@@ -203,7 +203,7 @@ class RecurrentDecoder(WordDecoder, abstract=True):
         inputs: Float[Tensor, "B *R i"],
         memory: Memory,
         recurrence: Recurrence,
-        wanted: Bool[Tensor, "B R"] | None = None,
+        wanted: Bool[Tensor, " B *R"] | None = None,
     ) -> tuple[Memory, Float[Tensor, "B *R t"]]:
         """The memory after one more word, and how much each of t earlier ones counted in it.
 

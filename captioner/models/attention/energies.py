@@ -64,7 +64,7 @@ class _Energies(torch.autograd.Function):
             torch.sum(shares, 2, out=of_query[part])
             torch.sum(shares, 1, out=of_key[part])
         slope = 4 * weight
-        # What is the slope of k is half of it over e^{2k} of e^{2k}.
+        # Of K = e^{2k}, by which autograd asks: dL/dK = dL/dk / (2 K).
         return of_query * slope, of_key * slope / (2 * key), gradient.sum() - 2 * of_weight
 
 
