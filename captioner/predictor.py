@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float32
 
 from captioner import checkpoint
-from captioner.data.pixels import read_batch, read_batches
+from captioner.data.pixels import PixelBatch, read_batch, read_batches
 from captioner.decoding import Decoding, force, search
 from captioner.errors import ImageError, UsageError
 from captioner.images import Geometry, Source
@@ -21,6 +21,7 @@ from captioner.models.captioner import Captioner
 from captioner.models.monte_carlo import over_paths
 from captioner.shipped import DEFAULT_MODEL, models
 from captioner.text import Tokenizer, Vocabulary, join
+from captioner.threads import in_turn
 from captioner.trace import Hypothesis
 
 
@@ -158,10 +159,11 @@ class Predictor:
     ) -> Iterator[Caption | ImageError]:
         """For each picture in order its caption, or what is wrong with it; a stream."""
         decoding = decoding or self.decoding
+        drawn = samples_locations(self.captioner.decoder)
         # What is drawn anew would be said of other places than those that the search has looked at.
-        details = details and not samples_locations(self.captioner.decoder)
-        preprocessing = self.captioner.encoder.preprocessing
-        for batch in read_batches(images, batch_size, preprocessing):
+        details = details and not drawn
+
+        def caption(batch: PixelBatch) -> dict[int, Caption | ImageError]:
             results: dict[int, Caption | ImageError] = dict(batch.failed)
             if batch.indices:
                 annotations = self._annotate(batch.pixels)
@@ -177,6 +179,14 @@ class Predictor:
                         for h in hypotheses
                     ]
                     results[index] = _with_alternatives(best, others)
+            return results
+
+        # One after the other where they share a GPU, or the one sequence of random numbers.
+        alone = self.device.type != "cpu" or (drawn and decoding.samples == 1)
+        several = len(images) > batch_size and torch.get_num_threads() > 1
+        at_once = 2 if several and not alone else 1
+        batches = read_batches(images, batch_size, self.captioner.encoder.preprocessing)
+        for results in in_turn(caption, batches, at_once):
             yield from (results[index] for index in sorted(results))
 
     def explain(self, image: Source, text: str) -> Caption:

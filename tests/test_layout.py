@@ -22,6 +22,7 @@ ORDER = [
     "processes",
     "shipped",
     "provenance",
+    "threads",
     "files",
     "paths",
     "images",

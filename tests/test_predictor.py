@@ -2,8 +2,11 @@
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
+from captioner.decoding import Decoding
+from captioner.errors import ImageError
 from captioner.models.captioner import Captioner
 from captioner.predictor import Predictor
 from captioner.text import Vocabulary
@@ -132,3 +135,38 @@ def test_details_are_of_the_places_that_were_looked_at(picture):
         model = predictor("LuongDecoder", **LSTM, attention=heads)
         assert (model.caption(picture, details=True).layers is not None) == known
         assert model.explain(picture, "a red circle").layers is not None
+
+
+@pytest.mark.parametrize("samples", [1, 3])
+@pytest.mark.parametrize("cores", [1, 2])
+def test_several_batches_are_captioned_as_if_each_picture_were_alone(cores, samples, tmp_path):
+    """Two at a time where there are two cores; what cannot be read keeps its place."""
+    hard = {"class_path": "Hard", "init_args": {"test_time": "sample"}}
+    law = {"class_path": "Attention", "init_args": {"distribution": hard if samples > 1 else SOFT}}
+    model = predictor("LSTMDecoder", **LSTM, attention=law)
+    torch.manual_seed(3)
+    for parameter in model.captioner.decoder.parameters():  # so that it tells pictures apart
+        torch.nn.init.normal_(parameter)
+    rng = np.random.default_rng(2)
+    sources = [
+        Image.fromarray((rng.random((60, 80, 3)) * rng.integers(9, 255, 3)).astype(np.uint8))
+        for _ in range(11)
+    ]
+    (tmp_path / "no.jpg").write_text("no picture")
+    sources[4] = str(tmp_path / "no.jpg")
+    decoding = Decoding(3, 8, samples=samples, no_repeat=1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(cores)
+    try:
+        found = list(model.captions(sources, decoding, 3, details=True))
+        alone = [one for s in sources for one in model.captions([s], decoding, details=True)]
+    finally:
+        torch.set_num_threads(before)
+    assert isinstance(found.pop(4), ImageError)
+    assert isinstance(alone.pop(4), ImageError)
+    assert len({caption.text for caption in found}) > 1
+    for one, other in zip(found, alone, strict=True):
+        assert one.words == other.words
+        assert one.log_prob == pytest.approx(other.log_prob, abs=1e-3)
+        np.testing.assert_allclose(one.weights, other.weights, rtol=0, atol=1e-4)
+        assert [a.words for a in one.alternatives] == [a.words for a in other.alternatives]
