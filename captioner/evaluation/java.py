@@ -24,6 +24,8 @@ from captioner.errors import EvaluationError
 PTB_JAR = Path(ptb_module.__file__).with_name(ptb_module.STANFORD_CORENLP_3_4_1_JAR)
 METEOR_JAR = Path(meteor_module.__file__).with_name(meteor_module.METEOR_JAR)
 TIMEOUT = 300.0
+# The collector of one thread needs half the memory of Java's choice, and no more time.
+OPTIONS = ("-XX:+UseSerialGC", "-Dfile.encoding=UTF-8", "-Duser.language=en")
 
 
 class JavaError(EvaluationError):
@@ -32,8 +34,6 @@ class JavaError(EvaluationError):
 
 # What Stanford's tokenizer takes for the end of a line, and str.splitlines() besides: one of these
 # inside a caption would shift all captions after it.
-# The collector of one thread needs half the memory of Java's choice, and no more time.
-OPTIONS = ("-XX:+UseSerialGC", "-Dfile.encoding=UTF-8", "-Duser.language=en")
 _LINE_BREAK = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 
 
