@@ -170,7 +170,7 @@ def _parser() -> argparse.ArgumentParser:
 def _add_pictures(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("inputs", nargs="+", metavar="INPUT", help="picture, folder or glob")
     _add_model(parser)
-    _add_search(parser, 32)
+    _add_search(parser, 64)
 
 
 def _add_search(parser: argparse.ArgumentParser, batch_size: int) -> None:

@@ -120,7 +120,7 @@ class Predictor:
         self,
         images: Source | list[Source],
         beam_size: int | None = None,
-        batch_size: int = 32,
+        batch_size: int = 64,
         details: bool = False,
         **options: Any,
     ) -> Caption | list[Caption]:
@@ -154,7 +154,7 @@ class Predictor:
         self,
         images: Sequence[Source],
         decoding: Decoding | None = None,
-        batch_size: int = 32,
+        batch_size: int = 64,
         details: bool = False,
     ) -> Iterator[Caption | ImageError]:
         """For each picture in order its caption, or what is wrong with it; a stream."""

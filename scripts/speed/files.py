@@ -15,7 +15,7 @@ from captioner.models.encoder import Encoder
 from captioner.predictor import Caption, Predictor
 from speed.clock import medians
 
-BATCH = 32
+BATCH = 64
 
 
 def cache_row(name: str, encoder: Encoder, paths: list[str], rounds: int) -> dict[str, Any]:
