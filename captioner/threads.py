@@ -18,7 +18,7 @@ def in_turn(work: Callable[[Item], Found], items: Iterable[Item], at_once: int) 
     of its products, and in a search, whose steps are small.
 
     Args:
-        work: on a CPU; it takes from one item to the next nothing with it.
+        work: on a CPU; what it does with one item has nothing to do with the others.
         items: taken when there is a thread for them.
         at_once: threads; 1 is the caller's own, with all cores.
     """

@@ -19,8 +19,8 @@ class State(Protocol):
 
     A picture has one or more rows: its captions in training, its hypotheses in a search. Rows share
     the picture's annotations and keys, which the state holds once. It is a dataclass, all whose
-    tensors, as those of what it holds, have pictures as their first axis: a search leaves some out
-    when they are done (``of_pictures``).
+    tensors, as those of the dataclasses and tuples in it, have pictures as their first axis: a search
+    leaves some out when they are done (``of_pictures``).
     """
 
     def select(self, rows: Int[Tensor, "B K"]) -> "State":
@@ -205,18 +205,15 @@ def of_pictures(part: Part, pictures: Int[Tensor, " P"]) -> Part:
     """A state, or annotations, of some pictures, copied.
 
     Args:
-        part: a tensor with pictures as its first axis, or a tuple, list, dictionary or dataclass of
-            such; what else is in it stays as it is.
+        part: a tensor with pictures as its first axis, or a tuple or dataclass of such; what else is
+            in it stays as it is.
         pictures: which; any of them any number of times.
     """
     found: Any = part
     if isinstance(part, Tensor):
         found = part.index_select(0, pictures)
-    elif isinstance(part, tuple | list):
-        inner = [of_pictures(each, pictures) for each in part]
-        found = type(part)(*inner) if hasattr(part, "_fields") else type(part)(inner)
-    elif isinstance(part, dict):
-        found = {key: of_pictures(each, pictures) for key, each in part.items()}
+    elif isinstance(part, tuple):
+        found = tuple(of_pictures(each, pictures) for each in part)
     elif is_dataclass(part) and not isinstance(part, type):
         parts = {f.name: of_pictures(getattr(part, f.name), pictures) for f in fields(part)}
         found = replace(part, **parts)
