@@ -127,7 +127,7 @@ def test_a_run_that_lacks_something_is_named(tmp_path):
 
 
 def test_the_page_has_a_table_for_all_that_the_benchmark_measures():
-    times = {"plain_float32": 9.0, "ours_float32": 2.0}
+    times = {"plain_float32": 9.0, "ours_float32": 2.0, "floor_float32": 1.5}
     both = {f"{key}_{kind}": 0.5 for key in ("times_plain", "of_floor") for kind in clock.KINDS} | {
         "milliseconds": times,
         "images_per_second": times,
@@ -160,6 +160,6 @@ def test_the_page_has_a_table_for_all_that_the_benchmark_measures():
     page = "\n".join(results_speed.speed_section(records))
     for row in (row for found in rows.values() for row in found):
         assert f"| {row['row']} |" in page
-    assert "| files a | 4 | 7 | 87 % | plain float32 9.0, ours float32 2.0 |" in page
+    assert "| files a | 4 | 7 | 87 % | plain float32 9.0, ours float32 2.0, floor float32 1.5 |" in page
     assert "RssAnon 1,234" in page
-    assert "0.50, 0.50 | 50 %, 50 %" in page
+    assert "0.50, 0.50 | 50 %, 50 % | 6.00 |" in page
