@@ -1,6 +1,7 @@
 """Load once, ask many times: pictures → captions with the places looked at."""
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from captioner.models.captioner import Captioner
 from captioner.models.monte_carlo import over_paths
 from captioner.shipped import DEFAULT_MODEL, models
 from captioner.text import Tokenizer, Vocabulary, join
-from captioner.threads import in_turn
+from captioner.threads import batches_at_once, in_turn
 from captioner.trace import Hypothesis
 
 
@@ -181,11 +182,11 @@ class Predictor:
                     results[index] = _with_alternatives(best, others)
             return results
 
-        # One after the other where they share a GPU, or the one sequence of random numbers.
-        alone = self.device.type != "cpu" or (drawn and decoding.samples == 1)
-        several = len(images) > batch_size and torch.get_num_threads() > 1
-        at_once = 2 if several and not alone else 1
         batches = read_batches(images, batch_size, self.captioner.encoder.preprocessing)
+        # Places are drawn from the one sequence of random numbers.
+        alone = drawn and decoding.samples == 1
+        number = math.ceil(len(images) / batch_size)
+        at_once = 1 if alone else batches_at_once(number, self.device)
         for results in in_turn(caption, batches, at_once):
             yield from (results[index] for index in sorted(results))
 

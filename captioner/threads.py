@@ -11,6 +11,14 @@ Item = TypeVar("Item")
 Found = TypeVar("Found")
 
 
+def batches_at_once(number: int, device: torch.device) -> int:
+    """How many of so many batches a network should see at once: two on a CPU with cores for both.
+
+    More win nothing, and each holds its activations; one batch alone, and what a GPU does, want it all.
+    """
+    return 2 if number > 1 and device.type == "cpu" and torch.get_num_threads() > 1 else 1
+
+
 def in_turn(work: Callable[[Item], Found], items: Iterable[Item], at_once: int) -> Iterator[Found]:
     """``work`` of every item, in order, while that of the next is being done.
 

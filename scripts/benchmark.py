@@ -4,7 +4,8 @@ python scripts/benchmark.py train --output docs/results/speed-train.json
 python scripts/benchmark.py caption --runs RUN… --data.root DIR --output docs/results/speed-caption.json
 python scripts/benchmark.py files --runs RUN… --data.root DIR --output docs/results/speed-files.json
 python scripts/benchmark.py memory --runs RUN --data.root DIR --output docs/results/speed-memory.json
-python scripts/benchmark.py quality --data.root DIR --output docs/results/speed-quality.json
+python scripts/benchmark.py quality --precision bf16-mixed 32-true --data.root DIR \\
+    --output docs/results/speed-quality.json
 
 Every row is one line of JSON. ``train`` and ``caption`` have two yardsticks, measured in the same run,
 in turn: ``plain``, the same model as tutorials write it (speed/plain.py), whose numbers are asserted to
@@ -16,9 +17,9 @@ Times are medians of rounds; a row says
   products are counted as if all captions of a picture were equally long, so that 1 can be passed.
 
 ``files`` begins with JPEGs; its yardstick is the CNN alone on the same pictures, decoded and in memory.
-``quality`` begins with them too, and ends with scored captions: its row has the scores of the
-development split beside the minutes. It trains with two processes of one thread, on two cores faster
-than two threads.
+``quality`` begins with them too, and ends with scored captions: its rows, one for each precision, have
+the scores of the development split beside the minutes. It trains with two processes of one thread, on
+two cores faster than two threads.
 DIR is Flickr8k as distributed; RUNs are trained models, such as ``quality --keep RUN`` makes.
 """
 
@@ -119,21 +120,25 @@ def in_memory(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def quality(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """From photos to scored captions, no annotation cached before."""
-    with tempfile.TemporaryDirectory() as folder:
-        run = options.keep or Path(folder, "run")
-        command = [
-            *("env", "OMP_NUM_THREADS=1", sys.executable, "-m", "captioner", "fit"),
-            *("--config", "configs/flickr8k.yaml", "--data.root", options.root),
-            *(f"--data.cache_dir={folder}/cache", f"--trainer.default_root_dir={run}"),
-            *("--trainer.precision=bf16-mixed", f"--trainer.max_epochs={options.epochs}"),
-            *("--trainer.devices=2", "--trainer.strategy=ddp", "--model.decoding.no_repeat=2"),
-            "--model.val_beam_size=1",  # of the epochs; what counts is searched for at the end
-        ]
-        taken = memory.row("quality: photos to scored captions", command, epochs=options.epochs)
-        file = run / "results" / "val-beam5.json"
-        found = json.loads(file.read_text("utf-8"))["scores"]
-        scores = {key: round(found[key], 1) for key in ("bleu_4", "cider")}
-        yield {**taken, "minutes": round(taken["seconds"] / 60, 1), "scores": scores}
+    kept = options.keep
+    for precision in options.precision:
+        with tempfile.TemporaryDirectory() as folder:
+            run = kept or Path(folder, "run")
+            command = [
+                *("env", "OMP_NUM_THREADS=1", sys.executable, "-m", "captioner", "fit"),
+                *("--config", "configs/flickr8k.yaml", "--data.root", options.root),
+                *(f"--data.cache_dir={folder}/cache", f"--trainer.default_root_dir={run}"),
+                *(f"--trainer.precision={precision}", f"--trainer.max_epochs={options.epochs}"),
+                *("--trainer.devices=2", "--trainer.strategy=ddp", "--model.decoding.no_repeat=2"),
+                "--model.val_beam_size=1",  # of the epochs; what counts is searched for at the end
+            ]
+            sizes = {"precision": precision, "epochs": options.epochs}
+            taken = memory.row("quality: photos to scored captions", command, **sizes)
+            file = run / "results" / "val-beam5.json"
+            found = json.loads(file.read_text("utf-8"))["scores"]
+            scores = {key: round(found[key], 1) for key in ("bleu_4", "meteor", "cider")}
+            yield {**taken, "minutes": round(taken["seconds"] / 60, 1), "scores": scores}
+        kept = None
 
 
 def link(original: str, name: Path) -> None:
@@ -183,7 +188,12 @@ def main() -> None:
             part.add_argument("--library", type=int, default=10_000, metavar="PHOTOS")
         if name == "quality":
             part.add_argument("--epochs", type=int, default=5)
-            part.add_argument("--keep", type=Path, metavar="RUN", help="where the run is kept")
+            part.add_argument(
+                "--precision", nargs="+", default=["bf16-mixed"], help="a training for each"
+            )
+            part.add_argument(
+                "--keep", type=Path, metavar="RUN", help="where the first run is kept"
+            )
     options = parser.parse_args()
     found = []
     for row in options.measure(options):

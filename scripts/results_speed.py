@@ -38,7 +38,7 @@ def _of(key: str) -> Column:
 def _each(title: str, key: str) -> Column:
     """All values of a group."""
     return title, lambda row: ", ".join(
-        f"{name.replace('_', ' ')} {value:,}" for name, value in row[key].items()
+        f"{name.replace('_', ' ')} {value:,}" for name, value in row.get(key, {}).items()
     )
 
 
@@ -59,12 +59,16 @@ FLOOR: Column = (
         f"{row['milliseconds']['plain_float32'] / row['milliseconds']['floor_float32']:.2f}"
     ),
 )
+MEMORY = _each("MB", "peak_megabytes")
 BESIDE_CNN: tuple[Column, ...] = (
     _of("photos"),
     ("of the bare CNN", lambda row: f"{100 * row['of_bare_cnn']:.0f} %"),
     _each("photos/s", "images_per_second"),
+    MEMORY,
 )
-MEDIANS = "Medians of one run, in turn."
+MEDIANS = (
+    "Medians of one run, in turn. MB: what the work holds at most beside what was there before it."
+)
 PARTS: dict[str, tuple[str, list[str], dict[str, Sequence[Column]]]] = {
     "speed-train": (
         "A step of training",
@@ -80,19 +84,23 @@ PARTS: dict[str, tuple[str, list[str], dict[str, Sequence[Column]]]] = {
                 *TIMES,
                 FLOOR,
                 _each("milliseconds", "milliseconds"),
+                MEMORY,
             )
         },
     ),
     "speed-caption": (
         "Captioning from annotation vectors",
         [
-            "The same yardsticks; `plain` takes one photo after the other. Medians of one run, in turn."
+            "The same yardsticks; `plain` takes one photo after the other, its MB are of an eighth of",
+            "them.",
+            MEDIANS,
         ],
         {
             "caption": (
                 *map(_of, ("row", "beam", "batch", "photos")),
                 *TIMES,
                 _each("photos/s", "images_per_second"),
+                MEMORY,
                 _of("same_in_bfloat16"),
             )
         },
@@ -112,6 +120,7 @@ PARTS: dict[str, tuple[str, list[str], dict[str, Sequence[Column]]]] = {
                 _of("row"),
                 _of("photos"),
                 _each("photos/s", "images_per_second"),
+                MEMORY,
                 ("same sentences", lambda row: row["same_sentences"]),
             ),
             "cold": (_of("row"), _each("seconds", "seconds")),
@@ -123,7 +132,7 @@ PARTS: dict[str, tuple[str, list[str], dict[str, Sequence[Column]]]] = {
             "The greatest of all processes together, MB. `RssFile` are pages of files, such as cached",
             "annotations and libraries, which the system takes back when it needs them.",
         ],
-        {"memory": (_of("row"), _of("photos"), _of("seconds"), _each("MB", "peak_megabytes"))},
+        {"memory": (_of("row"), _of("photos"), _of("seconds"), MEMORY)},
     ),
     "speed-quality": (
         "From photos to scored captions",
@@ -133,9 +142,9 @@ PARTS: dict[str, tuple[str, list[str], dict[str, Sequence[Column]]]] = {
         ],
         {
             "quality": (
-                *map(_of, ("row", "epochs", "minutes")),
+                *map(_of, ("row", "precision", "epochs", "minutes")),
                 _each("scores", "scores"),
-                _each("MB", "peak_megabytes"),
+                MEMORY,
             )
         },
     ),

@@ -148,6 +148,7 @@ def test_the_page_has_a_table_for_all_that_the_benchmark_measures():
         "quality": [
             {
                 "row": "quality: a",
+                "precision": "bf16-mixed",
                 "epochs": 4,
                 "minutes": 9.5,
                 "scores": {"bleu_4": 21.5},
@@ -160,6 +161,9 @@ def test_the_page_has_a_table_for_all_that_the_benchmark_measures():
     page = "\n".join(results_speed.speed_section(records))
     for row in (row for found in rows.values() for row in found):
         assert f"| {row['row']} |" in page
-    assert "| files a | 4 | 7 | 87 % | plain float32 9.0, ours float32 2.0, floor float32 1.5 |" in page
+    assert (
+        "| files a | 4 | 7 | 87 % | plain float32 9.0, ours float32 2.0, floor float32 1.5 |"
+        in page
+    )
     assert "RssAnon 1,234" in page
     assert "0.50, 0.50 | 50 %, 50 % | 6.00 |" in page

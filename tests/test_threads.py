@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 
-from captioner.threads import in_turn
+from captioner.threads import batches_at_once, in_turn
 
 
 @pytest.fixture(autouse=True)
@@ -82,3 +82,11 @@ def test_precision_is_the_callers():
         kinds = set(in_turn(lambda _: (one @ one).dtype, range(4), 2))
     assert kinds == {torch.bfloat16}
     assert set(in_turn(lambda _: (one @ one).dtype, range(4), 2)) == {torch.float32}
+
+
+def test_two_batches_at_once_where_there_are_two_and_cores_for_both():
+    assert batches_at_once(2, torch.device("cpu")) == batches_at_once(9, torch.device("cpu")) == 2
+    assert batches_at_once(1, torch.device("cpu")) == 1
+    assert batches_at_once(9, torch.device("cuda")) == 1
+    torch.set_num_threads(1)
+    assert batches_at_once(9, torch.device("cpu")) == 1

@@ -20,6 +20,7 @@ from captioner import images
 from captioner.data.pixels import InputSize, PixelBatch, read_batches
 from captioner.data.shards import ROWS, Shards
 from captioner.errors import DataError, ImageError
+from captioner.threads import batches_at_once, in_turn
 
 FORMAT_VERSION = 2
 _LOG = logging.getLogger(__name__)
@@ -195,22 +196,31 @@ class _Filling:
         failed: dict[int, str] = {}
         values: np.ndarray | None = None
         grid: tuple[int, int] | None = None
-        for batch in read_batches(paths, self.batch_size, self.encoder.preprocessing):
+        batches = read_batches(paths, self.batch_size, self.encoder.preprocessing)
+        at_once = batches_at_once(math.ceil(len(paths) / self.batch_size), self.device)
+        for batch, rows, found in in_turn(self._compute, batches, at_once):
             failed |= {span[row]: str(error) for row, error in batch.failed.items()}
-            if batch.indices:
-                with torch.inference_mode():
-                    found = self.encoder(batch.pixels.to(self.device, non_blocking=True))
-                grid = found.grid
-                pixels = found.vectors.dtype == torch.uint8
-                rows = found.vectors.to("cpu", torch.uint8 if pixels else torch.float16).numpy()
+            if rows is not None:
                 if values is None:
                     self._check_space(rows)
                     values = np.zeros((len(span), *rows.shape[1:]), rows.dtype)
                 values[batch.indices] = rows
+                grid = found
             yield batch
         nothing = np.zeros((len(span), 0), np.float16)
         notes = {"grid": grid, "failed": failed}
         self.shards.write(number, nothing if values is None else values, notes)
+
+    def _compute(
+        self, batch: PixelBatch
+    ) -> tuple[PixelBatch, np.ndarray | None, tuple[int, int] | None]:
+        """With what is kept of its pictures, and their grid, if any could be read."""
+        if not batch.indices:
+            return batch, None, None
+        with torch.inference_mode():
+            found = self.encoder(batch.pixels.to(self.device, non_blocking=True))
+        kind = torch.uint8 if found.vectors.dtype == torch.uint8 else torch.float16
+        return batch, found.vectors.to("cpu", kind).numpy(), found.grid
 
     def _check_space(self, rows: np.ndarray) -> None:
         """It is kinder to say so now than after hours."""

@@ -13,6 +13,7 @@ from captioner.models.annotations import Annotations
 from speed import plain
 from speed.clock import KINDS, autocast, medians, ratios
 from speed.floor import Floor, products
+from speed.memory import peaks
 
 
 def row(
@@ -68,6 +69,7 @@ def row(
         contestants[f"ours_{kind}"] = partial(ours, dtype)
         contestants[f"floor_{kind}"] = Floor(bare, dtype, device, backward=False)
     taken = medians(contestants, rounds, device)
+    held = peaks(contestants, device)
     taken["plain_float32"] *= len(vectors) / some
     other = ours(torch.bfloat16)
     return {
@@ -79,5 +81,6 @@ def row(
         "images_per_second": {
             name: round(len(vectors) / value, 1) for name, value in taken.items()
         },
+        "peak_megabytes": held,
         "same_in_bfloat16": sum(a == b for a, b in zip(written, other, strict=True)),
     }

@@ -14,6 +14,7 @@ from captioner.data.pixels import read_batches
 from captioner.models.encoder import Encoder
 from captioner.predictor import Caption, Predictor
 from speed.clock import medians
+from speed.memory import peaks
 
 BATCH = 64
 
@@ -26,8 +27,7 @@ def cache_row(name: str, encoder: Encoder, paths: list[str], rounds: int) -> dic
         with tempfile.TemporaryDirectory() as folder:
             AnnotationCache.open(Path(folder), paths, encoder)
 
-    taken = medians({"bare_cnn": _bare(encoder, pixels), "ours": fill}, rounds)
-    return {"row": f"cache {name}", **_compared(taken, len(paths))}
+    return {"row": f"cache {name}", **_beside(_bare(encoder, pixels), fill, rounds, len(paths))}
 
 
 def folder_row(
@@ -42,8 +42,8 @@ def folder_row(
         for _ in predictor.captions(paths, decoding, BATCH):
             pass
 
-    taken = medians({"bare_cnn": _bare(encoder, pixels), "ours": caption}, rounds)
-    return {"row": f"files {name}", "beam": beam_size, **_compared(taken, len(paths))}
+    compared = _beside(_bare(encoder, pixels), caption, rounds, len(paths))
+    return {"row": f"files {name}", "beam": beam_size, **compared}
 
 
 def batching_row(name: str, predictor: Predictor, paths: list[str], rounds: int) -> dict[str, Any]:
@@ -58,11 +58,13 @@ def batching_row(name: str, predictor: Predictor, paths: list[str], rounds: int)
     def of(size: int) -> Callable[[], None]:
         return lambda: caption(size)
 
-    taken = medians({f"batch_{size}": of(size) for size in sizes}, rounds)
+    contestants = {f"batch_{size}": of(size) for size in sizes}
+    taken = medians(contestants, rounds)
     return {
         "row": f"batching {name}",
         "photos": len(paths),
         "images_per_second": {key: round(len(paths) / value, 1) for key, value in taken.items()},
+        "peak_megabytes": peaks(contestants),
         "same_sentences": sum(len(set(texts)) == 1 for texts in zip(*found.values(), strict=True)),
     }
 
@@ -90,9 +92,14 @@ def _bare(encoder: Encoder, pixels: list[torch.Tensor]) -> Callable[[], None]:
     return run
 
 
-def _compared(taken: dict[str, float], photos: int) -> dict[str, Any]:
+def _beside(
+    cnn: Callable[[], None], ours: Callable[[], None], rounds: int, photos: int
+) -> dict[str, Any]:
+    contestants = {"bare_cnn": cnn, "ours": ours}
+    taken = medians(contestants, rounds)
     return {
         "photos": photos,
         "of_bare_cnn": round(taken["bare_cnn"] / taken["ours"], 3),
         "images_per_second": {name: round(photos / value, 1) for name, value in taken.items()},
+        "peak_megabytes": peaks(contestants),
     }

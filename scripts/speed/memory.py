@@ -1,12 +1,17 @@
-"""Memory of whole commands, all their processes together, from beginning to end."""
+"""Memory: of whole commands, all their processes together, and of one piece of work."""
 
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
+
+from captioner.data.loading import give_back_memory
 
 KINDS = ("RssAnon", "RssFile", "RssShmem")
 
@@ -80,3 +85,32 @@ def row(name: str, command: list[str], **about: Any) -> dict[str, Any]:
     if seen.status:
         raise RuntimeError(f"{' '.join(command)} ended with {seen.status}: {seen.errors[-500:]}")
     return {"row": name, **about, "seconds": round(seen.seconds, 1), "peak_megabytes": seen.peak()}
+
+
+def peaks(contestants: Mapping[str, Callable[[], Any]], device: str = "cpu") -> dict[str, int]:
+    """MB that each piece of work holds at most beside what was there before; nothing where Linux's own
+    count, which can be begun anew, is missing."""
+    try:
+        return {name: round(_peak(work, device) / 1e6) for name, work in contestants.items()}
+    except FileNotFoundError:
+        return {}
+
+
+def _peak(work: Callable[[], Any], device: str) -> int:
+    """Bytes; on a GPU of tensors there, else of the whole process."""
+    if device.startswith("cuda"):
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        work()
+        return torch.cuda.max_memory_allocated() - before
+    give_back_memory()
+    Path("/proc/self/clear_refs").write_text("5", "ascii")  # the peak begins anew
+    before = _status("VmRSS")
+    work()
+    return _status("VmHWM") - before
+
+
+def _status(field: str) -> int:
+    """Bytes, as the system counts them for this process."""
+    lines = Path("/proc/self/status").read_text("ascii").splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{field}:"))

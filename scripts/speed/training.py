@@ -17,6 +17,7 @@ from captioner.training.objectives import Objective
 from speed import plain
 from speed.clock import KINDS, autocast, medians, ratios
 from speed.floor import Floor, products
+from speed.memory import peaks
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "model"
 WIDTH = 1280  # of an annotation vector of the encoder
@@ -78,6 +79,7 @@ def row(
         contestants[f"ours_{kind}"] = partial(step, ours, dtype)
         contestants[f"floor_{kind}"], flops = floor, floor.flops
     taken = medians(contestants, rounds, device)
+    held = peaks(contestants, device)
     return {
         "row": f"train {design}",
         "captions": photos * CAPTIONS,
@@ -88,6 +90,7 @@ def row(
         "gigaflop": round(flops / 1e9, 1),
         **ratios(taken),
         "milliseconds": {name: round(1000 * value, 1) for name, value in taken.items()},
+        "peak_megabytes": held,
         "words_per_second": {kind: round(sum(rows) / taken[f"ours_{kind}"]) for kind in KINDS},
     }
 
