@@ -1,0 +1,36 @@
+"""The benchmark's yardsticks: a tutorial's numbers are ours, and memory is what is known to be held."""
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+
+from speed import memory, training
+
+
+@pytest.mark.parametrize("design", training.DESIGNS)
+def test_a_step_is_compared_with_a_tutorial_s_of_the_same_loss(design):
+    sizes = {"photos": 2, "cells": 4, "words": 40, "longest": 6}
+    row = training.row(design, "cpu", 1, **sizes)  # raises where the losses differ
+    assert row["L"] == 4
+    assert set(row["peak_megabytes"]) == set(row["milliseconds"])
+    assert all(value > 0 for value in row["milliseconds"].values())
+    assert row["words"] == (training._captions(2, 40, 6)[..., 1:] != 0).sum()
+
+
+@pytest.mark.parametrize("megabytes", [60, 200])
+def test_what_work_holds_at_most_is_counted_beside_what_was_there(megabytes):
+    there = torch.ones(30_000_000)
+
+    def work():
+        large = torch.ones(megabytes * 250_000)
+        del large
+        torch.ones(1_000_000)
+
+    for _ in range(2):  # what an earlier peak was does not count
+        held = memory.peaks({"work": work, "nothing": there.sum})
+        assert held["work"] == pytest.approx(megabytes, abs=6)
+        assert held["nothing"] < 6
