@@ -49,7 +49,10 @@ def main() -> None:
             if len(drawn.things) == 3 and found and true_of(caption.text, drawn.things):
                 break
         else:
-            raise SystemExit("no fitting scene among 200")
+            raise SystemExit(
+                f"{' '.join(options.model)}: says and finds all of none among 200 generated scenes; "
+                "give a model that was trained on them: captioner fit --config configs/shapes.yaml"
+            )
         print(f"scene {index}: {caption.text}")
         with serving(models) as url, sync_playwright() as playwright:
             browser = playwright.chromium.launch(

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -107,7 +108,8 @@ class CaptioningTask(pl.LightningModule):
         self.word_dropout = word_dropout
         self.decoding = decoding
         self.val_decoding = Decoding(val_beam_size)
-        self._generated: dict[int | str, str] = {}
+        #: The captions of the last validation or test, by image id.
+        self.generated: dict[int | str, str] = {}
         self.generating_seconds = 0.0
         self._judged = torch.zeros(2, dtype=torch.float64)
 
@@ -139,10 +141,8 @@ class CaptioningTask(pl.LightningModule):
             if processes.count() == 1:
                 return None
             batch = self._stand_in(batch)
-        seed = np.random.SeedSequence(
-            [global_seed(), self.current_epoch, batch_idx, self.global_rank]
-        )
-        torch.manual_seed(int(seed.generate_state(1)[0]))
+        place = [global_seed(), self.current_epoch, batch_idx, self.global_rank]
+        torch.manual_seed(int(np.random.SeedSequence(place).generate_state(1)[0]))
         loss, measures = self._learn(batch)
         logged = {"loss": loss.total, **loss.terms, **loss.measures, **measures}
         values = processes.mean(torch.stack([value.detach().float() for value in logged.values()]))
@@ -154,7 +154,7 @@ class CaptioningTask(pl.LightningModule):
 
     def on_validation_epoch_start(self) -> None:
         """Forgets the captions of the validation before."""
-        self._generated = {}
+        self.generated = {}
         self._judged.zero_()
 
     def validation_step(self, batch: Batch) -> None:
@@ -171,7 +171,7 @@ class CaptioningTask(pl.LightningModule):
         self._gather()
         if self.trainer.sanity_checking:
             return
-        if not self._generated:
+        if not self.generated:
             raise DataError(
                 "none of the development pictures could be read; see the warnings above"
             )
@@ -179,7 +179,7 @@ class CaptioningTask(pl.LightningModule):
         self.log("val/teacher_forced_nll", nll / words, sync_dist=True)
         scores: dict[str, Any] = {}
         if processes.rank() == 0:
-            scores = self._scorer(VAL).score(self._generated).as_dict()
+            scores = self._scorer.score(self.generated).as_dict()
         scores = self.trainer.strategy.broadcast(scores)
         for name in ("bleu_1", "bleu_2", "bleu_3", "bleu_4", "rouge_l", "cider"):
             shown = name in ("bleu_4", "cider")
@@ -193,7 +193,7 @@ class CaptioningTask(pl.LightningModule):
 
     def on_test_epoch_start(self) -> None:
         """Forgets earlier captions."""
-        self._generated = {}
+        self.generated = {}
         self.generating_seconds = 0.0
 
     def test_step(self, batch: Batch) -> None:
@@ -209,11 +209,6 @@ class CaptioningTask(pl.LightningModule):
     def predict_step(self, batch: Batch) -> list[tuple[int | str, str]]:
         """(image id, caption) of every picture."""
         return self._generate(batch, self.decoding)
-
-    @property
-    def generated(self) -> dict[int | str, str]:
-        """The captions of the last validation or test, by image id."""
-        return self._generated
 
     def configure_optimizers(self) -> Any:
         """AdamW under one cycle."""
@@ -290,9 +285,7 @@ class CaptioningTask(pl.LightningModule):
         detail: Detail = "shown" if objective.needs_weights else "none"
         decoded = captioner.decoder(annotations, inputs, detail)
         masks = None if batch.masks is None else batch.masks[..., 1:, :]
-        if (
-            masks is None and objective.needs_masks
-        ):  # a stand-in, which is asked for all that others are
+        if masks is None and objective.needs_masks:  # a stand-in is asked for all that others are
             masks = torch.zeros_like(looked_at(decoded))
         loss = objective(decoded, targets, lesson.rewards, masks)
         if resting:  # its gradients are zeros, for which the other processes wait
@@ -333,23 +326,20 @@ class CaptioningTask(pl.LightningModule):
             (image_id, join(decode(hypotheses[0].tokens)))
             for image_id, hypotheses in zip(batch.image_ids, found, strict=True)
         ]
-        self._generated.update(captions)
+        self.generated.update(captions)
         return captions
 
     def _gather(self) -> None:
         """Puts together the captions of all processes."""
         if processes.count() > 1:
             data: CaptionDataModule = self.trainer.datamodule  # type: ignore[attr-defined]
-            self._generated = data.in_order(processes.merged(self._generated))
+            self.generated = data.in_order(processes.merged(self.generated))
 
-    def _scorer(self, split: str) -> CaptionScorer[int | str]:
-        """Keeps the tokenised references between validations."""
-        if not hasattr(self, "_scorers"):
-            self._scorers: dict[str, CaptionScorer[int | str]] = {}
-        if split not in self._scorers:
-            data: CaptionDataModule = self.trainer.datamodule  # type: ignore[attr-defined]
-            self._scorers[split] = CaptionScorer(data.references(split), java=False)
-        return self._scorers[split]
+    @cached_property
+    def _scorer(self) -> CaptionScorer[int | str]:
+        """Of the development split; keeps its tokenised references between validations."""
+        data: CaptionDataModule = self.trainer.datamodule  # type: ignore[attr-defined]
+        return CaptionScorer(data.references(VAL), java=False)
 
 
 def _drop_words(inputs: Tensor, probability: float) -> Tensor:
