@@ -36,10 +36,15 @@ def pretrained_section(records: dict[str, dict[str, Any]]) -> list[str]:
     rows = []
     for name, record in shipped.items():
         seconds = sum(trained[step]["training_seconds"] for step in record["steps"])
-        [seed] = {trained[step]["seed"] for step in record["steps"]}
+        seeds = sorted({trained[step]["seed"] for step in record["steps"]})
         cells = [
             *(name, record["split"], f"{record['scores']['images']:,}", *_scores(record)),
-            *(f"{record['mean_length']:.1f}", *_search(record), seed, f"{seconds / 60:.0f}"),
+            *(
+                f"{record['mean_length']:.1f}",
+                *_search(record),
+                _range(seeds),
+                f"{seconds / 60:.0f}",
+            ),
             f"{record['bytes'] / 1e6:.1f}",
         ]
         rows.append(cells)
@@ -49,7 +54,7 @@ def pretrained_section(records: dict[str, dict[str, Any]]) -> list[str]:
         "",
         *[
             f"- **{name}**: `{r['command']}`, commit {r['commit']}, {r['machine']}; trained by "
-            f"{', then '.join(r['steps'])}."
+            f"{', then '.join(r['steps'])}{_averaged(r)}."
             for name, r in shipped.items()
         ],
         "",
@@ -158,6 +163,15 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> list[str]:
     """Lines of Markdown."""
     lines = [f"| {' | '.join(map(str, row))} |" for row in (columns, *rows)]
     return [lines[0], "|---" * len(columns) + "|", *lines[1:]]
+
+
+def _averaged(record: dict[str, Any]) -> str:
+    averaged = record.get("averaged", [])
+    return f", with the mean of the weights of the last {len(averaged)}" if averaged else ""
+
+
+def _range(numbers: Sequence[int]) -> str:
+    return f"{numbers[0]}" if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
 
 
 def minutes(record: dict[str, Any]) -> str:

@@ -58,7 +58,8 @@ def train(name: str, root: Path, runs: Path) -> None:
             print(f"encoder written to {ship_encoder(run)}")
         for ended, recipe in RECIPES.items():
             if recipe.steps[-1] == step:
-                folder = ship(run, ended, card(ended, RESULTS), recipe.decoding)
+                ends = [runs / end for end in recipe.ends]
+                folder = ship(ends, ended, card(ended, RESULTS), recipe.decoding)
                 print(f"model written to {folder}")
     keep(name, runs)
 
@@ -116,6 +117,7 @@ def measure(name: str, root: Path, coco: Path, results: Path) -> None:
         "model": name,
         "title": RECIPES[name].title,
         "steps": list(RECIPES[name].steps),
+        "averaged": list(RECIPES[name].averaged),
         "split": SPLIT,
         "data": "flickr8k",
         "scores": scores.as_dict(),

@@ -8,12 +8,18 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 import captioner
-from captioner import shipped
+import runs
+from captioner import checkpoint, shipped
 from captioner.data.readers import read
 from captioner.data.shapes import scene
 from captioner.evaluation.captions import CaptionScorer
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+
+from pretrained.shipping import mean
 
 NAMES = list(shipped.models())
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
@@ -51,6 +57,17 @@ def test_the_card_says_what_must_be_said(name):
     assert f"| {scores['cider']:.1f} |" in card
     for step in re.findall(r"training-([\w-]+)", card):
         assert (RESULTS / f"training-{step}.json").is_file()
+
+
+def test_the_mean_of_models(tmp_path):
+    ones = [checkpoint.load(runs.tiny_model(tmp_path / f"{n}", n)).captioner for n in (1, 2, 3)]
+    before = {key: tensor.clone() for key, tensor in ones[0].state_dict().items()}
+    found = mean(ones).state_dict()
+    for key, tensor in found.items():
+        expected = sum(one.state_dict()[key].double() for one in ones) / 3
+        torch.testing.assert_close(tensor.double(), expected, atol=1e-6, rtol=1e-6)
+        assert torch.equal(ones[0].state_dict()[key], before[key]), "none of them changes"
+    assert not torch.equal(found["decoder.output.bias"], before["decoder.output.bias"])
 
 
 OFFLINE = """

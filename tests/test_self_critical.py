@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from pycocoevalcap.cider.cider_scorer import CiderScorer
 
 import runs
 from captioner.cli import main
+from captioner.data.dataset import Batch
 from captioner.decoding import sample, speakable
 from captioner.errors import UsageError
 from captioner.evaluation.consensus import Consensus
@@ -21,6 +23,7 @@ from captioner.models import Additive, Annotations, Attention, LSTMDecoder
 from captioner.models.attention.distributions import Hard
 from captioner.text import END, PAD, START, UNK
 from captioner.training.self_critical import SelfCritical
+from captioner.training.task import CaptioningTask
 
 WORDS = ["a", "dog", "cat", "runs", "sits", "on", "the", "grass", "sofa", "big"]
 D, V = 4, UNK + 4  # three words and an end
@@ -256,3 +259,25 @@ def test_fine_tuning_from_the_command_line(gradient, run_folder, shapes_cache, t
     assert {"train/advantage_variance", "train/reward"} <= logged[0].keys()
     norms = [float(row["train/attention_gradient_norm"] or 0) for row in logged]
     assert max(norms) > 0, "where to look was not learned"
+
+
+@pytest.mark.parametrize("dropout", [False, True])
+def test_dropout_is_off_unless_it_is_asked_for(dropout):
+    """Two steps on one picture: the same likelihood of what it says, or another behind another mask."""
+    torch.manual_seed(0)
+    task = CaptioningTask([f"w{n}" for n in range(20)], objective=SelfCritical)
+    for module in task.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.5
+    task.objective = SelfCritical(dropout=dropout)
+    task.trainer = SimpleNamespace(global_step=0, estimated_stepping_batches=9, current_epoch=0)
+    tokens = torch.tensor([[[START, UNK + 1, UNK + 2, UNK + 3, END]]])
+    task.objective.begin([tokens[0].tolist()])
+    width = task.captioner.encoder.out_dim
+    batch = Batch(["a"], tokens, torch.randn(1, 4, width), (2, 2), None)
+    found = []
+    for _ in range(2):
+        task.train()
+        loss, _ = task._learn(batch)
+        found.append(loss.measures["nll"].item())
+    assert (found[0] == found[1]) == (not dropout)

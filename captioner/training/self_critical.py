@@ -27,8 +27,8 @@ class SelfCritical(Objective):
 
     After Rennie et al. 2017 (arXiv 1612.00563). For fine-tuning a model that likelihood has trained:
     start from it with ``init_from``, with a small learning rate. Rewards are computed over ids, the end
-    token a word like others, with document frequencies from the training captions; dropout is off, so
-    that what is drawn and what is learned from are one distribution. Hard attention is the exception:
+    token a word like others, with document frequencies from the training captions. Without dropout
+    what is drawn and what is learned from are one distribution. Hard attention is the exception:
     it says its captions as at test time, and learns from them by drawing, or trying, places.
 
     Args:
@@ -42,13 +42,14 @@ class SelfCritical(Objective):
         max_length: most words of a caption.
         no_repeat: of the beam and of the greedy caption, as of ``Decoding``: a model that is kept from
             repeating itself when it writes need not spend its training on that.
+        dropout: whether captions are found and learned from with the model's dropout, each with another
+            mask. No gradient of anything then, but few photos last longer.
 
     Raises:
         UsageError: no samples, one sample without others, or ``no_repeat`` of captions that are drawn.
     """
 
     needs_weights = False
-    dropout = False
 
     def __init__(
         self,
@@ -57,6 +58,7 @@ class SelfCritical(Objective):
         max_length: int = 20,
         source: SourceName = "beam",
         no_repeat: int = 0,
+        dropout: bool = False,
     ) -> None:
         super().__init__()
         if samples < 1 or (baseline == "others" and samples < 2):
@@ -68,6 +70,7 @@ class SelfCritical(Objective):
                 f"no_repeat={no_repeat} is for captions that a beam finds, and source: samples draws "
                 "them: choose source: beam, or leave no_repeat at 0"
             )
+        self.dropout = dropout
         self.samples = samples
         self.baseline = baseline
         self.max_length = max_length

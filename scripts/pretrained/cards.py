@@ -46,6 +46,10 @@ and age are guesses from clothes and hair, as its training captions are. It cann
 or three, or know who somebody is.
 """
 
+AVERAGED = (
+    "The weights are the mean of those of the last {number}, which differ in their seeds alone."
+)
+
 
 def card(name: str, results: Path) -> str:
     """The README.md of a bundled model; a section whose measurement is missing says so.
@@ -147,8 +151,9 @@ def _seen(name: str) -> list[str]:
 
 
 def _steps(name: str, results: Path) -> list[str]:
+    recipe = RECIPES[name]
     told, total = [], 0.0
-    for step in RECIPES[name].steps:
+    for step in recipe.steps:
         made = _read(results / f"training-{step}.json")
         if made is None:
             continue
@@ -162,6 +167,7 @@ def _steps(name: str, results: Path) -> list[str]:
         f"`python scripts/train_pretrained.py train {name} --root DIR` runs",
         "",
         *told,
+        *(["", AVERAGED.format(number=len(recipe.averaged))] if recipe.averaged else []),
     ]
 
 

@@ -28,6 +28,7 @@ class Recipe:
 
     Attributes:
         steps: names in ``STEPS``; the last one's best epoch is the model.
+        averaged: the steps of which the model has the mean of the weights, where not the last one's.
         title: what its card calls it.
         paper: where the design comes from.
         decoding: how captions are searched for, tuned on the development split. That no two words follow
@@ -40,6 +41,12 @@ class Recipe:
     paper: str
     decoding: Decoding = SEARCH
     seeded: str | None = None
+    averaged: tuple[str, ...] = ()
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """The steps that the model is made from."""
+        return self.averaged or self.steps[-1:]
 
 
 # The decoder's products run in bfloat16. Two processes of one thread each are faster on two cores than
@@ -57,12 +64,15 @@ BUNDLED = (*SIZE, "--model.encoder.init_args.weights", "FLICKR8K")
 # Every epoch sees other parts of the photos.
 CROPS = ("--data.cache", "images", "--data.crop", "0.75")
 # The score itself, in place of the likelihood: captions of the model's own, without repetitions as they
-# will be written, and CIDEr-D's opinion of them.
+# will be written, and CIDEr-D's opinion of them. What one training learns beside the score is chance,
+# and other seeds learn other chance: the mean of their weights is better than any of them (Wortsman et
+# al. 2022, arXiv 2203.05482).
 CRITICAL = (
     *(*CROPS, "--model.objective", "SelfCritical", "--model.objective.no_repeat", "2"),
-    *("--model.decoding.no_repeat", "2", "--model.learning_rate", "1e-4"),
-    *("--model.word_dropout", "0"),
+    *("--model.objective.dropout", "true", "--model.decoding.no_repeat", "2"),
+    *("--model.learning_rate", "3e-4", "--model.word_dropout", "0", "--trainer.max_epochs", "1"),
 )
+SEEDS = (1, 2, 3, 4, 5)
 
 
 def _design(name: str) -> tuple[str, str]:
@@ -79,12 +89,15 @@ STEPS = {
         ),
         encoder=True,
     ),
-    "critical": Step(
-        (
-            *(*BUNDLED, *CRITICAL, "--model.init_from", "show-attend-tell-soft"),
-            *("--trainer.max_epochs", "1"),
+    **{
+        f"critical-{seed}": Step(
+            (
+                *(*BUNDLED, *CRITICAL, "--model.init_from", "show-attend-tell-soft"),
+                *("--seed_everything", str(seed)),
+            )
         )
-    ),
+        for seed in SEEDS
+    },
     "hard": Step(
         (
             *(*_design("show-attend-tell-hard"), *BUNDLED, *CROPS),
@@ -119,9 +132,10 @@ RECIPES = {
         seeded="hard",
     ),
     "show-attend-tell-critical": Recipe(
-        ("frozen", "fine-tuned", "critical"),
+        ("frozen", "fine-tuned", *(f"critical-{seed}" for seed in SEEDS)),
         "Show, Attend and Tell with soft attention, fine-tuned on its captions' CIDEr-D",
         f"{_PAPER} and Rennie et al. 2017 (arXiv 1612.00563)",
+        averaged=tuple(f"critical-{seed}" for seed in SEEDS),
     ),
     "luong-dot": Recipe(
         ("frozen", "fine-tuned", "luong"),

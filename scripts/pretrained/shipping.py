@@ -1,6 +1,7 @@
 """A trained run → a bundled model: half precision, the fine-tuned encoder stored once for all."""
 
 import copy
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -33,19 +34,30 @@ def ship_encoder(run: Path) -> Path:
     return file
 
 
-def ship(run: Path, name: str, card: str, decoding: Decoding) -> Path:
-    """Writes a run's model to where the package looks for it, its encoder named, not stored."""
-    stored = checkpoint.load(run)
+def ship(runs: Sequence[Path], name: str, card: str, decoding: Decoding) -> Path:
+    """Writes a run's model, or the mean of several, to where the package looks for it, its encoder
+    named, not stored."""
+    stored = [checkpoint.load(run) for run in runs]
     folder = PRETRAINED / name
     checkpoint.save(
-        with_bundled_encoder(stored.captioner),
+        with_bundled_encoder(mean([one.captioner for one in stored])),
         folder,
         card,
         decoding,
-        stored.supervision,
+        max(one.supervision for one in stored),
         half=True,
     )
     return folder
+
+
+def mean(captioners: Sequence[Captioner]) -> Captioner:
+    """The one whose every weight is the mean of those of captioners of one design and one beginning."""
+    found = copy.deepcopy(captioners[0])
+    states = [captioner.state_dict() for captioner in captioners]
+    for key, tensor in found.state_dict().items():
+        if tensor.is_floating_point():
+            tensor.copy_(torch.stack([state[key].double() for state in states]).mean(0))
+    return found
 
 
 def with_bundled_encoder(captioner: Captioner) -> Captioner:
