@@ -41,7 +41,7 @@ def main() -> None:
     models = Models(options.model)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "scene.png"
-        for index in range(1, 200):
+        for index in range(1, 201):
             drawn = scene(HELD_OUT, index, image_size=448)
             drawn.image.save(file)
             caption = models.caption(read(file))[0]
@@ -50,7 +50,7 @@ def main() -> None:
                 break
         else:
             raise SystemExit(
-                f"{' '.join(options.model)}: says and finds all of none among 200 generated scenes; "
+                f"{options.model[0]}: finds nothing it says in 200 generated scenes; "
                 "give a model that was trained on them: captioner fit --config configs/shapes.yaml"
             )
         print(f"scene {index}: {caption.text}")

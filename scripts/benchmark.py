@@ -136,7 +136,9 @@ def quality(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             taken = memory.row("quality: photos to scored captions", command, **sizes)
             file = run / "results" / "val-beam5.json"
             found = json.loads(file.read_text("utf-8"))["scores"]
-            scores = {key: round(found[key], 1) for key in ("bleu_4", "meteor", "cider")}
+            # Without Java there is no METEOR.
+            told = {key: found[key] for key in ("bleu_4", "meteor", "cider") if found[key]}
+            scores = {key: round(value, 1) for key, value in told.items()}
             yield {**taken, "minutes": round(taken["seconds"] / 60, 1), "scores": scores}
         kept = None
 

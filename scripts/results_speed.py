@@ -109,8 +109,8 @@ PARTS: dict[str, tuple[str, list[str], dict[str, Sequence[Column]]]] = {
         "From files",
         [
             "Beside the bare CNN, on all cores, on the same pictures, decoded and in memory, 64 at",
-            "a time. Captions are found for two batches at once, each on half the cores, which keeps",
-            "them busier.",
+            "a time. Annotations and captions are found for two batches at once, each on half the",
+            "cores, which keeps them busier.",
             MEDIANS,
         ],
         {

@@ -1,5 +1,6 @@
 """The benchmark's yardsticks: a tutorial's numbers are ours, and memory is what is known to be held."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -10,17 +11,21 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
 from speed import memory, training
 
+COUNTED = os.access(memory.ANEW, os.W_OK)
+
 
 @pytest.mark.parametrize("design", training.DESIGNS)
 def test_a_step_is_compared_with_a_tutorial_s_of_the_same_loss(design):
     sizes = {"photos": 2, "cells": 4, "words": 40, "longest": 6}
     row = training.row(design, "cpu", 1, **sizes)  # raises where the losses differ
     assert row["L"] == 4
-    assert set(row["peak_megabytes"]) == set(row["milliseconds"])
+    if COUNTED:
+        assert set(row["peak_megabytes"]) == {"plain_float32", "ours_float32", "ours_bfloat16"}
     assert all(value > 0 for value in row["milliseconds"].values())
     assert row["words"] == (training._captions(2, 40, 6)[..., 1:] != 0).sum()
 
 
+@pytest.mark.skipif(not COUNTED, reason="NO /proc/self/clear_refs: peaks are not counted here")
 @pytest.mark.parametrize("megabytes", [60, 200])
 def test_what_work_holds_at_most_is_counted_beside_what_was_there(megabytes):
     there = torch.ones(30_000_000)

@@ -261,23 +261,48 @@ def test_fine_tuning_from_the_command_line(gradient, run_folder, shapes_cache, t
     assert max(norms) > 0, "where to look was not learned"
 
 
-@pytest.mark.parametrize("dropout", [False, True])
-def test_dropout_is_off_unless_it_is_asked_for(dropout):
-    """Two steps on one picture: the same likelihood of what it says, or another behind another mask."""
+def small_task(objective, distribution=None):
+    """A task of random weights, and a batch of one picture and one caption."""
     torch.manual_seed(0)
     task = CaptioningTask([f"w{n}" for n in range(20)], objective=SelfCritical)
     for module in task.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.5
-    task.objective = SelfCritical(dropout=dropout)
+    if distribution is not None:
+        task.captioner.decoder.attention.distribution = distribution
+    task.objective = objective
     task.trainer = SimpleNamespace(global_step=0, estimated_stepping_batches=9, current_epoch=0)
     tokens = torch.tensor([[[START, UNK + 1, UNK + 2, UNK + 3, END]]])
-    task.objective.begin([tokens[0].tolist()])
-    width = task.captioner.encoder.out_dim
-    batch = Batch(["a"], tokens, torch.randn(1, 4, width), (2, 2), None)
+    objective.begin([tokens[0].tolist()])
+    vectors = torch.randn(1, 4, task.captioner.encoder.out_dim)
+    return task, Batch(["a"], tokens, vectors, (2, 2), None)
+
+
+@pytest.mark.parametrize("dropout", [False, True])
+def test_dropout_is_off_unless_it_is_asked_for(dropout):
+    """Two steps on one picture: the same likelihood of what it says, or another behind another mask."""
+    task, batch = small_task(SelfCritical(dropout=dropout))
     found = []
     for _ in range(2):
         task.train()
         loss, _ = task._learn(batch)
         found.append(loss.measures["nll"].item())
     assert (found[0] == found[1]) == (not dropout)
+
+
+def test_hard_attention_says_its_captions_as_at_test_time_behind_dropout_too(monkeypatch):
+    """Where it looks is drawn when it learns, not when it searches."""
+    task, batch = small_task(
+        SelfCritical(dropout=True), distribution=Hard(1, gradient="straight_through")
+    )
+    found = []
+    look = Hard.forward
+
+    def watched(self, *arguments, **options):
+        found.append((torch.is_grad_enabled(), self.training))
+        return look(self, *arguments, **options)
+
+    monkeypatch.setattr(Hard, "forward", watched)
+    task.train()
+    task._learn(batch)
+    assert set(found) == {(False, False), (True, True)}

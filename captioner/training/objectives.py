@@ -52,7 +52,7 @@ class Objective(Component, kind="objective"):
     """Base of all objectives.
 
     ``needs_weights`` says whether it reads where the decoder looked; ``dropout`` whether the model is
-    trained with dropout, and with words left out of its input; ``supervision`` is the weight of masks
+    trained with dropout; ``supervision`` is the weight of masks
     that tell the decoder where to look, 0 where there are none.
     """
 

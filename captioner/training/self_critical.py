@@ -42,8 +42,9 @@ class SelfCritical(Objective):
         max_length: most words of a caption.
         no_repeat: of the beam and of the greedy caption, as of ``Decoding``: a model that is kept from
             repeating itself when it writes need not spend its training on that.
-        dropout: whether captions are found and learned from with the model's dropout, each with another
-            mask. No gradient of anything then, but few photos last longer.
+        dropout: whether captions are found and learned from with the model's dropout; the masks of the
+            decoder are others each time. No gradient of anything then, but few photos last longer. No
+            words are left out of what is learned from.
 
     Raises:
         UsageError: no samples, one sample without others, or ``no_repeat`` of captions that are drawn.

@@ -4,7 +4,6 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -111,6 +110,7 @@ class CaptioningTask(pl.LightningModule):
         #: The captions of the last validation or test, by image id.
         self.generated: dict[int | str, str] = {}
         self.generating_seconds = 0.0
+        self._scorer: CaptionScorer[int | str] | None = None
         self._judged = torch.zeros(2, dtype=torch.float64)
 
     def setup(self, stage: str) -> None:
@@ -179,6 +179,9 @@ class CaptioningTask(pl.LightningModule):
         self.log("val/teacher_forced_nll", nll / words, sync_dist=True)
         scores: dict[str, Any] = {}
         if processes.rank() == 0:
+            if self._scorer is None:  # whose references are tokenised once
+                data: CaptionDataModule = self.trainer.datamodule  # type: ignore[attr-defined]
+                self._scorer = CaptionScorer(data.references(VAL), java=False)
             scores = self._scorer.score(self.generated).as_dict()
         scores = self.trainer.strategy.broadcast(scores)
         for name in ("bleu_1", "bleu_2", "bleu_3", "bleu_4", "rouge_l", "cider"):
@@ -276,11 +279,15 @@ class CaptioningTask(pl.LightningModule):
         if not batch.image_ids:  # a stand-in: nothing is seen in it
             given = given.with_vectors(given.vectors * 0)
         annotations = captioner.refiner(given)
+        for distribution in hard:
+            distribution.eval()  # captions of its own are those of test time
         lesson = objective.lesson(captioner.decoder, annotations, batch.tokens)
         for distribution in hard:
             distribution.train()  # the most probable place has no gradient
         inputs, targets = lesson.tokens[..., :-1], lesson.tokens[..., 1:]
-        if objective.dropout and self.word_dropout:
+        if (
+            lesson.rewards is None and self.word_dropout
+        ):  # what it said itself, it said of all words
             inputs = _drop_words(inputs, self.word_dropout)
         detail: Detail = "shown" if objective.needs_weights else "none"
         decoded = captioner.decoder(annotations, inputs, detail)
@@ -334,12 +341,6 @@ class CaptioningTask(pl.LightningModule):
         if processes.count() > 1:
             data: CaptionDataModule = self.trainer.datamodule  # type: ignore[attr-defined]
             self.generated = data.in_order(processes.merged(self.generated))
-
-    @cached_property
-    def _scorer(self) -> CaptionScorer[int | str]:
-        """Of the development split; keeps its tokenised references between validations."""
-        data: CaptionDataModule = self.trainer.datamodule  # type: ignore[attr-defined]
-        return CaptionScorer(data.references(VAL), java=False)
 
 
 def _drop_words(inputs: Tensor, probability: float) -> Tensor:

@@ -1,5 +1,6 @@
 """Memory: of whole commands, all their processes together, and of one piece of work."""
 
+import os
 import subprocess
 import tempfile
 import time
@@ -13,6 +14,7 @@ import torch
 
 from captioner.data.loading import give_back_memory
 
+ANEW = Path("/proc/self/clear_refs")
 KINDS = ("RssAnon", "RssFile", "RssShmem")
 
 
@@ -89,22 +91,25 @@ def row(name: str, command: list[str], **about: Any) -> dict[str, Any]:
 
 def peaks(contestants: Mapping[str, Callable[[], Any]], device: str = "cpu") -> dict[str, int]:
     """MB that each piece of work holds at most beside what was there before; nothing where Linux's own
-    count, which can be begun anew, is missing."""
-    try:
-        return {name: round(_peak(work, device) / 1e6) for name, work in contestants.items()}
-    except FileNotFoundError:
+    count, which can be begun anew, is missing. Not of floors, which hold all they need beforehand."""
+    if device == "cpu" and not os.access(ANEW, os.W_OK):
         return {}
+    return {
+        name: round(_peak(work, device) / 1e6)
+        for name, work in contestants.items()
+        if not name.startswith("floor")
+    }
 
 
 def _peak(work: Callable[[], Any], device: str) -> int:
     """Bytes; on a GPU of tensors there, else of the whole process."""
     if device.startswith("cuda"):
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
         work()
-        return torch.cuda.max_memory_allocated() - before
+        return torch.cuda.max_memory_allocated(device) - before
     give_back_memory()
-    Path("/proc/self/clear_refs").write_text("5", "ascii")  # the peak begins anew
+    ANEW.write_text("5", "ascii")  # the peak begins anew
     before = _status("VmRSS")
     work()
     return _status("VmHWM") - before
