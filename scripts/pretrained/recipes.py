@@ -64,9 +64,8 @@ BUNDLED = (*SIZE, "--model.encoder.init_args.weights", "FLICKR8K")
 # Every epoch sees other parts of the photos.
 CROPS = ("--data.cache", "images", "--data.crop", "0.75")
 # The score itself, in place of the likelihood: captions of the model's own, without repetitions as they
-# will be written, and CIDEr-D's opinion of them. What one training learns beside the score is chance,
-# and other seeds learn other chance: the mean of their weights is better than any of them (Wortsman et
-# al. 2022, arXiv 2203.05482).
+# will be written, and CIDEr-D's opinion of them. How good such a training becomes is much a matter of
+# chance; the mean of the weights of several is not (Wortsman et al. 2022, arXiv 2203.05482).
 CRITICAL = (
     *(*CROPS, "--model.objective", "SelfCritical", "--model.objective.no_repeat", "2"),
     *("--model.objective.dropout", "true", "--model.decoding.no_repeat", "2"),
@@ -135,6 +134,8 @@ RECIPES = {
         ("frozen", "fine-tuned", *(f"critical-{seed}" for seed in SEEDS)),
         "Show, Attend and Tell with soft attention, fine-tuned on its captions' CIDEr-D",
         f"{_PAPER} and Rennie et al. 2017 (arXiv 1612.00563)",
+        # It writes briefly already.
+        replace(SEARCH, length_penalty=1.2),
         averaged=tuple(f"critical-{seed}" for seed in SEEDS),
     ),
     "luong-dot": Recipe(
