@@ -32,8 +32,8 @@ from captioner.provenance import provenance
 from captioner.text import join
 
 VALUES: dict[str, Sequence[Any]] = {
-    "beam_size": (1, 3, 5, 10),
-    "length_penalty": (0.7, 0.8, 0.9, 1.0, 1.1),
+    "beam_size": (1, 3, 5, 10, 15, 20),
+    "length_penalty": (0.7, 0.9, 1.0, 1.1, 1.2, 1.3),
     "no_repeat": (0, 2, 3),
     "samples": (1, 4, 8, 16),
 }
