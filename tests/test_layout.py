@@ -22,6 +22,7 @@ ORDER = [
     "processes",
     "shipped",
     "provenance",
+    "memory",
     "threads",
     "files",
     "paths",

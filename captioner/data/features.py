@@ -20,6 +20,7 @@ from captioner import images
 from captioner.data.pixels import InputSize, PixelBatch, read_batches
 from captioner.data.shards import ROWS, Shards
 from captioner.errors import DataError, ImageError
+from captioner.memory import give_back_memory
 from captioner.threads import batches_at_once, in_turn
 
 FORMAT_VERSION = 2
@@ -132,6 +133,7 @@ class AnnotationCache:
                 batches = filling.run(missing)
                 for _ in progress(batches, total) if progress else batches:
                     pass
+                give_back_memory()
             shards.tidy()  # also after one who was killed at it
         except OSError as error:
             raise DataError(f"cannot write the annotation cache '{place}': {error}") from error

@@ -1,8 +1,6 @@
 """A loader that goes on in the middle of an epoch where a checkpoint left off."""
 
-import ctypes
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from typing import Any
 
 from torch.utils.data import DataLoader
@@ -30,13 +28,3 @@ class TrainingLoader(DataLoader[Any]):
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Nothing."""
-
-
-def give_back_memory() -> None:
-    """Returns to the system what was freed, before workers are forked with all that their parent holds.
-
-    glibc keeps the holes that a large JSON file leaves behind, a hundred megabytes of COCO's; other C
-    libraries do not have this call.
-    """
-    with suppress(OSError, AttributeError, TypeError):
-        ctypes.CDLL(None).malloc_trim(0)

@@ -18,13 +18,14 @@ from captioner import images, processes
 from captioner.data import shapes_folder
 from captioner.data.dataset import CaptionDataset, Variation
 from captioner.data.features import AnnotationCache, CachingEncoder, Resized
-from captioner.data.loading import TrainingLoader, give_back_memory
+from captioner.data.loading import TrainingLoader
 from captioner.data.order import InOrder, Shuffled
 from captioner.data.readers import READERS, read
 from captioner.data.records import SPLITS, TEST, TRAIN, VAL, Record, Records
 from captioner.data.sentences import Spoken
 from captioner.data.supervision import Supervision
 from captioner.errors import DataError, unknown
+from captioner.memory import give_back_memory
 from captioner.text import Tokenizer, Vocabulary
 
 

@@ -20,6 +20,7 @@ from pycocoevalcap.meteor import meteor as meteor_module
 from pycocoevalcap.tokenizer import ptbtokenizer as ptb_module
 
 from captioner.errors import EvaluationError
+from captioner.memory import give_back_memory
 
 PTB_JAR = Path(ptb_module.__file__).with_name(ptb_module.STANFORD_CORENLP_3_4_1_JAR)
 METEOR_JAR = Path(meteor_module.__file__).with_name(meteor_module.METEOR_JAR)
@@ -102,6 +103,7 @@ def _java(tool: str, *arguments: str, limit: float) -> Iterator[subprocess.Popen
     It is killed after ``limit`` seconds. That, a bad exit status, and an ``OSError`` or
     ``ValueError`` of the block become a ``JavaError``.
     """
+    give_back_memory()  # Java needs some, too
     problem, expired = "", threading.Event()
     with tempfile.TemporaryFile() as log:  # a pipe that nobody reads meanwhile could fill up
         try:

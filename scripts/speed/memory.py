@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from captioner.data.loading import give_back_memory
+from captioner.memory import give_back_memory
 
 ANEW = Path("/proc/self/clear_refs")
 KINDS = ("RssAnon", "RssFile", "RssShmem")
