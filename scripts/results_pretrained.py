@@ -152,7 +152,8 @@ def helped_section(records: dict[str, dict[str, Any]]) -> list[str]:
         "the length penalty make little difference.",
         "",
         "An epoch on the score itself, on crops, makes `show-attend-tell-critical` of it, which is the",
-        f"mean of the weights of several: {cider(critical) - final:+.1f}. Each by itself, with the",
+        "mean of the weights of several, and searches with a beam of "
+        f"{critical['decoding']['beam_size']}: {cider(critical) - final:+.1f}. Each by itself, with the",
         f"default's search, has {each}; without dropout and at a third of the learning rate {plain}.",
         "What ships leaves less to the luck of a seed.",
         "",
