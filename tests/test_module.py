@@ -11,8 +11,7 @@ import pytest
 import torch
 from PIL import Image
 
-from captioner import images
-from captioner.data import loading
+from captioner import images, memory
 from captioner.data.dataset import Batch, cropped
 from captioner.data.grammar import CAPTIONS
 from captioner.data.module import CaptionDataModule, ShapesOptions, default_cache
@@ -486,6 +485,6 @@ def test_what_was_freed_is_given_back_before_workers_begin(shapes, monkeypatch, 
     called: list[int] = []
     data = shapes(num_workers=workers)
     library = SimpleNamespace(malloc_trim=called.append)
-    monkeypatch.setattr(loading.ctypes, "CDLL", lambda _: library)
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda _: library)
     data.val_dataloader()
     assert called == expected
