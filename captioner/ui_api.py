@@ -52,7 +52,7 @@ class Endpoints:
         Args:
             photo: JPEG, PNG, WebP, GIF, BMP or TIFF.
             model: one of those that /models lists.
-            beam_size: captions followed at once, from 1 to 10; -1 for the model's own.
+            beam_size: captions followed at once, from 1 to 20; -1 for the model's own.
             length_penalty: from 0, which prefers short captions, to 3; -1 for the model's own.
 
         Returns:

@@ -25,7 +25,9 @@ MAX_PIXELS = 50_000_000
 CONCURRENCY = max(2, min(4, os.cpu_count() or 1))
 """How many requests are computed at a time; torch itself uses several cores for each."""
 
-MAX_BEAM = 10
+MAX_BEAM = 20
+"""The widest beam that may be asked for; a model's own is taken as it is."""
+
 MAX_WORDS = 40
 PREVIEW = 1024
 """The longer side in pixels of what is kept of a photo while its page is open."""
@@ -132,7 +134,7 @@ class Models:
         Args:
             photo: what to look at.
             model: a name of ``names``; None for the default.
-            beam_size: hypotheses kept while searching, 1 to 10; None for the model's own.
+            beam_size: hypotheses kept while searching, 1 to 20; None for the model's own.
             length_penalty: as ``captioner.decoding.Decoding`` has it; None for the model's own.
             details: whether to say all there is to say: layers, heads, earlier words, centres.
 
@@ -144,7 +146,7 @@ class Models:
         decoding = predictor.decoding.with_options(
             {name: value for name, value in given.items() if value is not None}
         )
-        if decoding.beam_size > MAX_BEAM or not 0 <= decoding.length_penalty <= 3:
+        if (beam_size or 1) > MAX_BEAM or not 0 <= (length_penalty or 0) <= 3:
             raise UsageError(
                 f"expected a beam size from 1 to {MAX_BEAM} and a length penalty from 0 to 3, "
                 f"got {decoding.beam_size} and {decoding.length_penalty:g}"

@@ -28,7 +28,7 @@ from captioner.decoding import Decoding
 from captioner.errors import ImageError, UsageError
 from captioner.ui import example_scenes
 from captioner.ui_api import Endpoints
-from captioner.ui_models import Models, read
+from captioner.ui_models import MAX_BEAM, Models, read
 from captioner.ui_panel import OWN
 
 
@@ -72,15 +72,20 @@ def test_a_caption_is_the_command_line_s(client, scenes, expected, run_folder):
 
 
 def test_every_model_searches_as_it_was_scored(scenes, run_folder, tmp_path):
-    """Not as the first one was."""
-    stored, narrow = checkpoint.load(run_folder), tmp_path / "narrow"
-    checkpoint.save(stored.captioner, narrow, "# Narrow", Decoding(beam_size=2))
-    models = Models([str(run_folder), str(narrow)], "cpu")
-    wide, two = (
-        Endpoints(models).caption(str(scenes[0]), name, OWN, OWN)["alternatives"]
-        for name in (run_folder.name, "narrow")
-    )
-    assert (len(wide), len(two)) == (4, 1)
+    """Not as the first one was, and however wide a beam that is."""
+    stored = checkpoint.load(run_folder)
+    sizes = {"narrow": 2, "wide": MAX_BEAM + 5}
+    for name, size in sizes.items():
+        checkpoint.save(stored.captioner, tmp_path / name, "# Another", Decoding(beam_size=size))
+    models = Models([str(run_folder), *(str(tmp_path / name) for name in sizes)], "cpu")
+    found = [
+        len(Endpoints(models).caption(str(scenes[0]), name, OWN, OWN)["alternatives"])
+        for name in (run_folder.name, *sizes)
+    ]
+    assert found[:2] == [4, 1]
+    assert found[2] > 4
+    with pytest.raises(UsageError, match=f"from 1 to {MAX_BEAM}"):
+        models.caption(read(scenes[0]), beam_size=MAX_BEAM + 1)
 
 
 @pytest.mark.slow
