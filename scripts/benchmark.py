@@ -120,10 +120,10 @@ def in_memory(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def quality(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """From photos to scored captions, no annotation cached before."""
-    kept = options.keep
     for precision in options.precision:
         with tempfile.TemporaryDirectory() as folder:
-            run = kept or Path(folder, "run")
+            first = precision == options.precision[0]
+            run = options.keep if first and options.keep else Path(folder, "run")
             command = [
                 *("env", "OMP_NUM_THREADS=1", sys.executable, "-m", "captioner", "fit"),
                 *("--config", "configs/flickr8k.yaml", "--data.root", options.root),
@@ -140,7 +140,6 @@ def quality(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             told = {key: found[key] for key in ("bleu_4", "meteor", "cider") if found[key]}
             scores = {key: round(value, 1) for key, value in told.items()}
             yield {**taken, "minutes": round(taken["seconds"] / 60, 1), "scores": scores}
-        kept = None
 
 
 def link(original: str, name: Path) -> None:

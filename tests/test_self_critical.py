@@ -271,6 +271,7 @@ def small_task(objective, distribution=None):
     if distribution is not None:
         task.captioner.decoder.attention.distribution = distribution
     task.objective = objective
+    task.word_dropout = 0.5  # of others' captions alone
     task.trainer = SimpleNamespace(global_step=0, estimated_stepping_batches=9, current_epoch=0)
     tokens = torch.tensor([[[START, UNK + 1, UNK + 2, UNK + 3, END]]])
     objective.begin([tokens[0].tolist()])
