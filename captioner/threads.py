@@ -38,6 +38,9 @@ def in_turn(work: Callable[[Item], Found], items: Iterable[Item], at_once: int) 
     kind, narrow = torch.get_autocast_dtype("cpu"), torch.is_autocast_enabled("cpu")
 
     def begin() -> None:
+        # A thread takes the number last set anywhere when it first asks for it, whatever was set in it
+        # before: asked here, that cannot be another's.
+        torch.get_num_threads()
         torch.set_num_threads(max(1, cores // at_once))
         torch.set_autocast_dtype("cpu", kind)
         torch.set_autocast_enabled("cpu", narrow)

@@ -45,6 +45,26 @@ def test_each_thread_has_its_share_of_the_cores_and_the_caller_all():
     assert (share, name) == (4, threading.current_thread().name)
 
 
+def test_what_the_caller_says_meanwhile_does_not_reach_a_thread(monkeypatch):
+    # The thread has said its number before the caller says its own, and asks for it only then.
+    said, say = threading.Event(), torch.set_num_threads
+
+    def late(number):
+        if threading.current_thread() is threading.main_thread():
+            time.sleep(0.1)
+            say(number)
+            said.set()
+        else:
+            say(number)
+
+    def work(_):
+        assert said.wait(timeout=30)
+        return torch.get_num_threads()
+
+    monkeypatch.setattr(torch, "set_num_threads", late)
+    assert list(in_turn(work, range(1), 2)) == [2]
+
+
 def test_no_more_is_taken_than_there_are_threads_for():
     taken = []
 
