@@ -22,6 +22,7 @@ from results_pretrained import (
 )
 from results_scale import data_section, library_section
 from results_speed import speed_section
+from scores import figures
 
 from captioner.ground_tables import markdown
 
@@ -41,7 +42,6 @@ SEEN = {
     "map_grad_cam": "Grad-CAM",
 }
 IN_NATS = ("map_entropy", "map_grad_cam")  # which need two digits
-METRICS = ("bleu_1", "bleu_2", "bleu_3", "bleu_4", "meteor", "rouge_l", "cider")
 
 
 def scores_table(records: dict[str, dict[str, Any]]) -> list[str]:
@@ -54,7 +54,7 @@ def scores_table(records: dict[str, dict[str, Any]]) -> list[str]:
         scores, decoding = record["scores"], record["decoding"]
         cells = [
             *(name, record["split"], f"{scores['images']:,}"),
-            *("–" if scores[metric] is None else f"{scores[metric]:.1f}" for metric in METRICS),
+            *figures(scores),
             *(decoding["beam_size"], decoding["length_penalty"], scores["tokenizer"]),
             *(record["seed"], f"{record['training_seconds'] / 60:.0f}"),
         ]
@@ -108,7 +108,7 @@ def tuning_section(records: dict[str, dict[str, Any]]) -> list[str]:
         scores = record["scores"]
         cells = [
             *(name, record["mechanism"]),
-            *(f"{scores[metric]:.1f}" for metric in METRICS),
+            *figures(scores),
             *(f"{record['mean_length']:.1f}", f"{record['bad_endings']:.1f}"),
             minutes(record),
         ]
@@ -173,7 +173,7 @@ def designs_section(measured: dict[str, Any]) -> list[str]:
         refiner = "" if row["refiner"] == "Projection" else f"{row['refiner']}; "
         cells = [
             name,
-            *(f"{scores[metric]:.1f}" for metric in ("bleu_4", "meteor", "cider")),
+            *figures(scores, ("bleu_4", "meteor", "cider")),
             *(f"{row['training_captions_per_second']:.0f}", row["captioning_images_per_second"]),
             *(f"{row['parameters'] / 1e6:.1f} M", f"{row['training_seconds'] / 60:.0f}"),
             f"{refiner}{row['mechanism']}",
@@ -263,11 +263,9 @@ def unpublished() -> list[str]:
     ]
 
 
-def page() -> str:
+def page(results: Path = DOCS / "results") -> str:
     """The whole page."""
-    records = {
-        f.stem: json.loads(f.read_text("utf-8")) for f in sorted((DOCS / "results").glob("*.json"))
-    }
+    records = {f.stem: json.loads(f.read_text("utf-8")) for f in sorted(results.glob("*.json"))}
     runs = {
         name: record
         for name, record in records.items()

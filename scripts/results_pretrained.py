@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
 from typing import Any
 
+from scores import METRICS, figures
+
 SHIPPED, TRAINED, TRIED, SEARCHED = "pretrained-", "training-", "tried-", "decoding-"
-METRICS = ("bleu_1", "bleu_2", "bleu_3", "bleu_4", "meteor", "rouge_l", "cider")
 # Xu et al. 2015 (arXiv 1502.03044), table 1; they give neither ROUGE-L nor CIDEr.
 PUBLISHED = {
     "Xu et al. 2015, soft": (67, 44.8, 29.9, 19.5, 18.93),
@@ -39,7 +40,7 @@ def pretrained_section(records: dict[str, dict[str, Any]]) -> list[str]:
         seconds = sum(trained[step]["training_seconds"] for step in record["steps"])
         seeds = sorted({trained[step]["seed"] for step in record["steps"]})
         cells = [
-            *(name, record["split"], f"{record['scores']['images']:,}", *_scores(record)),
+            *(name, record["split"], f"{record['scores']['images']:,}", *figures(record["scores"])),
             *(
                 f"{record['mean_length']:.1f}",
                 *_search(record),
@@ -68,7 +69,7 @@ def pretrained_section(records: dict[str, dict[str, Any]]) -> list[str]:
     )
     rows = [
         [
-            *(name, *_scores(record), f"{record['mean_length']:.1f}", *_search(record)),
+            *(name, *figures(record["scores"]), f"{record['mean_length']:.1f}", *_search(record)),
             *(record["seed"], record["epoch"], minutes(record)),
         ]
         for name, record in trained.items()
@@ -99,10 +100,11 @@ def seeds_section(records: dict[str, dict[str, Any]]) -> list[str]:
         found = {records[last]["seed"]: first} | {record["seed"]: record for record in again}
         model = name.removeprefix(SHIPPED)
         for seed, record in sorted(found.items()):
-            rows.append([model, seed, *_scores(record), f"{record['mean_length']:.1f}"])
+            rows.append([model, seed, *figures(record["scores"]), f"{record['mean_length']:.1f}"])
         table = [[record["scores"][metric] for metric in METRICS] for record in found.values()]
         spread = [
-            f"{mean(column):.1f} ± {stdev(column):.1f}" for column in zip(*table, strict=True)
+            "–" if None in column else f"{mean(column):.1f} ± {stdev(column):.1f}"
+            for column in zip(*table, strict=True)
         ]
         rows.append([model, f"mean of {len(found)}", *spread, "–"])
     if not rows:
@@ -197,11 +199,6 @@ def minutes(record: dict[str, Any]) -> str:
     return f"{record['training_seconds'] / 60:.0f}"
 
 
-def _scores(record: dict[str, Any]) -> list[str]:
-    found = (record["scores"][metric] for metric in METRICS)
-    return ["–" if score is None else f"{score:.1f}" for score in found]
-
-
 def _search(record: dict[str, Any]) -> list[Any]:
     decoding = record["decoding"]
     options = (
@@ -227,7 +224,12 @@ def search_section(records: Mapping[str, dict[str, Any]]) -> list[str]:
         if not name.startswith(SEARCHED):
             continue
         rows = [
-            [*_search(row), *_scores(row), f"{row['mean_length']:.1f}", f"{row['bad_endings']:.1f}"]
+            [
+                *_search(row),
+                *figures(row["scores"]),
+                f"{row['mean_length']:.1f}",
+                f"{row['bad_endings']:.1f}",
+            ]
             for row in record["searches"]
         ]
         source = f"`{record['command']}`, commit {record['commit']}, {record['machine']}."

@@ -5,15 +5,11 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from scores import METRICS, figures
+
 from pretrained.recipes import RECIPES, SIDE
 
 SEEN = Path(__file__).with_name("seen.toml")
-METRICS = {
-    **{f"bleu_{n}": f"BLEU-{n}" for n in range(1, 5)},
-    "meteor": "METEOR",
-    "rouge_l": "ROUGE-L",
-    "cider": "CIDEr",
-}
 INTRO = """---
 library_name: captioner
 pipeline_tag: image-to-text
@@ -94,7 +90,7 @@ def _scores(scored: dict[str, Any]) -> list[str]:
         "",
         f"| {' | '.join(METRICS.values())} | words a caption |",
         "|---" * (len(METRICS) + 1) + "|",
-        f"| {' | '.join(f'{scores[metric]:.1f}' for metric in METRICS)} | {scored['mean_length']:.1f} |",
+        f"| {' | '.join(figures(scores))} | {scored['mean_length']:.1f} |",
     ]
 
 
