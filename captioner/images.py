@@ -203,8 +203,8 @@ def to_tensor(
     height, width = size
     if image.size != (width, height):
         image = image.resize((width, height), Image.Resampling[interpolation.upper()])
-    pixels = np.array(image)  # asarray would be read-only, which torch warns about
-    return torch.from_numpy(pixels).permute(2, 0, 1).contiguous()
+    # By numpy: torch's helpers would be many threads beside a network that wants the cores.
+    return torch.from_numpy(np.asarray(image).transpose(2, 0, 1).copy())
 
 
 def _check_size(image: Image.Image, max_pixels: int) -> None:

@@ -1,7 +1,6 @@
 """Load once, ask many times: pictures → captions with the places looked at."""
 
 import copy
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,17 +11,17 @@ import torch
 from jaxtyping import Float32
 
 from captioner import checkpoint
-from captioner.data.pixels import PixelBatch, read_batch, read_batches
+from captioner.data.pixels import read_batch, read_batches
 from captioner.decoding import Decoding, force, search
 from captioner.errors import ImageError, UsageError
 from captioner.images import Geometry, Source
+from captioner.memory import keep_memory
 from captioner.models.annotations import Annotations
 from captioner.models.attention.distributions import hard_attention, samples_locations
 from captioner.models.captioner import Captioner
 from captioner.models.monte_carlo import over_paths
 from captioner.shipped import DEFAULT_MODEL, models
 from captioner.text import Tokenizer, Vocabulary, join
-from captioner.threads import batches_at_once, in_turn
 from captioner.trace import Hypothesis
 
 
@@ -160,11 +159,9 @@ class Predictor:
     ) -> Iterator[Caption | ImageError]:
         """For each picture in order its caption, or what is wrong with it; a stream."""
         decoding = decoding or self.decoding
-        drawn = samples_locations(self.captioner.decoder)
         # What is drawn anew would be said of other places than those that the search has looked at.
-        details = details and not drawn
-
-        def caption(batch: PixelBatch) -> dict[int, Caption | ImageError]:
+        details = details and not samples_locations(self.captioner.decoder)
+        for batch in read_batches(images, batch_size, self.captioner.encoder.preprocessing):
             results: dict[int, Caption | ImageError] = dict(batch.failed)
             if batch.indices:
                 annotations = self._annotate(batch.pixels)
@@ -180,14 +177,6 @@ class Predictor:
                         for h in hypotheses
                     ]
                     results[index] = _with_alternatives(best, others)
-            return results
-
-        batches = read_batches(images, batch_size, self.captioner.encoder.preprocessing)
-        # Places are drawn from the one sequence of random numbers.
-        alone = drawn and decoding.samples == 1
-        number = math.ceil(len(images) / batch_size)
-        at_once = 1 if alone else batches_at_once(number, self.device)
-        for results in in_turn(caption, batches, at_once):
             yield from (results[index] for index in sorted(results))
 
     def explain(self, image: Source, text: str) -> Caption:
@@ -279,6 +268,8 @@ class Predictor:
 def load(model: str | Path | None = None, device: str = "auto") -> Predictor:
     """The front door: ``load().caption("dog.jpg")``.
 
+    From here on the process keeps the memory that it frees; see ``captioner.memory.keep_memory``.
+
     Args:
         model: a bundled name, a model folder, a Lightning ``.ckpt``, or a run folder; None for the
             bundled default.
@@ -288,6 +279,7 @@ def load(model: str | Path | None = None, device: str = "auto") -> Predictor:
         UsageError: no such device.
         CheckpointError: no such model, or it cannot be loaded.
     """
+    keep_memory()
     place = find_model(model)
     stored = checkpoint.load(place)
     name = str(model or DEFAULT_MODEL)

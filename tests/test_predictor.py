@@ -140,7 +140,7 @@ def test_details_are_of_the_places_that_were_looked_at(picture):
 @pytest.mark.parametrize("samples", [1, 3])
 @pytest.mark.parametrize("cores", [1, 2])
 def test_several_batches_are_captioned_as_if_each_picture_were_alone(cores, samples, tmp_path):
-    """Two at a time where there are two cores; what cannot be read keeps its place."""
+    """What cannot be read keeps its place."""
     hard = {"class_path": "Hard", "init_args": {"test_time": "sample"}}
     law = {"class_path": "Attention", "init_args": {"distribution": hard if samples > 1 else SOFT}}
     model = predictor("LSTMDecoder", **LSTM, attention=law)

@@ -21,7 +21,6 @@ from captioner.data.pixels import InputSize, PixelBatch, read_batches
 from captioner.data.shards import ROWS, Shards
 from captioner.errors import DataError, ImageError
 from captioner.memory import give_back_memory
-from captioner.threads import batches_at_once, in_turn
 
 FORMAT_VERSION = 2
 _LOG = logging.getLogger(__name__)
@@ -198,31 +197,25 @@ class _Filling:
         failed: dict[int, str] = {}
         values: np.ndarray | None = None
         grid: tuple[int, int] | None = None
-        batches = read_batches(paths, self.batch_size, self.encoder.preprocessing)
-        at_once = batches_at_once(math.ceil(len(paths) / self.batch_size), self.device)
-        for batch, rows, found in in_turn(self._compute, batches, at_once):
+        for batch in read_batches(paths, self.batch_size, self.encoder.preprocessing):
             failed |= {span[row]: str(error) for row, error in batch.failed.items()}
-            if rows is not None:
+            if batch.indices:
+                rows, grid = self._compute(batch)
                 if values is None:
                     self._check_space(rows)
                     values = np.zeros((len(span), *rows.shape[1:]), rows.dtype)
                 values[batch.indices] = rows
-                grid = found
             yield batch
         nothing = np.zeros((len(span), 0), np.float16)
         notes = {"grid": grid, "failed": failed}
         self.shards.write(number, nothing if values is None else values, notes)
 
-    def _compute(
-        self, batch: PixelBatch
-    ) -> tuple[PixelBatch, np.ndarray | None, tuple[int, int] | None]:
-        """With what is kept of its pictures, and their grid, if any could be read."""
-        if not batch.indices:
-            return batch, None, None
+    def _compute(self, batch: PixelBatch) -> tuple[np.ndarray, tuple[int, int]]:
+        """What is kept of its pictures, and their grid."""
         with torch.inference_mode():
             found = self.encoder(batch.pixels.to(self.device, non_blocking=True))
         kind = torch.uint8 if found.vectors.dtype == torch.uint8 else torch.float16
-        return batch, found.vectors.to("cpu", kind).numpy(), found.grid
+        return found.vectors.to("cpu", kind).numpy(), found.grid
 
     def _check_space(self, rows: np.ndarray) -> None:
         """It is kinder to say so now than after hours."""

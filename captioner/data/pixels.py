@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Literal, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import UInt8
 from torch import Tensor
@@ -81,11 +82,12 @@ def read_batch(
                 )
             )
             continue
-        read.append(images.to_tensor(picture, (size.height, size.width), size.interpolation))
+        pixels = images.to_tensor(picture, (size.height, size.width), size.interpolation)
+        read.append(pixels.numpy())
         batch.indices.append(index)
         batch.sizes.append(picture.size)
     if read:
-        batch.pixels = torch.stack(read)
+        batch.pixels = torch.from_numpy(np.stack(read))
     return batch
 
 
@@ -95,7 +97,11 @@ def read_batches(
     size: InputSize,
     expected: Sequence[tuple[int, int]] | None = None,
 ) -> Iterator[PixelBatch]:
-    """All pictures in order; while one batch is used, a thread reads the next."""
+    """All pictures in order; while one batch is used, a thread reads the next.
+
+    The thread leaves torch's helpers alone: on two cores a network beside which they wait, as they do
+    between two copies, has two thirds of its speed.
+    """
     ranges = [
         range(start, min(start + batch_size, len(sources)))
         for start in range(0, len(sources), batch_size)

@@ -30,6 +30,7 @@ from captioner.data.records import TRAIN, VAL
 from captioner.data.supervision import masks_of
 from captioner.errors import UsageError
 from captioner.files import write_text
+from captioner.memory import keep_memory
 from captioner.models.monte_carlo import check_samples
 from captioner.predictor import Predictor
 from captioner.shipped import configs_folder
@@ -296,6 +297,7 @@ def main(arguments: list[str]) -> None:
     # Lightning starts further processes by the same program and arguments.
     sys.argv = [given[0], *map(_shipped, arguments)]
     _quiet()
+    keep_memory()
     try:
         CLI(
             CaptioningTask,
