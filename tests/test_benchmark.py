@@ -9,7 +9,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
-from speed import memory, training
+from speed import memory, plain, training
+
+from captioner.models.annotations import Annotations
 
 COUNTED = os.access(memory.ANEW, os.W_OK)
 
@@ -23,6 +25,15 @@ def test_a_step_is_compared_with_a_tutorial_s_of_the_same_loss(design):
         assert set(row["peak_megabytes"]) == {"plain_float32", "ours_float32", "ours_bfloat16"}
     assert all(value > 0 for value in row["milliseconds"].values())
     assert row["words"] == (training._captions(2, 40, 6)[..., 1:] != 0).sum()
+
+
+def test_the_tutorial_s_layers_are_torch_s_own(monkeypatch):
+    captioner, _ = training._captioner("show-attend-tell", 40)
+    captions, vectors = training._captions(2, 40, 6), torch.randn(2, 4, 1280)
+    monkeypatch.setattr("captioner.models.linear.linear", None)
+    plain.forced(captioner, vectors, captions)
+    with pytest.raises(TypeError):
+        captioner(Annotations(vectors, (2, 2)), captions)
 
 
 @pytest.mark.skipif(not COUNTED, reason="NO /proc/self/clear_refs: peaks are not counted here")

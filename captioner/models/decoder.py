@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from captioner.models.annotations import Annotations
+from captioner.models.linear import Linear
 from captioner.models.registry import Component
 from captioner.text import END, PAD
 
@@ -142,7 +143,7 @@ class WordDecoder(Decoder, abstract=True):
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocab_size, embedding)
-        self.output = nn.Linear(embedding, vocab_size)
+        self.output = Linear(embedding, vocab_size)
         self.dropout = nn.Dropout(dropout)
         # Unit variance, torch's choice for embeddings, would make the first logits enormous.
         nn.init.normal_(self.embedding.weight, std=spread)

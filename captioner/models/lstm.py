@@ -16,6 +16,7 @@ from captioner.models.decoder import (
     rows_at_work,
     unfinished,
 )
+from captioner.models.linear import Linear
 from captioner.models.recurrent import AttentionFactory, LSTMState, Memory, RecurrentDecoder
 
 
@@ -63,8 +64,8 @@ class LSTMDecoder(RecurrentDecoder):
         )
         self.gate = nn.Sequential(nn.Linear(hidden, 1), nn.Sigmoid()) if gate else None
         self.lstm = nn.LSTMCell(inputs, hidden)
-        self.output_hidden = nn.Linear(hidden, embedding)
-        self.output_context = nn.Linear(annotation_dim, embedding, bias=False)
+        self.output_hidden = Linear(hidden, embedding)
+        self.output_context = Linear(annotation_dim, embedding, bias=False)
 
     def step(
         self, tokens: Int[Tensor, " B *R"], state: LSTMState

@@ -17,6 +17,7 @@ from captioner.models.decoder import (
     rows_at_work,
     unfinished,
 )
+from captioner.models.linear import Linear
 from captioner.models.recurrent import AttentionFactory, LSTMState, RecurrentDecoder
 
 
@@ -83,7 +84,7 @@ class LuongDecoder(RecurrentDecoder):
         )
         self.input_feeding = input_feeding
         self.lstm = nn.LSTM(inputs, hidden, batch_first=True)
-        self.attentional = nn.Linear(annotation_dim + hidden, embedding, bias=False)
+        self.attentional = Linear(annotation_dim + hidden, embedding, bias=False)
 
     def train(self, mode: bool = True) -> "LuongDecoder":
         """The LSTM has no dropout, and stays in the mode in which alone cuDNN gives it gradients."""

@@ -3,10 +3,10 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from captioner.models.linear import product
 from captioner.models.packing import placed
 
 
@@ -92,7 +92,7 @@ class _Gathered(torch.autograd.Function):
         if found is None:
             return None, None, None
         rows, gradients = found
-        return gradients.T @ rows, gradients.sum(0), None
+        return product(gradients.T, rows.T), gradients.sum(0), None
 
 
 class _Product(torch.autograd.Function):
@@ -105,7 +105,7 @@ class _Product(torch.autograd.Function):
         ctx.count, ctx.steps = len(rows), steps
         rows = rows if some is None else rows.index_select(0, some)
         ctx.save_for_backward(rows, weight, some)
-        return placed(F.linear(rows, weight, bias), some, ctx.count)
+        return placed(product(rows, weight, bias), some, ctx.count)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -118,4 +118,4 @@ class _Product(torch.autograd.Function):
         if gathered is not None and torch._C._will_engine_execute_node(gathered):
             ctx.steps.rows.append(rows)
             ctx.steps.gradients.append(gradient)
-        return placed(gradient @ weight, some, ctx.count), None, None, None, None
+        return placed(product(gradient, weight.T), some, ctx.count), None, None, None, None

@@ -14,6 +14,7 @@ from captioner.models.annotations import Annotations
 from captioner.models.attention.attention import Attended, Attention, AttentionBase, Keys
 from captioner.models.attention.scores import Additive
 from captioner.models.decoder import Decoded, Detail, WordDecoder, gather_rows
+from captioner.models.linear import Linear
 from captioner.models.recurrence import Recurrence
 
 
@@ -168,8 +169,8 @@ class RecurrentDecoder(WordDecoder, abstract=True):
     ) -> None:
         super().__init__(vocab_size, embedding, dropout, tied)
         self.attention = attention(query_dim=hidden, memory_dim=annotation_dim)
-        self.start_hidden = nn.Sequential(nn.Linear(annotation_dim, hidden), nn.Tanh())
-        self.start_cell = nn.Sequential(nn.Linear(annotation_dim, hidden), nn.Tanh())
+        self.start_hidden = nn.Sequential(Linear(annotation_dim, hidden), nn.Tanh())
+        self.start_cell = nn.Sequential(Linear(annotation_dim, hidden), nn.Tanh())
         self.intra = None if intra_attention is None else IntraAttention(intra_attention, hidden)
         if self.intra is not None and self.attention.distribution.branches:
             raise ModelError("a tape of memories cannot branch: gradient: marginal without intra")

@@ -12,6 +12,7 @@ from captioner.models.annotations import Annotations
 from captioner.models.attention.attention import Attention
 from captioner.models.attention.scores import ScaledDot
 from captioner.models.attention.self_attention import SelfAttention
+from captioner.models.linear import Linear
 from captioner.models.positions import grid_cosines, grid_sinusoids
 from captioner.models.registry import Component
 
@@ -65,7 +66,7 @@ class Projection(Refiner):
         self.positions = positions
         self.layers = nn.Sequential(
             nn.LayerNorm(in_dim),
-            nn.Linear(in_dim + 2 * positions, dim),
+            Linear(in_dim + 2 * positions, dim),
             nn.ReLU(),
             nn.Dropout(dropout),
         )
@@ -131,8 +132,8 @@ class SAGAN(Projection):
             )
         narrow = dim // 8
         self.attention = Attention(dim, dim, partial(ScaledDot, dim=narrow, scale="none"))
-        self.value = nn.Linear(dim, narrow, bias=False)
-        self.output = nn.Linear(narrow, dim, bias=False)
+        self.value = Linear(dim, narrow, bias=False)
+        self.output = Linear(narrow, dim, bias=False)
         self.gamma = nn.Parameter(torch.zeros(()))
 
     def forward(self, annotations: Annotations) -> Annotations:
@@ -326,10 +327,10 @@ class EncoderLayer(nn.Module):
         self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(2))
         self.attention = attention
         self.feed_forward = nn.Sequential(
-            nn.Linear(dim, feed_forward),
+            Linear(dim, feed_forward),
             nn.ReLU(),
             nn.Dropout(dropout),
-            nn.Linear(feed_forward, dim),
+            Linear(feed_forward, dim),
         )
         self.dropout = nn.Dropout(dropout)
 

@@ -13,6 +13,7 @@ from captioner.models.attention.attention import Attended, Keys
 from captioner.models.attention.multihead import MultiHead
 from captioner.models.attention.self_attention import SelfAttention, causal
 from captioner.models.decoder import Decoded, Detail, WordDecoder, gather_rows, unfinished
+from captioner.models.linear import Linear
 from captioner.models.packing import Packing
 from captioner.models.positions import sinusoids
 from captioner.models.recurrent import AttentionFactory
@@ -64,10 +65,10 @@ class Layer(nn.Module):
                 "layers all look, choose the gradient straight_through or score_function"
             )
         self.feed_forward = nn.Sequential(
-            nn.Linear(dim, feed_forward),
+            Linear(dim, feed_forward),
             nn.ReLU(),
             nn.Dropout(dropout),
-            nn.Linear(feed_forward, dim),
+            Linear(feed_forward, dim),
         )
         self.dropout = nn.Dropout(dropout)
 
@@ -145,7 +146,7 @@ class TransformerDecoder(WordDecoder):
             )
         super().__init__(vocab_size, dim, dropout, tied, spread=0.25 / math.sqrt(dim))
         self.memory = (
-            nn.Identity() if annotation_dim == dim else nn.Linear(annotation_dim, dim, bias=False)
+            nn.Identity() if annotation_dim == dim else Linear(annotation_dim, dim, bias=False)
         )
         self.layers = nn.ModuleList(
             Layer(dim, heads, feed_forward, dropout, attention) for _ in range(layers)

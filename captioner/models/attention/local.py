@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from captioner.errors import ModelError, UsageError
 from captioner.models.attention.distributions import Asked, Distribution, Weights, masked_softmax
+from captioner.models.linear import Linear
 
 
 class Positions(NamedTuple):
@@ -83,9 +84,9 @@ class Predictive(Local, abstract=True):
         super().__init__(query_dim, window)
         self.renormalise = renormalise
         self.place = nn.Sequential(
-            nn.Linear(query_dim, dim, bias=False),
+            Linear(query_dim, dim, bias=False),
             nn.Tanh(),
-            nn.Linear(dim, axes, bias=False),
+            Linear(dim, axes, bias=False),
             nn.Sigmoid(),
         )
 

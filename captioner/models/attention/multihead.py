@@ -18,6 +18,7 @@ from captioner.models.attention.attention import (
     Keys,
 )
 from captioner.models.attention.distributions import Asked, Soft
+from captioner.models.linear import Linear
 
 
 class MultiHead(AttentionBase):
@@ -48,10 +49,10 @@ class MultiHead(AttentionBase):
         check_heads(heads, dim)
         self.heads = heads
         self.out_dim = memory_dim
-        self.query = nn.Linear(query_dim, dim, bias=False)
-        self.key = nn.Linear(memory_dim, dim, bias=False)
-        self.value = nn.Linear(memory_dim, dim, bias=False)
-        self.output = nn.Linear(dim, memory_dim, bias=False)
+        self.query = Linear(query_dim, dim, bias=False)
+        self.key = Linear(memory_dim, dim, bias=False)
+        self.value = Linear(memory_dim, dim, bias=False)
+        self.output = Linear(dim, memory_dim, bias=False)
         self.distribution = distribution(query_dim=dim // heads)
         if self.distribution.branches:
             raise ModelError(

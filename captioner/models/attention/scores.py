@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from captioner.errors import ModelError
 from captioner.models.attention.energies import energies, exponential
+from captioner.models.linear import Linear, linear
 from captioner.models.registry import Component
 
 ScaleName = Literal["none", "sqrt", "learned"]
@@ -47,9 +48,9 @@ class Additive(Score):
         super().__init__()
         if not project:
             dim = _common(self, query_dim, key_dim)
-        self.query = nn.Linear(query_dim, dim, bias=False) if project else nn.Identity()
-        self.key = nn.Linear(key_dim, dim) if project else nn.Identity()
-        self.energy = nn.Linear(dim, 1, bias=False)
+        self.query = Linear(query_dim, dim, bias=False) if project else nn.Identity()
+        self.key = Linear(key_dim, dim) if project else nn.Identity()
+        self.energy = Linear(dim, 1, bias=False)
 
     def prepare(self, keys: Float[Tensor, "B L D"]) -> Float[Tensor, "B L A"]:
         """The exponential of ``U k + b``, which ``energies`` asks for."""
@@ -74,18 +75,18 @@ class Concat(Score):
     def __init__(self, query_dim: int, key_dim: int, dim: int = 512) -> None:
         super().__init__()
         self.query_dim = query_dim
-        self.joint = nn.Linear(query_dim + key_dim, dim, bias=False)
-        self.energy = nn.Linear(dim, 1, bias=False)
+        self.joint = Linear(query_dim + key_dim, dim, bias=False)
+        self.energy = Linear(dim, 1, bias=False)
 
     def prepare(self, keys: Float[Tensor, "B L D"]) -> Float[Tensor, "B L A"]:
         """With the key's columns of W_a: the product with [q; k] is the sum of two."""
-        return exponential(keys @ self.joint.weight[:, self.query_dim :].T)
+        return exponential(linear(keys, self.joint.weight[:, self.query_dim :]))
 
     def forward(
         self, query: Float[Tensor, "B T n"], prepared: Float[Tensor, "B L A"]
     ) -> Float[Tensor, "B T L"]:
         """The query's columns of W_a, and the energy of the sum."""
-        query = query @ self.joint.weight[:, : self.query_dim].T
+        query = linear(query, self.joint.weight[:, : self.query_dim])
         return energies(query, prepared, self.energy.weight[0])
 
 
@@ -134,7 +135,7 @@ class General(Product):
 
     def __init__(self, query_dim: int, key_dim: int, scale: ScaleName = "none") -> None:
         super().__init__()
-        self.query, self.key = nn.Identity(), nn.Linear(key_dim, query_dim, bias=False)
+        self.query, self.key = nn.Identity(), Linear(key_dim, query_dim, bias=False)
         self.scale = Scale(scale, query_dim)
 
 
@@ -160,8 +161,8 @@ class ScaledDot(Product):
         super().__init__()
         if not project:
             dim = _common(self, query_dim, key_dim)
-        self.query = nn.Linear(query_dim, dim, bias=False) if project else nn.Identity()
-        self.key = nn.Linear(key_dim, dim, bias=False) if project else nn.Identity()
+        self.query = Linear(query_dim, dim, bias=False) if project else nn.Identity()
+        self.key = Linear(key_dim, dim, bias=False) if project else nn.Identity()
         self.scale = Scale(scale, dim)
 
 
@@ -176,7 +177,7 @@ class Location(Score):
 
     def __init__(self, query_dim: int, key_dim: int, positions: int = 49) -> None:  # noqa: ARG002
         super().__init__()
-        self.positions = nn.Linear(query_dim, positions, bias=False)
+        self.positions = Linear(query_dim, positions, bias=False)
 
     def prepare(self, keys: Float[Tensor, "B L D"]) -> Float[Tensor, "B L A"]:
         """The keys as they are, which ``forward`` does not read.
@@ -221,8 +222,8 @@ class Distance(Score):
         scale: Literal["none", "learned"] = "none",
     ) -> None:
         super().__init__()
-        self.query = nn.Linear(query_dim, dim, bias=False)
-        self.key = nn.Linear(key_dim, dim, bias=False)
+        self.query = Linear(query_dim, dim, bias=False)
+        self.key = Linear(key_dim, dim, bias=False)
         self.scale = Scale(scale, dim)
 
     def prepare(self, keys: Float[Tensor, "B L D"]) -> Float[Tensor, "B L A"]:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from captioner.errors import ModelError
 from captioner.models.attention.distributions import masked_softmax
 from captioner.models.attention.multihead import check_heads, fused, join_heads, split_heads
+from captioner.models.linear import Linear
 
 
 class SelfAttention(nn.Module):
@@ -32,9 +33,9 @@ class SelfAttention(nn.Module):
             raise ModelError(f"a window of heads must be 0 or more, got {head_window}")
         self.heads = heads
         self.head_window = head_window
-        self.query = nn.Linear(dim, dim, bias=False)
-        self.key_value = nn.Linear(dim, 2 * dim, bias=False)
-        self.output = nn.Linear(dim, dim, bias=False)
+        self.query = Linear(dim, dim, bias=False)
+        self.key_value = Linear(dim, 2 * dim, bias=False)
+        self.output = Linear(dim, dim, bias=False)
 
     def forward(
         self,

@@ -1,0 +1,66 @@
+"""Linear maps against torch's own."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from captioner.models.linear import Linear, linear, product
+
+SHAPES = [(1, 3, 2), (5, 8, 1), (64, 300, 17), (3, 1, 40), (0, 4, 5)]
+TIGHT = {"rtol": 2e-5, "atol": 2e-5}
+
+
+def made(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_values_and_gradients_are_torch_s(shape, bias):
+    m, k, n = shape
+    parts = [made(m, k), made(n, k), made(n) if bias else None]
+    gradient, found = made(m, n), []
+    for function in (linear, F.linear):
+        own = [None if part is None else part.clone().requires_grad_() for part in parts]
+        values = function(*own)
+        values.backward(gradient)
+        found.append([values, *(part.grad for part in own if part is not None)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, **TIGHT)
+    torch.testing.assert_close(product(*parts), F.linear(*parts), **TIGHT)
+
+
+def test_only_what_learns_has_a_gradient():
+    rows, weight = made(4, 3).requires_grad_(), made(2, 3)
+    linear(rows, weight).sum().backward()
+    torch.testing.assert_close(rows.grad, weight.sum(0).expand(4, 3), **TIGHT)
+    assert weight.grad is None
+
+
+@pytest.mark.parametrize("lead", [(), (6,), (2, 3), (2, 0, 3)])
+def test_any_axes_before_the_last(lead):
+    layer, rows = Linear(5, 4), made(*lead, 5)
+    assert layer(rows).shape == (*lead, 4)
+    torch.testing.assert_close(layer(rows), F.linear(rows, layer.weight, layer.bias), **TIGHT)
+
+
+def test_strides_are_what_they_are():
+    rows, weight = made(7, 30).T, made(14, 9)[::2].T  # (30, 7), (9, 7)
+    torch.testing.assert_close(linear(rows, weight), rows @ weight.T, **TIGHT)
+    torch.testing.assert_close(product(rows, weight), rows @ weight.T, **TIGHT)
+
+
+def test_doubles_are_doubles():
+    rows, weight = made(6, 5).double(), made(4, 5).double()
+    torch.testing.assert_close(linear(rows, weight), rows @ weight.T, rtol=1e-14, atol=1e-14)
+
+
+def test_autocast_is_obeyed():
+    layer = Linear(5, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(made(6, 5)).dtype == torch.bfloat16
+    assert layer(made(6, 5)).dtype == torch.float32
+
+
+def test_it_is_stored_as_torch_s_is():
+    assert Linear(5, 4).state_dict().keys() == torch.nn.Linear(5, 4).state_dict().keys()
