@@ -52,7 +52,15 @@ def _both(title: str, key: str, percent: bool) -> Column:
     return f"{title}: float32, bfloat16", cell
 
 
-TIMES = (_both("× plain", "times_plain", False), _both("of the floor", "of_floor", True))
+def _percent(title: str, key: str) -> Column:
+    return title, lambda row: f"{100 * row[key]:.0f} %" if key in row else "–"
+
+
+TIMES = (
+    _both("× plain", "times_plain", False),
+    _both("of the floor", "of_floor", True),
+    _percent("of oneDNN's: float32", "of_onednn_float32"),
+)
 FLOOR: Column = (
     "floor × plain: float32",
     lambda row: (
@@ -62,7 +70,8 @@ FLOOR: Column = (
 MEMORY = _each("MB", "peak_megabytes")
 BESIDE_CNN: tuple[Column, ...] = (
     _of("photos"),
-    ("of the bare CNN", lambda row: f"{100 * row['of_bare_cnn']:.0f} %"),
+    _percent("of the bare CNN", "of_bare_cnn"),
+    _percent("of the same as torch comes", "of_torch_cnn"),
     _each("photos/s", "images_per_second"),
     MEMORY,
 )
@@ -74,8 +83,8 @@ PARTS: dict[str, tuple[str, list[str], dict[str, Sequence[Column]]]] = {
         "A step of training",
         [
             "Forward, loss and backward; `plain` is the same model as tutorials write it, in float32,",
-            "`floor` its matrix products called bare in the same precision; what is between them and",
-            "`plain` is all that there is to be won.",
+            "`floor` its matrix products called bare in the same precision, as torch multiplies;",
+            "`floor by onednn` in float32 by the library of the package's layers: [speed.md](speed.md).",
             MEDIANS,
         ],
         {
@@ -108,9 +117,9 @@ PARTS: dict[str, tuple[str, list[str], dict[str, Sequence[Column]]]] = {
     "speed-files": (
         "From files",
         [
-            "Beside the bare CNN, on all cores, on the same pictures, decoded and in memory, 64 at",
-            "a time. Annotations and captions are found for two batches at once, each on half the",
-            "cores, which keeps them busier.",
+            "Beside the bare CNN, on all cores, on the same pictures, decoded and in memory, as many",
+            "at a time; with memory that is kept, as the package's commands keep it, and `as torch",
+            "comes`, in a process that does not: [speed.md](speed.md).",
             MEDIANS,
         ],
         {

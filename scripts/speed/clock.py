@@ -37,10 +37,12 @@ def medians(
 
 
 def ratios(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Of the yardsticks ``plain`` and ``floor`` to ``ours``, in each precision."""
+    """Of the yardsticks ``plain`` and ``floor`` to ``ours``, in each precision; of ``onednn`` in one."""
     found = {}
     for kind in KINDS:
         if (ours := seconds.get(f"ours_{kind}")) is not None:
             found[f"times_plain_{kind}"] = round(seconds["plain_float32"] / ours, 2)
             found[f"of_floor_{kind}"] = round(seconds[f"floor_{kind}"] / ours, 3)
+    if "floor_by_onednn" in seconds:
+        found["of_onednn_float32"] = round(seconds["floor_by_onednn"] / seconds["ours_float32"], 3)
     return found

@@ -1,17 +1,31 @@
 """The floor: a model's matrix products, called bare, with nothing around them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from captioner.models.captioner import Captioner
+from captioner.models.linear import product
 from captioner.models.lstm import LSTMDecoder
 from captioner.models.luong import LuongDecoder
 
 # (batch, m, k, n): so many products of (m, k) and (k, n).
 Product = tuple[int, int, int, int]
+
+
+def by_torch(one: Tensor, other: Tensor, out: Tensor) -> None:
+    """As torch multiplies."""
+    torch.matmul(one, other, out=out)
+
+
+def by_onednn(one: Tensor, other: Tensor, out: Tensor) -> None:
+    """As the package's linear layers do; what is no such layer's, as torch."""
+    if one.ndim == 2:
+        product(one, other.T)
+    else:
+        by_torch(one, other, out)
 
 
 class Floor:
@@ -22,11 +36,18 @@ class Floor:
         dtype: of the operands.
         device: where.
         backward: whether each is followed by the two products of its gradient.
+        multiply: by what.
     """
 
     def __init__(
-        self, products: Sequence[Product], dtype: torch.dtype, device: str, backward: bool
+        self,
+        products: Sequence[Product],
+        dtype: torch.dtype,
+        device: str,
+        backward: bool,
+        multiply: Callable[[Tensor, Tensor, Tensor], None] = by_torch,
     ) -> None:
+        self.multiply = multiply
         if backward:
             products = [
                 each
@@ -46,7 +67,7 @@ class Floor:
     def __call__(self) -> None:
         """All of them."""
         for one, other, out in self.calls:
-            torch.matmul(one, other, out=out)
+            self.multiply(one, other, out)
 
 
 def products(captioner: Captioner, pictures: int, cells: int, rows: Sequence[int]) -> list[Product]:

@@ -8,6 +8,7 @@ sorted by length and the batch shrinks as they end.
 
 import math
 from typing import Any, Protocol
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -16,10 +17,14 @@ from torch import Tensor, nn
 from captioner.decoding import Decoding
 from captioner.models.annotations import Annotations
 from captioner.models.captioner import Captioner
+from captioner.models.linear import Linear
 from captioner.models.lstm import LSTMDecoder
 from captioner.models.luong import LuongDecoder
 from captioner.models.transformer import TransformerDecoder
 from captioner.text import END, PAD, START, UNK
+
+# Tutorials' layers are torch's own.
+_own_layers = mock.patch.object(Linear, "forward", nn.Linear.forward)
 
 
 class Plain(Protocol):
@@ -156,6 +161,7 @@ def plain(decoder: nn.Module) -> Plain:
     return PLAIN[type(decoder)](decoder)
 
 
+@_own_layers
 def forced(captioner: Captioner, vectors: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     """Teacher forcing: (logits, weights) of all words of all captions, the captions by length.
 
@@ -202,6 +208,7 @@ def refined(captioner: Captioner, vectors: Tensor) -> Tensor:
     return captioner.refiner(Annotations(vectors, (1, vectors.shape[1]))).vectors
 
 
+@_own_layers
 @torch.inference_mode()
 def beam(captioner: Captioner, vectors: Tensor, decoding: Decoding) -> list[list[int]]:
     """The best caption of every picture, one picture after the other."""

@@ -16,7 +16,7 @@ from captioner.text import END, PAD, START, Vocabulary
 from captioner.training.objectives import Objective
 from speed import plain
 from speed.clock import KINDS, autocast, medians, ratios
-from speed.floor import Floor, products
+from speed.floor import Floor, by_onednn, products
 from speed.memory import peaks
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "model"
@@ -78,6 +78,7 @@ def row(
         floor = Floor(bare, dtype, device, backward=True)
         contestants[f"ours_{kind}"] = partial(step, ours, dtype)
         contestants[f"floor_{kind}"], flops = floor, floor.flops
+    contestants["floor_by_onednn"] = Floor(bare, torch.float32, device, True, by_onednn)
     taken = medians(contestants, rounds, device)
     held = peaks(contestants, device)
     return {
