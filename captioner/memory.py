@@ -6,16 +6,19 @@ from contextlib import suppress
 
 # Of glibc's malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
-_KEPT, _KEPT_BEFORE_2_35 = 2**30, 2**25
+# Free memory at the end of the heap; the size from which a block is not of the heap, as high as every
+# glibc allows.
+_KEPT, _LARGE = 2**28, 2**25
 
 
 def keep_memory() -> None:
     """Leaves memory that is freed with the process, for the next batch's activations.
 
-    Linux hands out pages of zeros, one fault each: a network whose activations come from there, and go
-    back after every layer, waits for them longer than for its arithmetic (docs/speed.md). At its
-    greatest a process holds as much as before; what it held then, up to a gigabyte, it goes on holding,
-    until ``give_back_memory``.
+    Linux hands out pages of zeros, one fault each: a network whose activations come from there, and
+    go back after every layer, waits for them longer than for its arithmetic (docs/speed.md). What is
+    free at the end of the heap is kept, up to a quarter of a gigabyte, until ``give_back_memory``;
+    blocks of 32 MB and more come and go as before. One heap for all threads, so that what one has
+    freed another can use.
 
     Whoever sets glibc's own environment variables is obeyed. Other C libraries are left alone.
     """
@@ -24,8 +27,7 @@ def keep_memory() -> None:
     with suppress(OSError, AttributeError, TypeError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_TRIM_THRESHOLD, _KEPT)
-        mallopt(_MMAP_THRESHOLD, _KEPT) or mallopt(_MMAP_THRESHOLD, _KEPT_BEFORE_2_35)
-        # What one thread has freed another can use.
+        mallopt(_MMAP_THRESHOLD, _LARGE)
         mallopt(_ARENA_MAX, 1)
 
 

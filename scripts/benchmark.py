@@ -9,14 +9,18 @@ python scripts/benchmark.py quality --precision bf16-mixed 32-true --data.root D
 
 Every row is one line of JSON. ``train`` and ``caption`` have two yardsticks, measured in the same run,
 in turn: ``plain``, the same model as tutorials write it (speed/plain.py), whose numbers are asserted to
-be the same; and ``floor``, the matrix products that the real words need, called bare (speed/floor.py).
+be the same; and ``floor``, the matrix products that the real words need, called bare as torch multiplies
+(speed/floor.py), in float32 also by oneDNN where the package's own layers ask it.
 Times are medians of rounds; a row says
 
 - ``times_plain``: how many times as fast as ``plain`` in float32;
-- ``of_floor``: floor / ours, 1 being nothing but the products, in the same precision. Attention's
-  products are counted as if all captions of a picture were equally long, so that 1 can be passed.
+- ``of_floor``: floor / ours, 1 being nothing but the products, in the same precision. 1 can be passed:
+  oneDNN may be the faster of the two libraries, and attention's products are counted as if all captions
+  of a picture were equally long;
+- ``of_onednn``: the same of the products by oneDNN.
 
-``files`` begins with JPEGs; its yardstick is the CNN alone on the same pictures, decoded and in memory.
+``files`` begins with JPEGs; its yardstick is the CNN alone on the same pictures, decoded and in memory,
+in this process, which keeps its memory as the package's commands do, and in one that does not.
 ``quality`` begins with them too, and ends with scored captions: its rows, one for each precision, have
 the scores of the development split beside the minutes. It trains with two processes of one thread, on
 two cores faster than two threads.

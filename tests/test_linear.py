@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from captioner import models
 from captioner.models.linear import Linear, linear, product
 
 SHAPES = [(1, 3, 2), (5, 8, 1), (64, 300, 17), (3, 1, 40), (0, 4, 5)]
@@ -28,6 +29,58 @@ def test_values_and_gradients_are_torch_s(shape, bias):
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours, theirs, **TIGHT)
     torch.testing.assert_close(product(*parts), F.linear(*parts), **TIGHT)
+
+
+def test_the_faster_library_is_asked_where_it_is_there(monkeypatch):
+    asked, by_onednn = [], models.linear._by_onednn
+    monkeypatch.setattr(models.linear, "_by_onednn", lambda *a: asked.append(a) or by_onednn(*a))
+    monkeypatch.setattr(models.linear, "ONEDNN", False)
+    linear(made(4, 3), made(2, 3))
+    assert not asked
+    monkeypatch.setattr(models.linear, "ONEDNN", models.linear._onednn())
+    asked.clear()
+    rows, weight = made(4, 3).requires_grad_(), made(2, 3).requires_grad_()
+    linear(rows, weight).sum().backward()
+    assert len(asked) == (3 if models.linear.ONEDNN else 0)
+    torch._C._set_mkldnn_enabled(False)  # torch.backends.mkldnn.flags warns of GPUs
+    try:
+        linear(made(4, 3), made(2, 3))
+    finally:
+        torch._C._set_mkldnn_enabled(True)
+    assert len(asked) == (3 if models.linear.ONEDNN else 0)
+
+
+@pytest.mark.parametrize("part", [slice(0, 5), slice(5, 12)])
+def test_a_part_of_a_matrix_is_multiplied_dense(part, monkeypatch):
+    """oneDNN's fast kernels want it so; ``Concat`` has such parts."""
+    asked, by_onednn = [], models.linear._by_onednn
+    monkeypatch.setattr(models.linear, "_by_onednn", lambda *a: asked.append(a[1]) or by_onednn(*a))
+    joint = made(6, 12).requires_grad_()
+    rows = made(4, part.stop - part.start)
+    linear(rows, joint[:, part]).sum().backward()
+    expected = torch.zeros(6, 12)
+    expected[:, part] = rows.sum(0)
+    torch.testing.assert_close(joint.grad, expected, **TIGHT)
+    assert all(weight.is_contiguous() or weight.T.is_contiguous() for weight in asked)
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 17, 127, 128, 131, 700, 4001])
+def test_few_sizes_are_asked_for(count, monkeypatch):
+    """oneDNN writes a program for each."""
+    sizes = set()
+
+    def by_onednn(rows, weight, bias):
+        sizes.add((tuple(rows.shape), tuple(weight.shape)))
+        return F.linear(rows, weight, bias)
+
+    monkeypatch.setattr(models.linear, "_by_onednn", by_onednn)
+    monkeypatch.setattr(models.linear, "ONEDNN", True)
+    rows, weight = made(count, 3).requires_grad_(), made(2, 3).requires_grad_()
+    linear(rows, weight).sum().backward()
+    torch.testing.assert_close(weight.grad, rows.sum(0).expand(2, 3), rtol=1e-4, atol=1e-4)
+    [around] = {max(a, b) for (a, _), (b, _) in sizes if max(a, b) > 3} or {16}
+    assert count <= around <= max(count + 15, count * 9 // 8)
+    assert around % 16 == 0
 
 
 def test_only_what_learns_has_a_gradient():

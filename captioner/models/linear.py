@@ -7,15 +7,6 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
-# torch multiplies float32 by MKL, which keeps to AVX2 on processors that are not Intel's; oneDNN, which
-# comes with torch too and makes its convolutions, uses what the processor has: twice the speed on one
-# with AVX-512 (docs/speed.md).
-_ONEDNN = (
-    torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    and torch.backends.cpu.get_cpu_capability().startswith("AVX512")
-    and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-)
-
 
 class Linear(nn.Linear):
     """``nn.Linear``, by ``linear``."""
@@ -30,7 +21,7 @@ def linear(
     weight: Float[Tensor, "n k"],
     bias: Float[Tensor, " n"] | None = None,
 ) -> Float[Tensor, "*rows n"]:
-    """``rows @ weight.T + bias``, with a gradient."""
+    """``rows @ weight.T + bias``, with a gradient, but none of that gradient."""
     if not _suits(rows, weight):
         return F.linear(rows, weight, bias)
     found = _Linear.apply(rows.flatten(0, -2), weight, bias)
@@ -45,20 +36,64 @@ def product(
     """``linear`` without a gradient, for those who have their own."""
     if not _suits(rows, weight):
         return F.linear(rows, weight, bias)
-    found: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
-    return found
+    # A part of a matrix would be multiplied number by number.
+    dense = weight.is_contiguous() or weight.T.is_contiguous()
+    padded = F.pad(rows, (0, 0, 0, _missing(len(rows))))
+    return _by_onednn(padded, weight if dense else weight.contiguous(), bias)[: len(rows)]
+
+
+def outer(gradient: Float[Tensor, "m n"], rows: Float[Tensor, "m k"]) -> Float[Tensor, "n k"]:
+    """``gradient.T @ rows``, the gradient of a weight."""
+    if not _suits(gradient, rows):
+        return gradient.T @ rows
+    missing = _missing(len(rows))
+    return _by_onednn(F.pad(gradient.T, (0, missing)), F.pad(rows, (0, 0, 0, missing)).T, None)
+
+
+def _missing(rows: int) -> int:
+    """How many rows make the number round, at most an eighth of them from 128 on.
+
+    oneDNN writes a program for every size, which takes as long as a small product, and keeps a thousand;
+    and how many words a batch has is another number every time.
+    """
+    return -rows % max(16, 2 ** (rows.bit_length() - 4))
 
 
 def _suits(rows: Tensor, weight: Tensor) -> bool:
-    """In lower precision torch asks oneDNN itself."""
+    """Whether oneDNN is to be asked. In lower precision torch does so itself."""
     return (
-        _ONEDNN
+        ONEDNN
+        and bool(torch.backends.mkldnn.enabled)
         and rows.device.type == "cpu"
         and rows.dtype == weight.dtype == torch.float32
         and rows.ndim > 1
         and rows.numel() > 0
         and not torch.is_autocast_enabled("cpu")
     )
+
+
+def _by_onednn(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    found: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
+    return found
+
+
+def _onednn() -> bool:
+    """Whether torch has what is called here, and the processor what it is called for.
+
+    torch multiplies float32 by MKL, which keeps to AVX2 on processors that are not Intel's; oneDNN, with
+    which torch makes its convolutions, uses what the processor has: twice the speed on one with AVX-512
+    (docs/speed.md). The call is the one that torch.compile makes, and in no documentation.
+    """
+    if not torch.backends.cpu.get_cpu_capability().startswith("AVX512"):
+        return False
+    try:
+        one = torch.ones(2, 2)
+        return bool(torch.equal(_by_onednn(one, one, None), one + 1))
+    except (AttributeError, RuntimeError, TypeError):
+        return False
+
+
+ONEDNN = _onednn()
 
 
 class _Linear(torch.autograd.Function):
@@ -74,6 +109,6 @@ class _Linear(torch.autograd.Function):
         of_rows, of_weight, of_bias = ctx.needs_input_grad
         return (
             product(gradient, weight.T) if of_rows else None,
-            product(gradient.T, rows.T) if of_weight else None,
+            outer(gradient, rows) if of_weight else None,
             gradient.sum(0) if of_bias else None,
         )

@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from captioner.models.linear import product
+from captioner.models.linear import outer, product
 from captioner.models.packing import placed
 
 
@@ -92,7 +92,7 @@ class _Gathered(torch.autograd.Function):
         if found is None:
             return None, None, None
         rows, gradients = found
-        return product(gradients.T, rows.T), gradients.sum(0), None
+        return outer(gradients, rows), gradients.sum(0), None
 
 
 class _Product(torch.autograd.Function):

@@ -10,6 +10,7 @@ from torch import Tensor
 from captioner.checkpoint import Stored
 from captioner.decoding import search
 from captioner.models.annotations import Annotations
+from captioner.models.linear import ONEDNN
 from speed import plain
 from speed.clock import KINDS, autocast, medians, ratios
 from speed.floor import Floor, by_onednn, products
@@ -68,7 +69,8 @@ def row(
     for kind, dtype in KINDS.items():
         contestants[f"ours_{kind}"] = partial(ours, dtype)
         contestants[f"floor_{kind}"] = Floor(bare, dtype, device, backward=False)
-    contestants["floor_by_onednn"] = Floor(bare, torch.float32, device, False, by_onednn)
+    if ONEDNN and device == "cpu":
+        contestants["floor_by_onednn"] = Floor(bare, torch.float32, device, False, by_onednn)
     taken = medians(contestants, rounds, device)
     held = peaks(contestants, device)
     taken["plain_float32"] *= len(vectors) / some

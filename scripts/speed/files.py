@@ -1,9 +1,11 @@
 """Rows that begin with files: filling the annotation cache, captioning JPEGs, commands from cold."""
 
+import copy
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -94,31 +96,28 @@ def _bare(encoder: Encoder, pixels: list[torch.Tensor]) -> Callable[[], None]:
     return run
 
 
-class _Elsewhere:
-    """The bare CNN in a process whose memory comes and goes as torch has it.
+@contextmanager
+def _elsewhere(encoder: Encoder, pixels: list[torch.Tensor]) -> Iterator[Callable[[], None]]:
+    """The bare CNN in a process whose memory comes and goes as torch has it."""
+    here, there = Pipe()
+    copies = (
+        copy.deepcopy(encoder),
+        [batch.clone() for batch in pixels],
+    )  # they become shared memory
+    process = get_context("spawn").Process(target=_serve, args=(there, *copies), daemon=True)
+    process.start()
+    there.close()
+    here.recv()  # it is there
 
-    Args:
-        encoder: the CNN.
-        pixels: its input.
-    """
+    def run() -> None:
+        here.send(True)
+        here.recv()
 
-    def __init__(self, encoder: Encoder, pixels: list[torch.Tensor]) -> None:
-        self._here, there = Pipe()
-        self._process = get_context("spawn").Process(
-            target=_serve, args=(there, encoder, pixels), daemon=True
-        )
-        self._process.start()
-        self._here.recv()  # it is there
-
-    def __call__(self) -> None:
-        """Once."""
-        self._here.send(True)
-        self._here.recv()
-
-    def close(self) -> None:
-        """Ends the process."""
-        self._here.send(False)
-        self._process.join()
+    try:
+        yield run
+    finally:
+        process.kill()
+        process.join()
 
 
 def _serve(there: Connection, encoder: Encoder, pixels: list[torch.Tensor]) -> None:
@@ -133,9 +132,8 @@ def _beside(
     encoder: Encoder, pixels: list[torch.Tensor], ours: Callable[[], None], rounds: int, photos: int
 ) -> dict[str, Any]:
     contestants = {"bare_cnn": _bare(encoder, pixels), "ours": ours}
-    elsewhere = _Elsewhere(encoder, pixels)
-    taken = medians({**contestants, "as_torch_comes": elsewhere}, rounds)
-    elsewhere.close()
+    with _elsewhere(encoder, pixels) as run:
+        taken = medians({**contestants, "as_torch_comes": run}, rounds)
     return {
         "photos": photos,
         "of_bare_cnn": round(taken["bare_cnn"] / taken["ours"], 3),

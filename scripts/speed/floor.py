@@ -21,7 +21,7 @@ def by_torch(one: Tensor, other: Tensor, out: Tensor) -> None:
 
 
 def by_onednn(one: Tensor, other: Tensor, out: Tensor) -> None:
-    """As the package's linear layers do; what is no such layer's, as torch."""
+    """As the package's linear layers do; several matrices at once as torch."""
     if one.ndim == 2:
         product(one, other.T)
     else:

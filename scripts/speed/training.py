@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from captioner.models.annotations import Annotations
 from captioner.models.captioner import Captioner
+from captioner.models.linear import ONEDNN
 from captioner.models.registry import build
 from captioner.text import END, PAD, START, Vocabulary
 from captioner.training.objectives import Objective
@@ -78,7 +79,8 @@ def row(
         floor = Floor(bare, dtype, device, backward=True)
         contestants[f"ours_{kind}"] = partial(step, ours, dtype)
         contestants[f"floor_{kind}"], flops = floor, floor.flops
-    contestants["floor_by_onednn"] = Floor(bare, torch.float32, device, True, by_onednn)
+    if ONEDNN and device == "cpu":
+        contestants["floor_by_onednn"] = Floor(bare, torch.float32, device, True, by_onednn)
     taken = medians(contestants, rounds, device)
     held = peaks(contestants, device)
     return {
