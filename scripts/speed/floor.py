@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from captioner.models import linear
 from captioner.models.captioner import Captioner
-from captioner.models.linear import product
 from captioner.models.lstm import LSTMDecoder
 from captioner.models.luong import LuongDecoder
 
@@ -23,7 +23,7 @@ def by_torch(one: Tensor, other: Tensor, out: Tensor) -> None:
 def by_onednn(one: Tensor, other: Tensor, out: Tensor) -> None:
     """As the package's linear layers do; several matrices at once as torch."""
     if one.ndim == 2:
-        product(one, other.T)
+        linear.by_onednn(one, other.T, None)
     else:
         by_torch(one, other, out)
 
