@@ -11,6 +11,7 @@ import torch
 
 from captioner.models import Annotations, attention
 from captioner.models.attention import Additive, Concat, MultiHead, ScaledDot
+from captioner.models.attention.multihead import fused
 from captioner.models.registry import names
 from test_attention import COLUMNS, GRID, LAWS, ROWS, L, ask, make
 
@@ -215,6 +216,51 @@ def test_multi_head_equals_torch(masked):
     torch.testing.assert_close(attended.context, context)
     torch.testing.assert_close(attended.heads, heads.transpose(1, 2))
     torch.testing.assert_close(attended.weights, heads.mean(1))
+
+
+@pytest.mark.parametrize("dtype", [torch.double, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("masked", ["nowhere", "later words", "two cells", "all cells of one"])
+def test_fused_attention_equals_torch_with_a_gradient_and_without(dtype, masked):
+    """On a CPU a gradient goes through its parts, otherwise torch's kernel is called."""
+    torch.manual_seed(8)
+    query, key, value = (torch.randn(2, 3, n, 4, dtype=dtype) for n in (5, 7, 7))
+    query[0] *= 40  # one place gets it all
+    allowed = {
+        "nowhere": None,
+        "later words": torch.ones(1, 1, 5, 7, dtype=torch.bool).tril(),
+        "two cells": (torch.arange(7) < 5).expand(2, 1, 1, 7),
+        "all cells of one": torch.tensor([True, False]).view(2, 1, 1, 1).expand(2, 1, 1, 7),
+    }[masked]
+    exact = [part.double().clone().requires_grad_() for part in (query, key, value)]
+    scores = exact[0] @ exact[1].mT / 2
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, -torch.inf)
+    expected = scores.softmax(-1) @ exact[2]
+    if masked == "all cells of one":
+        expected = torch.cat([expected[:1], torch.zeros_like(expected[1:])])
+    expected[:1].sum().backward()
+    own = [part.requires_grad_() for part in (query, key, value)]
+    found = fused(*own, allowed, dropout=0.0)
+    found.sum().backward()
+    close = {"rtol": 0.05, "atol": 0.2} if dtype == torch.bfloat16 else {}
+    torch.testing.assert_close(found, expected.to(dtype), **close)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(*own, allowed, 0.0), expected.to(dtype), **close)
+    for ours, theirs in zip(own, exact, strict=True):
+        torch.testing.assert_close(ours.grad[:1], theirs.grad[:1].to(dtype), **close)
+        if masked == "all cells of one":
+            assert not ours.grad[1].any()
+
+
+def test_fused_attention_drops_weights_and_keeps_their_mean():
+    torch.manual_seed(9)
+    query, key = torch.randn(1, 1, 1, 4), torch.randn(1, 1, 6, 4)
+    value = torch.eye(6).view(1, 1, 6, 6).requires_grad_()
+    weights = fused(query, key, value, None, 0.0)
+    drawn = torch.cat([fused(query, key, value, None, 0.25) for _ in range(4000)])
+    assert 0.24 < (drawn == 0).float().mean() < 0.26
+    torch.testing.assert_close(drawn[drawn != 0].max(), weights.max() / 0.75)
+    torch.testing.assert_close(drawn.mean(0), weights[0], rtol=0, atol=0.02)
 
 
 def test_concat_equals_additive_with_its_two_matrices():

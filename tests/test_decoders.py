@@ -1,6 +1,7 @@
 """What every decoder promises, with every attention; a newly registered one is tested by existing."""
 
 import inspect
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from captioner.models import Annotations
 from captioner.models import attention as laws
 from captioner.models.registry import build, names
 from captioner.text import END, PAD, UNK
+from captioner.training.said import said_words
 from test_attention import LAWS, tree
 
 B, R, T, D, V = 2, 3, 5, 6, 9
@@ -196,6 +198,28 @@ def test_captions_that_have_ended_change_nothing(name, switches, longest_first):
         assert (found is None) == (expected is None)
         if found is not None:
             close(found, expected)
+
+
+@pytest.mark.parametrize("words", [1, 3, 16, 17, 29])
+@every_decoder
+def test_the_vocabulary_is_projected_for_a_round_number_of_words(name, switches, words):
+    """All that exist, and as many others as that takes, or all there are; nothing learns from those."""
+    decoder, annotations = make(name, switches), seen()
+    tokens = torch.full((B, R, 6), PAD)  # B · R · 6 = 36 steps
+    tokens.flatten()[:words] = UNK + 1
+    decoded = decoder(annotations, tokens)
+    if decoded.there is None:
+        return
+    count = int(decoded.there.sum())
+    assert count == len(decoded.said) == min(-(-words // 16) * 16, tokens.numel())
+    assert decoded.there[tokens != PAD].all()
+    losses = [said_words(decoded, tokens).exact.sum()]
+    everywhere = replace(decoded, said=decoded.logits, there=None)
+    losses.append(said_words(everywhere, tokens).exact.sum())
+    close(*losses)
+    own, other = (torch.autograd.grad(loss, decoded.said, retain_graph=True)[0] for loss in losses)
+    close(own, other)
+    assert int(own.any(-1).sum()) == words
 
 
 @pytest.mark.parametrize("changed", range(1, T))

@@ -113,6 +113,7 @@ def test_equals_torchs_decoder(detail, annotation_dim):
     assert (decoded.layers is None) == (decoded.past is None) == (detail != "all")
 
 
+@torch.no_grad()
 def test_weights_nobody_asks_for_are_never_made(monkeypatch):
     """The kernel that makes none is called twice a layer; with detail, only where nobody looks."""
     decoder = make()

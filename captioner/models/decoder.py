@@ -50,8 +50,8 @@ class Decoded:
         past: how much each earlier word counts, for every layer and head, where the decoder attends
             to what it wrote: ``past[…, t, l, h, j]`` is the weight of input j, ``<start>`` being
             input 0, at step t; 0 for every j > t. None unless asked for.
-        there: the steps after which a caption still has something to say: the vocabulary is projected
-            for these alone, and the loss need not go through the others.
+        there: the steps after which a caption still has something to say, and perhaps some more: the
+            vocabulary is projected for these alone, and the loss need not go through the others.
     """
 
     said: Float[Tensor, "*said V"]

@@ -38,26 +38,36 @@ def product(
         return F.linear(rows, weight, bias)
     # A part of a matrix would be multiplied number by number.
     dense = weight.is_contiguous() or weight.T.is_contiguous()
-    padded = F.pad(rows, (0, 0, 0, _missing(len(rows))))
-    return by_onednn(padded, weight if dense else weight.contiguous(), bias)[: len(rows)]
+    weight = weight if dense else weight.contiguous()
+    return by_onednn(_filled(rows), weight, bias)[: len(rows)]
 
 
 def outer(gradient: Float[Tensor, "m n"], rows: Float[Tensor, "m k"]) -> Float[Tensor, "n k"]:
     """``gradient.T @ rows``, the gradient of a weight."""
     if not _suits(gradient, rows):
         return gradient.T @ rows
-    missing = _missing(len(rows))
-    return by_onednn(F.pad(gradient.T, (0, missing)), F.pad(rows, (0, 0, 0, missing)).T, None)
+    gradient, rows = _filled(gradient), _filled(rows)
+    # The left one is turned around in memory. Where that is more than the other and what is found:
+    (count, wide), narrow = gradient.shape, rows.shape[1]
+    if count * narrow + wide * narrow < count * wide:
+        return by_onednn(rows.T, gradient.T, None).T.contiguous()
+    return by_onednn(gradient.T, rows.T, None)
 
 
-def _missing(rows: int) -> int:
-    """How many rows make the number round: a multiple of 16, or of a 32nd of itself or less.
+def _filled(rows: Float[Tensor, "m k"]) -> Float[Tensor, "more k"]:
+    """With rows of zeros behind them, where their number is not round."""
+    missing = missing_rows(len(rows))
+    return F.pad(rows, (0, 0, 0, missing)) if missing else rows
+
+
+def missing_rows(count: int) -> int:
+    """How many rows make their number round: a multiple of 16, or of a 32nd of itself or less.
 
     oneDNN writes a program for every size, which takes as long as a small product, and keeps a thousand;
     and how many words a batch has is another number every time. Pictures of 49 cells, several together,
     are round.
     """
-    return -rows % max(16, 2 ** (rows.bit_length() - 6))
+    return -count % max(16, 2 ** (count.bit_length() - 6))
 
 
 def _suits(rows: Tensor, weight: Tensor) -> bool:

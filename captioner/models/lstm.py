@@ -17,6 +17,7 @@ from captioner.models.decoder import (
     unfinished,
 )
 from captioner.models.linear import Linear
+from captioner.models.packing import rounded
 from captioner.models.recurrent import AttentionFactory, LSTMState, Memory, RecurrentDecoder
 
 
@@ -95,7 +96,7 @@ class LSTMDecoder(RecurrentDecoder):
             steps.append(attended.with_rows(tokens.shape[1]))
             hidden.append(with_rows(now, tokens.shape[1]))
             looked.append(with_rows(looks, tokens.shape[1]))
-        attended = Attended.stack(steps)
+        attended, there = Attended.stack(steps), rounded(there)
         said = self._read_out(embedded[there], torch.stack(hidden, 2)[there], attended.at(there))
         return self.decoded(said, there, attended, looked, detail)
 

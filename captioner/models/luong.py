@@ -18,6 +18,7 @@ from captioner.models.decoder import (
     unfinished,
 )
 from captioner.models.linear import Linear
+from captioner.models.packing import rounded
 from captioner.models.recurrent import AttentionFactory, LSTMState, RecurrentDecoder
 
 
@@ -131,6 +132,7 @@ class LuongDecoder(RecurrentDecoder):
             memory = (state.memory.hidden.flatten(0, -2), state.memory.cell.flatten(0, -2))
             hidden, _ = self.lstm(embedded.flatten(0, -3), tuple(m.unsqueeze(0) for m in memory))
             attended = self._attend(hidden.view(*tokens.shape, -1), state, need_weights)
+        there = rounded(there)
         said = self._read_out(attended.at(there))
         return self.decoded(said, there, attended, looked, detail)
 

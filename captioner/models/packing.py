@@ -5,6 +5,8 @@ import math
 from jaxtyping import Bool, Int, Shaped
 from torch import Size, Tensor
 
+from captioner.models.linear import missing_rows
+
 
 class Packing:
     """From steps of rows of pictures to words in one row, and back.
@@ -27,6 +29,17 @@ class Packing:
         """In their places, zeros in the others."""
         found = placed(values, self.places, math.prod(self.shape))
         return found.view(*self.shape, *values.shape[1:])
+
+
+def rounded(there: Bool[Tensor, "*steps"]) -> Bool[Tensor, "*steps"]:
+    """With some of the first steps that are not there, that the number of all may be round.
+
+    What is computed for those is of no use, and a product of a number of rows that is not round is
+    slower (``linear``) than one of more.
+    """
+    flat = there.flatten()
+    spare = (~flat).nonzero().squeeze(1)[: missing_rows(int(flat.sum()))]
+    return flat.index_fill(0, spare, True).view_as(there)
 
 
 def placed(

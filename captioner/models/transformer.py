@@ -14,7 +14,7 @@ from captioner.models.attention.multihead import MultiHead
 from captioner.models.attention.self_attention import SelfAttention, causal
 from captioner.models.decoder import Decoded, Detail, WordDecoder, gather_rows, unfinished
 from captioner.models.linear import Linear
-from captioner.models.packing import Packing
+from captioner.models.packing import Packing, rounded
 from captioner.models.positions import sinusoids
 from captioner.models.recurrent import AttentionFactory
 
@@ -186,7 +186,7 @@ class TransformerDecoder(WordDecoder):
         self, annotations: Annotations, tokens: Int[Tensor, "B R T"], detail: Detail
     ) -> Decoded:
         """All words at once."""
-        there = unfinished(tokens)
+        there = rounded(unfinished(tokens))
         decoded, _ = self._advance(tokens, self.begin(annotations, tokens), detail, there)
         return decoded
 
