@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from captioner.errors import ModelError
 from captioner.models.annotations import Annotations
+from captioner.models.folding import folded
 from captioner.models.registry import Component
-from captioner.models.trunks import Channels, Interpolation, trunk
+from captioner.models.trunks import Channels, Interpolation, Trunk, trunk
 
 # Pixels at once. On a CPU 4 pictures of 224 × 224: its caches then hold the feature maps between two
 # layers. Elsewhere 64 of them where nothing is learned: memory does not grow with the batch.
@@ -119,6 +120,7 @@ class CNNEncoder(Encoder):
         self.register_buffer("mean", 255 * torch.tensor(mean).view(3, 1, 1), persistent=False)
         self.register_buffer("std", 255 * torch.tensor(std).view(3, 1, 1), persistent=False)
         self._ready = weights is None
+        self._folded: list[Trunk] = []  # in a list, it is no part of the state
         self.register_load_state_dict_post_hook(_after_load)  # type: ignore[no-untyped-call]
 
     @property
@@ -172,9 +174,23 @@ class CNNEncoder(Encoder):
     def _features(self, images: UInt8[Tensor, "B 3 H W"]) -> Float[Tensor, "B D rows columns"]:
         """The last feature map, with what finer ones have in each of its cells."""
         pixels = (images - self.mean) / self.std
-        features, *finer = self.trunk(pixels.contiguous(memory_format=torch.channels_last))
+        pixels = pixels.contiguous(memory_format=torch.channels_last)
+        features, *finer = self._network(pixels)(pixels)
         pooled = [F.adaptive_avg_pool2d(fine, features.shape[2:]) for fine in finer]
         return torch.cat([features, *pooled], 1)
+
+    def _network(self, example: Float[Tensor, "B 3 H W"]) -> Trunk:
+        """The CNN, or where it does not learn what is faster and computes the same."""
+        if self.trainable or not len(example):
+            return self.trunk
+        if not self._folded:
+            self._folded.append(folded(self.trunk, example[:1]))
+        return self._folded[0]
+
+    def _apply(self, *args: Any, **kwargs: Any) -> Any:
+        """To another device or precision."""
+        self._folded.clear()
+        return super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
 
     def train(self, mode: bool = True) -> "CNNEncoder":
         """The CNN stays in eval mode: its batch-norm statistics are ImageNet's."""
@@ -224,6 +240,7 @@ def _last_layers(trunk: nn.Module, number: bool | int) -> list[nn.Module]:
 def _after_load(encoder: nn.Module, incompatible: Any) -> None:
     """Weights that are a package's are not missing from a state dict; others are ready now."""
     assert isinstance(encoder, CNNEncoder)
+    encoder._folded.clear()
     own = [key for key in incompatible.missing_keys if "trunk." in key]
     if encoder.external:
         for key in own:

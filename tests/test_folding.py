@@ -1,0 +1,160 @@
+"""Folded networks against themselves, and what is left alone."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from captioner.models import CNNEncoder
+from captioner.models import encoder as module
+from captioner.models.folding import folded
+from captioner.models.trunks import Trunk
+
+
+def photos(size, count=2, seed=1):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(256, (count, 3, size, size), generator=generator, dtype=torch.uint8)
+
+
+def used(encoder):
+    """As after much training: norms that all do something else."""
+    generator = torch.Generator().manual_seed(2)
+    for part in encoder.trunk.modules():
+        if isinstance(part, nn.BatchNorm2d):
+            for tensor in (part.running_mean, part.bias.data):
+                tensor.normal_(0, 0.1, generator=generator)
+            for tensor in (part.running_var, part.weight.data):
+                tensor.uniform_(0.7, 1.3, generator=generator)
+    return encoder
+
+
+def norms(network):
+    return sum(isinstance(part, nn.BatchNorm2d) for part in network.modules())
+
+
+class Network(Trunk):
+    """One part after the other."""
+
+    def __init__(self, *parts):
+        super().__init__()
+        self.parts = nn.ModuleList(parts)
+        for part in parts:
+            if isinstance(part, nn.BatchNorm2d) and part.running_mean is not None:
+                part.running_mean.fill_(0.5)
+                part.running_var.fill_(3.0)
+        self.eval().requires_grad_(False)
+
+    def forward(self, pixels):
+        for part in self.parts:
+            pixels = part(pixels)
+        return [pixels]
+
+
+@pytest.mark.parametrize(
+    ("name", "left"),
+    [
+        ("efficientnet_lite0", 0),
+        ("torchvision/resnet18", 0),
+        ("torchvision/mobilenet_v3_small", 0),
+        ("torchvision/vgg11", 0),
+        ("timm/resnet10t", 0),
+        # Norms before convolutions: those that read joined maps stay.
+        ("torchvision/densenet121", 6 + 12 + 24 + 3),
+    ],
+)
+def test_norms_are_folded_and_the_maps_are_the_same(name, left):
+    encoder = used(CNNEncoder(name, 64, 16, weights=None, finer=[8]).eval())
+    pixels = torch.randn(3, 3, 64, 64, generator=torch.Generator().manual_seed(3))
+    before = copy.deepcopy(encoder.trunk.state_dict())
+    network = folded(encoder.trunk, pixels[:1])
+    assert norms(network) == left <= norms(encoder.trunk)
+    with torch.no_grad():
+        for found, expected in zip(network(pixels), encoder.trunk(pixels), strict=True):
+            assert expected.std() > 0
+            torch.testing.assert_close(
+                found / expected.std(), expected / expected.std(), rtol=1e-4, atol=1e-4
+            )
+    after = encoder.trunk.state_dict()
+    assert all(torch.equal(tensor, after[key]) for key, tensor in before.items())
+
+
+def test_what_is_used_twice_is_left():
+    convolution, norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+    pixels = torch.randn(2, 3, 4, 4)
+    for network in (
+        Network(convolution, norm, convolution, nn.BatchNorm2d(3)),
+        Network(convolution, norm, nn.Conv2d(3, 3, 1), norm),
+    ):
+        made = folded(network, pixels)
+        torch.testing.assert_close(made(pixels)[0], network(pixels)[0])
+        assert norms(made) in (1, 2)
+
+
+def test_a_norm_that_reads_something_else_is_left():
+    pixels = torch.randn(2, 3, 4, 4)
+    network = Network(nn.Conv2d(3, 3, 1), nn.ReLU(), nn.BatchNorm2d(3))
+    assert norms(folded(network, pixels)) == 1
+    network = Network(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3, track_running_stats=False))
+    assert norms(folded(network, pixels)) == 1
+
+
+def test_a_network_that_would_become_another_is_left():
+    """Here more than the norm reads what the convolution found."""
+
+    class Branching(Network):
+        def forward(self, pixels):
+            found = self.parts[0](pixels)
+            return [found + self.parts[1](found)]
+
+    network = Branching(nn.Conv2d(3, 5, 1), nn.BatchNorm2d(5))
+    network.parts[1].running_mean.fill_(2.0)
+    assert folded(network, torch.randn(1, 3, 4, 4)) is network
+
+
+def test_an_encoder_is_folded_where_it_does_not_learn(monkeypatch):
+    frozen = used(CNNEncoder("torchvision/resnet18", 64, weights=None).eval())
+    learning = CNNEncoder("torchvision/resnet18", 64, weights=None, trainable=True).eval()
+    learning.load_state_dict(frozen.state_dict())
+    calls = []
+    monkeypatch.setattr(module, "folded", lambda *given: calls.append(1) or folded(*given))
+    keys = frozen.state_dict().keys()
+    fingerprint = frozen.fingerprint()
+    for _ in range(2):
+        torch.testing.assert_close(
+            frozen(photos(64)).vectors, learning(photos(64)).vectors.detach(), rtol=1e-3, atol=1e-3
+        )
+    assert calls == [1]  # once, and the one that learns not at all
+    assert frozen.state_dict().keys() == keys
+    assert frozen.fingerprint() == fingerprint
+    assert not any(part.requires_grad for part in frozen.parameters())
+    assert norms(frozen) > 0
+
+
+def test_an_empty_batch_folds_nothing(monkeypatch):
+    """Nothing to compare the copy by."""
+    encoder = CNNEncoder("torchvision/resnet18", 64, weights=None).eval()
+    examples = []
+    monkeypatch.setattr(module, "folded", lambda n, x: examples.append(len(x)) or folded(n, x))
+    assert encoder(photos(64, 0)).vectors.shape == (0, 4, 512)
+    assert encoder(photos(64)).vectors.shape == (2, 4, 512)
+    assert examples == [1]
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_other_weights_are_folded_anew(mode):
+    encoder = CNNEncoder("torchvision/resnet18", 64, weights=None).eval()
+    other = used(CNNEncoder("torchvision/resnet18", 64, weights=None).eval())
+    with mode():
+        first = encoder(photos(64)).vectors
+        expected = other(photos(64)).vectors
+    encoder.load_state_dict(other.state_dict())
+    with mode():
+        found = encoder(photos(64)).vectors
+    assert not torch.allclose(found, first)
+    torch.testing.assert_close(found, expected)
+    copied = copy.deepcopy(encoder).double()
+    with mode():
+        assert copied(photos(64)).vectors.dtype == torch.double
+        torch.testing.assert_close(copied(photos(64)).vectors.float(), found, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(encoder(photos(64)).vectors, found)
