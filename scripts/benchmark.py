@@ -19,8 +19,9 @@ Times are medians of rounds; a row says
   of a picture were equally long;
 - ``of_onednn``: the same of the products by oneDNN.
 
-``files`` begins with JPEGs; its yardstick is the CNN alone on the same pictures, decoded and in memory,
-in this process, which keeps its memory as the package's commands do, and in one that does not.
+``files`` begins with JPEGs; its yardstick is the CNN alone, as its library builds it, on the same
+pictures, decoded and in memory, in this process, which keeps its memory as the package's commands do,
+and in one that does not; and the CNN as the package runs it, its batch norms folded.
 ``quality`` begins with them too, and ends with scored captions: its rows, one for each precision, have
 the scores of the development split beside the minutes. It trains with two processes of one thread, on
 two cores faster than two threads.
