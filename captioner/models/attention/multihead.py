@@ -156,8 +156,8 @@ def _by_parts(
     mask: Bool[Tensor, "#N #h #T #L"] | None,
     dropout: float,
 ) -> Float[Tensor, "N h T f"]:
-    """``fused`` for a gradient on a CPU, where torch's kernel takes up to three times as long, and in
-    bfloat16 ten times; the mean of all values where all is masked."""
+    """``fused`` for a gradient on a CPU: for a few dozen places torch's kernel takes twice as long there,
+    in bfloat16 twenty times (docs/speed.md). The mean of all values where all is masked."""
     scores = query * query.shape[-1] ** -0.5 @ key.mT
     wide = torch.promote_types(scores.dtype, torch.float32)
     if mask is not None:
