@@ -92,12 +92,11 @@ def search(
     pictures, beam = len(annotations), decoding.beam_size
     device = annotations.vectors.device
     state = decoder.start(annotations)
-    rows = torch.zeros(pictures, beam, dtype=torch.long, device=device)
-    tokens = torch.full((pictures, beam), START, device=device)
-    # All rows of a picture begin alike; only the first may be extended.
-    totals = torch.full((pictures, beam), -torch.inf, device=device)
-    totals[:, 0] = 0.0
-    written = tokens.new_zeros(pictures, beam, 0)
+    # Of what nobody has said a word of yet, one row a picture.
+    rows = torch.zeros(pictures, 1, dtype=torch.long, device=device)
+    tokens = torch.full_like(rows, START)
+    totals = torch.zeros(pictures, 1, device=device)
+    written = tokens.new_zeros(pictures, 1, 0)
     trace = Trace()
     at_work = list(range(pictures))
     finished: list[list[tuple[float, int, int, float]]] = [[] for _ in range(pictures)]

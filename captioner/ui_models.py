@@ -70,7 +70,7 @@ def read(path: str | Path) -> Photo:
 class Models:
     """Predictors by name: those given, loaded at once, and the bundled ones, when first asked for.
 
-    Safe to use from many threads: a predictor holds no state between calls.
+    Safe to use from many threads: nothing that a predictor keeps between calls depends on them.
 
     Args:
         given: bundled names, model folders, run folders or ``.ckpt`` files.

@@ -208,8 +208,7 @@ def test_the_vocabulary_is_projected_for_a_round_number_of_words(name, switches,
     tokens = torch.full((B, R, 6), PAD)  # B · R · 6 = 36 steps
     tokens.flatten()[:words] = UNK + 1
     decoded = decoder(annotations, tokens)
-    if decoded.there is None:
-        return
+    assert decoded.there is not None
     count = int(decoded.there.sum())
     assert count == len(decoded.said) == min(-(-words // 16) * 16, tokens.numel())
     assert decoded.there[tokens != PAD].all()

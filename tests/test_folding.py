@@ -1,6 +1,7 @@
 """Folded networks against themselves, and what is left alone."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -80,23 +81,61 @@ def test_norms_are_folded_and_the_maps_are_the_same(name, left):
 
 
 def test_what_is_used_twice_is_left():
+    """And what is not, beside it, is folded."""
     convolution, norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
     pixels = torch.randn(2, 3, 4, 4)
-    for network in (
-        Network(convolution, norm, convolution, nn.BatchNorm2d(3)),
-        Network(convolution, norm, nn.Conv2d(3, 3, 1), norm),
+    for middle in (
+        (convolution, norm, convolution, nn.BatchNorm2d(3)),
+        (convolution, norm, nn.Conv2d(3, 3, 1), norm),
     ):
+        network = Network(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), *middle)
         made = folded(network, pixels)
+        assert made is not network
         torch.testing.assert_close(made(pixels)[0], network(pixels)[0])
-        assert norms(made) in (1, 2)
+        assert norms(made) == norms(network) - 1
 
 
-def test_a_norm_that_reads_something_else_is_left():
+@pytest.mark.parametrize("size", [(8, 8), (9, 9), (8, 9), (7, 12)])
+@pytest.mark.parametrize("kernel", [1, 2, 3, (5, 4)])
+@pytest.mark.parametrize("options", [{}, {"stride": 2}, {"stride": (1, 3)}, {"dilation": 2}])
+def test_padding_as_tensorflow_s_is_the_convolution_s_own(size, kernel, options):
+    from timm.layers import Conv2dSame
+
+    torch.manual_seed(4)
+    parts = [Conv2dSame(3, 6, kernel, groups=3, **options), nn.BatchNorm2d(6), nn.Conv2d(6, 2, 1)]
+    network = Network(*parts)
+    pixels = torch.randn(2, 3, *size)
+    made = folded(network, pixels[:1])
+    assert made is not network
+    torch.testing.assert_close(made(pixels)[0], network(pixels)[0])
+    assert norms(made) == 0
+    assert (type(made.parts[0]) is nn.Conv2d) == ("dilation" not in options)
+
+
+def test_another_size_is_padded_otherwise():
+    encoder = used(CNNEncoder("efficientnet_lite0", 64, weights=None).eval())
+    learning = CNNEncoder("efficientnet_lite0", 64, weights=None, trainable=True).eval()
+    learning.load_state_dict(encoder.state_dict())
+    for size in (64, 65, 33, 64):
+        with torch.no_grad():
+            expected = learning(photos(size)).vectors
+        torch.testing.assert_close(encoder(photos(size)).vectors, expected, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (nn.Conv2d(3, 3, 1), nn.ReLU(), nn.BatchNorm2d(3)),
+        (nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3, track_running_stats=False)),
+    ],
+)
+def test_a_norm_of_something_else_is_left(parts):
     pixels = torch.randn(2, 3, 4, 4)
-    network = Network(nn.Conv2d(3, 3, 1), nn.ReLU(), nn.BatchNorm2d(3))
-    assert norms(folded(network, pixels)) == 1
-    network = Network(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3, track_running_stats=False))
-    assert norms(folded(network, pixels)) == 1
+    network = Network(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), *parts)
+    made = folded(network, pixels)
+    assert made is not network
+    assert norms(made) == 1
+    torch.testing.assert_close(made(pixels)[0], network(pixels)[0])
 
 
 def test_a_network_that_would_become_another_is_left():
@@ -153,8 +192,26 @@ def test_other_weights_are_folded_anew(mode):
         found = encoder(photos(64)).vectors
     assert not torch.allclose(found, first)
     torch.testing.assert_close(found, expected)
-    copied = copy.deepcopy(encoder).double()
+    copied = copy.deepcopy(encoder)
     with mode():
-        assert copied(photos(64)).vectors.dtype == torch.double
-        torch.testing.assert_close(copied(photos(64)).vectors.float(), found, rtol=1e-3, atol=1e-3)
         torch.testing.assert_close(encoder(photos(64)).vectors, found)
+    encoder.double()
+    with mode():
+        assert encoder(photos(64)).vectors.dtype == torch.double
+        torch.testing.assert_close(encoder(photos(64)).vectors.float(), found, rtol=1e-3, atol=1e-3)
+        torch.testing.assert_close(copied(photos(64)).vectors, found)
+
+
+@pytest.mark.parametrize(
+    ("name", "through"),
+    [
+        ("torchvision/densenet121", copy.deepcopy),  # still has norms when it is folded
+        ("efficientnet_lite0", lambda encoder: pickle.loads(pickle.dumps(encoder))),
+    ],
+)
+def test_a_copy_of_an_encoder_in_use_says_the_same(name, through):
+    encoder = used(CNNEncoder(name, 64, 8, weights=None).eval())
+    found = encoder(photos(64)).vectors
+    copied = through(encoder)
+    for _ in range(2):
+        torch.testing.assert_close(copied(photos(64)).vectors, found)

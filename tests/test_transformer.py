@@ -114,7 +114,7 @@ def test_equals_torchs_decoder(detail, annotation_dim):
 
 
 @torch.no_grad()
-def test_weights_nobody_asks_for_are_never_made(monkeypatch):
+def test_a_search_makes_no_weights_that_nobody_asks_for(monkeypatch):
     """The kernel that makes none is called twice a layer; with detail, only where nobody looks."""
     decoder = make()
     calls = []

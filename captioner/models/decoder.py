@@ -66,7 +66,7 @@ class Decoded:
 
     @property
     def logits(self) -> Float[Tensor, "B *R T V"]:
-        """The scores of the next word, at every step; zeros where there is nothing to say."""
+        """The scores of the next word, at every step; zeros where they were left out."""
         return self.placed(self.said)
 
     def at(self, values: Shaped[Tensor, "*steps"]) -> Shaped[Tensor, "*said"]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, UInt8
-from torch import Tensor, nn
+from torch import Size, Tensor, nn
 
 from captioner.errors import ModelError
 from captioner.models.annotations import Annotations
@@ -81,7 +81,9 @@ class CNNEncoder(Encoder):
         weights: ``DEFAULT`` or one of the library's own names for them; ``FLICKR8K``, of
             ``efficientnet_lite2``: fine-tuned with the bundled models; null starts from random ones.
         trainable: whether the CNN learns too; a number: only its last so many layers, batch norms and
-            the like not counted. Batch-norm statistics stay frozen all the same.
+            the like not counted. Batch-norm statistics stay frozen all the same. A CNN that does not
+            learn is run as ``folding`` makes it: what is written into its tensors after that, other than
+            by ``load_state_dict``, is not seen.
 
     Raises:
         ModelError: unknown name, no feature map of a stride, unknown weights, a finer stride that is not
@@ -120,7 +122,9 @@ class CNNEncoder(Encoder):
         self.register_buffer("mean", 255 * torch.tensor(mean).view(3, 1, 1), persistent=False)
         self.register_buffer("std", 255 * torch.tensor(std).view(3, 1, 1), persistent=False)
         self._ready = weights is None
-        self._folded: list[Trunk] = []  # in a list, it is no part of the state
+        self._folded: tuple[Size, Trunk] | None = (
+            None  # a module in a tuple is no part of the state
+        )
         self.register_load_state_dict_post_hook(_after_load)  # type: ignore[no-untyped-call]
 
     @property
@@ -183,14 +187,19 @@ class CNNEncoder(Encoder):
         """The CNN, or where it does not learn what is faster and computes the same."""
         if self.trainable or not len(example):
             return self.trunk
-        if not self._folded:
-            self._folded.append(folded(self.trunk, example[:1]))
-        return self._folded[0]
+        made = self._folded
+        if made is None or made[0] != example.shape[2:]:
+            made = self._folded = (example.shape[2:], folded(self.trunk, example[:1]))
+        return made[1]
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
         """To another device or precision."""
-        self._folded.clear()
+        self._folded = None
         return super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and other processes fold their own."""
+        return {**self.__dict__, "_folded": None}
 
     def train(self, mode: bool = True) -> "CNNEncoder":
         """The CNN stays in eval mode: its batch-norm statistics are ImageNet's."""
@@ -240,7 +249,7 @@ def _last_layers(trunk: nn.Module, number: bool | int) -> list[nn.Module]:
 def _after_load(encoder: nn.Module, incompatible: Any) -> None:
     """Weights that are a package's are not missing from a state dict; others are ready now."""
     assert isinstance(encoder, CNNEncoder)
-    encoder._folded.clear()
+    encoder._folded = None
     own = [key for key in incompatible.missing_keys if "trunk." in key]
     if encoder.external:
         for key in own:

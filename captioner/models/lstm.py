@@ -81,7 +81,7 @@ class LSTMDecoder(RecurrentDecoder):
     def teach(
         self, annotations: Annotations, tokens: Int[Tensor, "B R T"], detail: Detail
     ) -> Decoded:
-        """The vocabulary is projected once, after the loop over time, for real words only."""
+        """The vocabulary is projected once, after the loop over time, for the words there are."""
         state = self.begin(annotations, tokens)
         embedded = self.dropout(self.embedding(tokens))  # (B, R, T, m)
         steps: list[Attended] = []

@@ -110,7 +110,7 @@ class LuongDecoder(RecurrentDecoder):
     def teach(
         self, annotations: Annotations, tokens: Int[Tensor, "B R T"], detail: Detail
     ) -> Decoded:
-        """The vocabulary is projected once, for real words only."""
+        """The vocabulary is projected once, for the words there are."""
         state = self.begin(annotations, tokens)
         embedded = self.dropout(self.embedding(tokens))  # (B, R, T, m)
         need_weights = detail != "none"

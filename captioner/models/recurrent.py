@@ -232,8 +232,8 @@ class RecurrentDecoder(WordDecoder, abstract=True):
         """All steps of a caption, with as much detail as was asked for.
 
         Args:
-            said: the scores of the next word, where a caption has something to say.
-            there: where that is.
+            said: the scores of the next word, at some steps.
+            there: which; a caption has something to say after no others.
             attended: what attention found, of all steps.
             looked: what ``update`` said of every step.
             detail: how much to say.

@@ -10,7 +10,6 @@ from multiprocessing import Pipe, get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -99,13 +98,8 @@ def _bare(encoder: Encoder, pixels: list[torch.Tensor]) -> Callable[[], None]:
 
 def _as_built(encoder: Encoder) -> Encoder:
     """A copy whose network stays as its library builds it."""
-    made = copy.deepcopy(encoder).float()  # what was folded is forgotten
-    side = encoder.preprocessing.width
-    with (
-        mock.patch("captioner.models.encoder.folded", lambda network, _: network),
-        torch.inference_mode(),
-    ):
-        made(torch.zeros(1, 3, encoder.preprocessing.height, side, dtype=torch.uint8))
+    made = copy.deepcopy(encoder)
+    made.trainable = True  # what learns is not folded
     return made
 
 

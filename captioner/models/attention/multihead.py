@@ -18,6 +18,9 @@ from captioner.models.attention.attention import (
 from captioner.models.attention.distributions import Asked, Soft
 from captioner.models.linear import Linear
 
+# Places up to which torch's fused kernel takes longer for a gradient in float32 on a CPU than its parts.
+SMALL = 200
+
 
 class MultiHead(AttentionBase):
     """``W_O [head_1; …; head_h]``, head i = p((W_q q)ᵢᵀ (W_k k)ᵢ / √(d/h)) · (W_v v)ᵢ.
@@ -79,7 +82,7 @@ class MultiHead(AttentionBase):
         step: int | Int[Tensor, " T"] | None,
         need_weights: bool,
     ) -> Attended:
-        """Every head for itself; then all together. Soft weights nobody asks for are never made."""
+        """Every head for itself; then all together. Soft weights nobody asks for are ``fused``."""
         query, key, value = (
             split_heads(vectors, self.heads)
             for vectors in (self.query(queries), keys.prepared, keys.values)
@@ -142,7 +145,8 @@ def fused(
 ) -> Float[Tensor, "N h T f"]:
     """Softmax attention whose weights nobody asks for, in torch's own kernel where that is faster; zeros
     where all is masked."""
-    if torch.is_grad_enabled() and not query.is_cuda:
+    small = query.dtype == torch.bfloat16 or key.shape[-2] <= SMALL
+    if torch.is_grad_enabled() and query.device.type == "cpu" and small:
         found = _by_parts(query, key, value, mask, dropout)
     else:
         found = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
@@ -156,13 +160,12 @@ def _by_parts(
     mask: Bool[Tensor, "#N #h #T #L"] | None,
     dropout: float,
 ) -> Float[Tensor, "N h T f"]:
-    """``fused`` for a gradient on a CPU: for a few dozen places torch's kernel takes twice as long there,
-    in bfloat16 twenty times (docs/speed.md). The mean of all values where all is masked."""
+    """``fused`` for a gradient on a CPU (docs/speed.md); the mean of all values where all is masked."""
     scores = query * query.shape[-1] ** -0.5 @ key.mT
     wide = torch.promote_types(scores.dtype, torch.float32)
     if mask is not None:
         # Added, for that takes a fraction of the time of filling in.
-        none = torch.zeros_like(mask, dtype=wide)
-        scores = scores + none.masked_fill_(~mask, torch.finfo(wide).min)
+        penalty = torch.zeros_like(mask, dtype=wide)
+        scores = scores + penalty.masked_fill_(~mask, torch.finfo(wide).min)
     weights = F.dropout(scores.softmax(-1, dtype=wide), dropout)
     return weights.to(value.dtype) @ value

@@ -50,8 +50,8 @@ class SelfAttention(nn.Module):
             vectors: the sequence, or what is new of it.
             mask: True where a vector may attend, P = Q + T; None for everywhere.
             past: keys and values of the Q vectors before, as this method returned them.
-            need_weights: False takes torch's own kernel, which makes no weights. A vector's weight
-                is that in all heads a head attends to.
+            need_weights: whether weights are returned, which takes longer. A vector's weight is that
+                in all heads a head attends to.
         """
         query, key_value = self.query(vectors), self.key_value(vectors)
         found, weights, past = self.attend(query, key_value, mask, past, need_weights)
