@@ -70,6 +70,7 @@ FLOOR: Column = (
 MEMORY = _each("MB", "peak_megabytes")
 BESIDE_CNN: tuple[Column, ...] = (
     _of("photos"),
+    ("their median size", lambda row: row.get("median_size", "–")),
     _percent("of the bare CNN", "of_bare_cnn"),
     _percent("of the folded one", "of_folded_cnn"),
     _percent("of the bare one as torch comes", "of_torch_cnn"),

@@ -143,6 +143,7 @@ def test_the_page_has_a_table_for_all_that_the_benchmark_measures():
                 "beam": 4,
                 **sizes,
                 "of_bare_cnn": 0.87,
+                "median_size": "500 × 375",
                 "of_folded_cnn": 0.66,
                 "of_torch_cnn": 0.98,
                 "images_per_second": times,
@@ -170,7 +171,7 @@ def test_the_page_has_a_table_for_all_that_the_benchmark_measures():
     for row in (row for found in rows.values() for row in found):
         assert f"| {row['row']} |" in page
     assert (
-        "| files a | 4 | 7 | 87 % | 66 % | 98 % "
+        "| files a | 4 | 7 | 500 × 375 | 87 % | 66 % | 98 % "
         "| plain float32 9.0, ours float32 2.0, floor float32 1.5 |" in page
     )
     assert "RssAnon 1,234" in page

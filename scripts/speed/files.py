@@ -1,6 +1,7 @@
 """Rows that begin with files: filling the annotation cache, captioning JPEGs, commands from cold."""
 
 import copy
+import math
 import subprocess
 import sys
 import tempfile
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 from captioner.data.features import AnnotationCache
-from captioner.data.pixels import read_batches
+from captioner.data.pixels import PixelBatch, read_batches
 from captioner.models.encoder import Encoder
 from captioner.predictor import Caption, Predictor
 from speed.clock import medians
@@ -25,13 +26,13 @@ BATCH = 64
 
 def cache_row(name: str, encoder: Encoder, paths: list[str], rounds: int) -> dict[str, Any]:
     """From files to a cache on disk, and the CNN alone on the same pictures in memory."""
-    pixels = [batch.pixels for batch in read_batches(paths, BATCH, encoder.preprocessing)]
+    batches = list(read_batches(paths, BATCH, encoder.preprocessing))
 
     def fill() -> None:
         with tempfile.TemporaryDirectory() as folder:
             AnnotationCache.open(Path(folder), paths, encoder)
 
-    return {"row": f"cache {name}", **_beside(encoder, pixels, fill, rounds, len(paths))}
+    return {"row": f"cache {name}", **_beside(encoder, batches, fill, rounds)}
 
 
 def folder_row(
@@ -40,13 +41,13 @@ def folder_row(
     """From JPEG files to captions, and the CNN alone on the same pictures in memory."""
     encoder = predictor.captioner.encoder
     decoding = predictor.decoding.with_options({"beam_size": beam_size})
-    pixels = [batch.pixels for batch in read_batches(paths, BATCH, encoder.preprocessing)]
+    batches = list(read_batches(paths, BATCH, encoder.preprocessing))
 
     def caption() -> None:
         for _ in predictor.captions(paths, decoding, BATCH):
             pass
 
-    compared = _beside(encoder, pixels, caption, rounds, len(paths))
+    compared = _beside(encoder, batches, caption, rounds)
     return {"row": f"files {name}", "beam": beam_size, **compared}
 
 
@@ -136,8 +137,11 @@ def _serve(there: Connection, encoder: Encoder, pixels: list[torch.Tensor]) -> N
 
 
 def _beside(
-    encoder: Encoder, pixels: list[torch.Tensor], ours: Callable[[], None], rounds: int, photos: int
+    encoder: Encoder, batches: list[PixelBatch], ours: Callable[[], None], rounds: int
 ) -> dict[str, Any]:
+    pixels = [batch.pixels for batch in batches]
+    sizes = sorted((size for batch in batches for size in batch.sizes), key=math.prod)
+    photos = len(sizes)
     built = _as_built(encoder)
     contestants = {
         "bare_cnn": _bare(built, pixels),
@@ -148,6 +152,7 @@ def _beside(
         taken = medians({**contestants, "as_torch_comes": run}, rounds)
     return {
         "photos": photos,
+        "median_size": "{} × {}".format(*sizes[photos // 2]),
         "of_bare_cnn": round(taken["bare_cnn"] / taken["ours"], 3),
         "of_folded_cnn": round(taken["folded_cnn"] / taken["ours"], 3),
         "of_torch_cnn": round(taken["as_torch_comes"] / taken["ours"], 3),
