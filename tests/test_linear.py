@@ -50,6 +50,15 @@ def test_the_faster_library_is_asked_where_it_is_there(monkeypatch):
     assert len(asked) == (3 if models.linear.ONEDNN else 0)
 
 
+def test_a_compiled_layer_is_torch_s(monkeypatch):
+    """torch.compile would refuse the call, of weights that learn."""
+    monkeypatch.setattr(models.linear, "ONEDNN", True)
+    monkeypatch.setattr(models.linear, "by_onednn", None)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    layer, rows = Linear(3, 2), made(4, 3)
+    torch.testing.assert_close(layer(rows), F.linear(rows, layer.weight, layer.bias))
+
+
 @pytest.mark.parametrize("part", [slice(0, 5), slice(5, 12)])
 def test_a_part_of_a_matrix_is_multiplied_dense(part, monkeypatch):
     """oneDNN's fast kernels want it so; ``Concat`` has such parts."""

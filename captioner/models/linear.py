@@ -80,6 +80,7 @@ def _suits(rows: Tensor, weight: Tensor) -> bool:
         and rows.ndim > 1
         and rows.numel() > 0
         and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()  # torch.compile makes this call of constant weights only
     )
 
 
