@@ -8,7 +8,7 @@ import torch
 
 from captioner import models
 from captioner.decoding import Decoding, search
-from captioner.models import Annotations
+from captioner.models import Annotations, packing
 from captioner.models import attention as laws
 from captioner.models.registry import build, names
 from captioner.text import END, PAD, UNK
@@ -152,6 +152,8 @@ def test_the_centre_of_local_attention_lies_on_the_grid(name, switches, law):
     else:
         place = (row - 0.5) * COLUMNS + column - 0.5  # at most half a cell from the last
         far = (torch.arange(L) - place[..., None]).abs() > 1.5
+    if law == "LocalM":  # which looks at cell t for word t, from 0
+        close(place, torch.arange(T).to(place).expand(B, R, T))
     assert far.any()
     assert (decoded.weights[far] == 0).all()
 
@@ -168,11 +170,19 @@ def test_every_caption_of_a_picture_is_decoded_as_if_alone(name, switches):
             close(together.weights[b, r], alone.weights[0])
 
 
+@pytest.mark.parametrize(
+    ("attention", "law", "filled"),  # LocalM asks which word it is
+    [("Attention", "Soft", True), ("Attention", "LocalM", False), ("MultiHead", "LocalM", False)],
+)
 @pytest.mark.parametrize("longest_first", [True, False])
 @every_decoder
-def test_captions_that_have_ended_change_nothing(name, switches, longest_first):
+def test_captions_that_have_ended_change_nothing(
+    name, switches, attention, law, longest_first, filled, monkeypatch
+):
     """What is said to the end, and its gradient, are those of each caption alone and unpadded."""
-    decoder, annotations, tokens = make(name, switches), seen(), captions()
+    if not filled:  # all steps of these few captions would be there
+        monkeypatch.setattr(packing, "missing_rows", lambda _: 0)
+    decoder, annotations, tokens = make(name, switches, attention, law), seen(), captions()
     sizes = [[5, 4, 2], [3, 3, 1]] if longest_first else [[2, 5, 1], [1, 3, 4]]
     together = tokens.clone()
     for b in range(B):

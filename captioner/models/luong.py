@@ -18,7 +18,7 @@ from captioner.models.decoder import (
     unfinished,
 )
 from captioner.models.linear import Linear
-from captioner.models.packing import rounded
+from captioner.models.packing import Packing, rounded
 from captioner.models.recurrent import AttentionFactory, LSTMState, RecurrentDecoder
 
 
@@ -128,12 +128,16 @@ class LuongDecoder(RecurrentDecoder):
                 steps.append(attended.with_rows(tokens.shape[1]))
                 looked.append(with_rows(looks, tokens.shape[1]))
             attended = Attended.cat(steps)
+            there = rounded(there)
+            said = self._read_out(attended.at(there))
         else:
             memory = (state.memory.hidden.flatten(0, -2), state.memory.cell.flatten(0, -2))
             hidden, _ = self.lstm(embedded.flatten(0, -3), tuple(m.unsqueeze(0) for m in memory))
-            attended = self._attend(hidden.view(*tokens.shape, -1), state, need_weights)
-        there = rounded(there)
-        said = self._read_out(attended.at(there))
+            there = rounded(there)
+            packing = Packing(tokens.shape, there)
+            attended = self._attend(hidden.view(*tokens.shape, -1), state, need_weights, packing)
+            said = self._read_out(attended)
+            attended = attended.each(packing.unpack)
         return self.decoded(said, there, attended, looked, detail)
 
     def _advance(
@@ -150,27 +154,32 @@ class LuongDecoder(RecurrentDecoder):
             fed = torch.zeros_like(embedded) if fed is None else fed.to(embedded.dtype)
             inputs = torch.cat([embedded, fed], -1)
         memory, looked = self.update(inputs, state.memory, state.recurrence, wanted)
-        attended = self._attend(memory.hidden.unsqueeze(-2), state, need_weights)
+        hidden = memory.hidden.unsqueeze(-2)
+        packing = Packing(hidden.shape[:-1])
+        attended = self._attend(hidden, state, need_weights, packing).each(packing.unpack)
         attentional = attended.context.squeeze(-2)
         state = replace(state, memory=memory, words=state.words + 1, attentional=attentional)
         return attended, looked, state
 
     def _attend(
-        self, hidden: Float[Tensor, "B *R T n"], state: LuongState, need_weights: bool
+        self,
+        hidden: Float[Tensor, "B *R T n"],
+        state: LuongState,
+        need_weights: bool,
+        packing: Packing,
     ) -> Attended:
-        """Attend with T memories at once. The context returned is h̃, their mean where several
-        positions are tried; the choices are the h̃ of each."""
-        *rows, words, _ = hidden.shape
-        # Several captions of a picture are queries of one attention.
-        step = state.words + torch.arange(words, device=hidden.device)
-        queries = hidden.flatten(1, -2)  # (B, R·T, n)
-        step = step.repeat(queries.shape[1] // words)
+        """Attend with the memories of N words at once. The context returned is h̃, their mean where
+        several positions are tried; the choices are the h̃ of each."""
+        step = state.words + torch.arange(hidden.shape[-2], device=hidden.device)
+        step = packing.by_picture(packing.pack(step.expand(packing.shape)))
+        words = packing.pack(hidden)  # (N, n)
+        queries = packing.by_picture(words)
         attended = self.attention(queries, state.keys, step, need_weights)
-        attended = attended.reshape((*rows[1:], words))
+        attended = attended.each(packing.of_pictures)
         if attended.choices is None or attended.chances is None:
-            return replace(attended, context=self._combine(attended.context, hidden))
-        ways = attended.chances.unsqueeze(-1)  # (B, *R, T, k, 1)
-        tried = self._combine(attended.choices, repeat(hidden, ways.shape[-2]))
+            return replace(attended, context=self._combine(attended.context, words))
+        ways = attended.chances.unsqueeze(-1)  # (N, k, 1)
+        tried = self._combine(attended.choices, repeat(words, ways.shape[-2]))
         return replace(attended, context=(ways * tried).sum(-2), choices=tried)
 
     def _combine(

@@ -1,38 +1,68 @@
 """The words that exist, side by side: what is done to each word alone is done to no others."""
 
 import math
+from collections.abc import Sequence
+from functools import cached_property
 
+import torch
 from jaxtyping import Bool, Int, Shaped
-from torch import Size, Tensor
+from torch import Tensor
 
 from captioner.models.linear import missing_rows
 
 
 class Packing:
-    """From steps of rows of pictures to words in one row, and back.
+    """From steps of captions of pictures to words in one row, and back; or to the words of each picture.
 
     Args:
-        shape: (B, R, T).
+        shape: (B, *R, T).
         there: where words are; None for everywhere, which costs nothing.
     """
 
-    def __init__(self, shape: Size, there: Bool[Tensor, "B R T"] | None = None) -> None:
-        self.shape = shape
+    def __init__(self, shape: Sequence[int], there: Bool[Tensor, "B *R T"] | None = None) -> None:
+        self.shape = tuple(shape)
         self.places = None if there is None else there.flatten().nonzero().squeeze(1)
 
-    def pack(self, values: Shaped[Tensor, "B R T *own"]) -> Shaped[Tensor, " N *own"]:
-        """Those of the N words."""
-        flat = values.flatten(0, 2)
+    def pack(self, values: Shaped[Tensor, "*steps"]) -> Shaped[Tensor, " N *own"]:
+        """Those of the N words, of values at all steps."""
+        flat = values.flatten(0, len(self.shape) - 1)
         return flat if self.places is None else flat.index_select(0, self.places)
 
-    def unpack(self, values: Shaped[Tensor, " N *own"]) -> Shaped[Tensor, "B R T *own"]:
+    def unpack(self, values: Shaped[Tensor, " N *own"]) -> Shaped[Tensor, "*steps"]:
         """In their places, zeros in the others."""
         found = placed(values, self.places, math.prod(self.shape))
         return found.view(*self.shape, *values.shape[1:])
 
+    def by_picture(self, values: Shaped[Tensor, " N *own"]) -> Shaped[Tensor, "B W *own"]:
+        """The words of all captions of each picture, which are queries of one attention; zeros behind
+        them, where another picture has more."""
+        slots, most = self._slots
+        found = placed(values, slots, self.shape[0] * most)
+        return found.view(self.shape[0], most, *values.shape[1:])
+
+    def of_pictures(self, values: Shaped[Tensor, "B W *own"]) -> Shaped[Tensor, " N *own"]:
+        """The words in one row again."""
+        slots, _ = self._slots
+        return (
+            values.flatten(0, 1) if slots is None else values.flatten(0, 1).index_select(0, slots)
+        )
+
+    @cached_property
+    def _slots(self) -> tuple[Int[Tensor, " N"] | None, int]:
+        """Where each word is among the words of pictures; and W, how many a picture has room for."""
+        pictures, steps = self.shape[0], math.prod(self.shape[1:])
+        if self.places is None:
+            return None, steps
+        owners = self.places // steps
+        counts = owners.bincount(minlength=pictures)
+        most = int(counts.max())
+        # From the first place of a word's own picture instead of the first word of it.
+        moved = owners * most - (counts.cumsum(0) - counts)[owners]
+        return torch.arange(len(owners), device=owners.device) + moved, most
+
 
 def rounded(there: Bool[Tensor, "*steps"]) -> Bool[Tensor, "*steps"]:
-    """With some of the first steps that are not there, that the number of all may be round.
+    """With some of the steps that are not there, from all pictures, that the number of all may be round.
 
     What is computed for those is of no use; but on a CPU a product of more rows is faster than one of a
     number that is not round (``linear``).
@@ -40,7 +70,8 @@ def rounded(there: Bool[Tensor, "*steps"]) -> Bool[Tensor, "*steps"]:
     if there.device.type != "cpu":
         return there
     flat = there.flatten()
-    spare = (~flat).nonzero().squeeze(1)[: missing_rows(int(flat.sum()))]
+    missing, absent = missing_rows(int(flat.sum())), (~flat).nonzero().squeeze(1)
+    spare = absent[:: max(1, len(absent) // max(1, missing))][:missing]
     return flat.index_fill(0, spare, True).view_as(there)
 
 

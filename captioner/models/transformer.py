@@ -76,12 +76,14 @@ class Layer(nn.Module):
         self,
         words: Float[Tensor, "N d"],
         packing: Packing,
+        step: Int[Tensor, "B W"],
         past: Float[Tensor, "B R P dd"],
         keys: Keys,
         need_weights: bool,
         need_past: bool,
     ) -> tuple[Tensor, Attended, Tensor | None, Tensor]:
-        """The words described anew; what was looked at; what of the past; the past with them."""
+        """The words described anew; what those of each picture looked at; what of the past; the past
+        with them."""
         pictures, rows, length = packing.shape
         before, own, normed = past.shape[2], self.self_attention, self.norms[0](words)
         found, looked, past = own.attend(
@@ -93,11 +95,9 @@ class Layer(nn.Module):
         )
         found = packing.pack(found.view(pictures, rows, length, -1))
         words = words + self.dropout(own.output(found))
-        # Several captions of a picture are queries of one attention.
-        step = before + torch.arange(length, device=words.device).repeat(rows)
-        queries = packing.unpack(self.norms[1](words)).flatten(1, 2)
-        attended = self.attention(queries, keys, step, need_weights).reshape((rows, length))
-        words = words + self.dropout(packing.pack(attended.context).to(words.dtype))
+        queries = packing.by_picture(self.norms[1](words))
+        attended = self.attention(queries, keys, step, need_weights)
+        words = words + self.dropout(packing.of_pictures(attended.context).to(words.dtype))
         words = words + self.dropout(self.feed_forward(self.norms[2](words)))
         if looked is not None:
             looked = looked.view(pictures, rows, length, *looked.shape[2:])
@@ -203,6 +203,7 @@ class TransformerDecoder(WordDecoder):
         packing = Packing(tokens.shape, there)
         words = math.sqrt(dim) * self.embedding(tokens)
         words = self.dropout(packing.pack(words + sinusoids(places.to(words.dtype), dim)))
+        asked = packing.by_picture(packing.pack(places.expand(tokens.shape)))
         steps, looks, pasts = [], [], []
         for number, (layer, past, keys) in enumerate(
             zip(self._layers(), state.past, state.keys, strict=True), 1
@@ -210,26 +211,32 @@ class TransformerDecoder(WordDecoder):
             shown = detail == "shown" and number == len(self.layers)
             everything = detail == "all"
             words, attended, looked, past = layer(
-                *(words, packing, past, keys, shown or everything, everything)
+                *(words, packing, asked, past, keys, shown or everything, everything)
             )
             steps.append(attended)
             looks.append(looked)
             pasts.append(past)
         said = self.output(self.dropout(self.norm(words)))
+
+        def everywhere(of_pictures: Tensor | None) -> Tensor | None:
+            """At every step, zeros where no word is."""
+            return None if of_pictures is None else packing.unpack(packing.of_pictures(of_pictures))
+
         decoded = Decoded(
             said if there is not None else packing.unpack(said),
-            steps[-1].weights,
-            _sum([step.log_prob for step in steps]),
-            _sum([step.entropy for step in steps]),
-            steps[-1].centre,
-            steps[-1].expected,
+            everywhere(steps[-1].weights),
+            everywhere(_sum([step.log_prob for step in steps])),
+            everywhere(_sum([step.entropy for step in steps])),
+            everywhere(steps[-1].centre),
+            everywhere(steps[-1].expected),
             there=there,
         )
         if detail == "all":
             heads = [
                 step.weights.unsqueeze(-2) if step.heads is None else step.heads for step in steps
             ]
-            decoded = replace(decoded, layers=torch.stack(heads, 3), past=torch.stack(looks, 3))
+            layers = everywhere(torch.stack(heads, 2))
+            decoded = replace(decoded, layers=layers, past=torch.stack(looks, 3))
         return decoded, TransformerState(tuple(pasts), state.keys)
 
     def _layers(self) -> list[Layer]:

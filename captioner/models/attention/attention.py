@@ -66,19 +66,15 @@ class Attended:
 
     def of_one_query(self) -> "Attended":
         """Without the axis T, which has length 1."""
-        return self._map(lambda values: values.squeeze(1))
-
-    def reshape(self, axes: tuple[int, ...]) -> "Attended":
-        """With the axis T as several axes."""
-        return self._map(lambda values: values.view(len(values), *axes, *values.shape[2:]))
+        return self.each(lambda values: values.squeeze(1))
 
     def with_rows(self, rows: int) -> "Attended":
         """With so many rows of each picture: ``with_rows`` of every part."""
-        return self._map(lambda values: with_rows(values, rows))
+        return self.each(lambda values: with_rows(values, rows))
 
     def at(self, there: Bool[Tensor, "B R T"]) -> "Attended":
         """The answers to some queries only, in one row."""
-        return self._map(lambda values: values[there])
+        return self.each(lambda values: values[there])
 
     @staticmethod
     def stack(steps: Sequence["Attended"]) -> "Attended":
@@ -90,7 +86,8 @@ class Attended:
         """Answers joined along their axis of time, the last but their own."""
         return Attended(*(_join(torch.cat, steps, *part) for part in _PARTS))
 
-    def _map(self, change: Callable[[Tensor], Tensor]) -> "Attended":
+    def each(self, change: Callable[[Tensor], Tensor]) -> "Attended":
+        """With every part that is there changed."""
         there = {name: change(values) for name, values in vars(self).items() if values is not None}
         return replace(self, **there)
 
@@ -168,7 +165,7 @@ class AttentionBase(Component, kind="attention"):
         self,
         query: Float[Tensor, "B *T n"],
         keys: Keys,
-        step: int | Int[Tensor, " T"] | None = None,
+        step: int | Int[Tensor, "*B T"] | None = None,
         need_weights: bool = True,
     ) -> Attended:
         """The context vector for each query.
@@ -176,7 +173,8 @@ class AttentionBase(Component, kind="attention"):
         Args:
             query: one query a picture, (B, n), or T of them, (B, T, n); both give the same numbers.
             keys: from ``prepare``.
-            step: which word the queries ask for, counted from 0, for distributions that need it.
+            step: which word the queries ask for, counted from 0, for distributions that need it: of all
+                pictures, or (B, T).
             need_weights: False lets the weights be left out where the context is had faster without.
         """
         if query.ndim == 3:
@@ -187,7 +185,7 @@ class AttentionBase(Component, kind="attention"):
         self,
         queries: Float[Tensor, "B T n"],
         keys: Keys,
-        step: int | Int[Tensor, " T"] | None,
+        step: int | Int[Tensor, "*B T"] | None,
         need_weights: bool,
     ) -> Attended:
         """The context vectors of T queries; what a subclass writes."""
@@ -238,7 +236,7 @@ class Attention(AttentionBase):
         self,
         queries: Float[Tensor, "B T n"],
         keys: Keys,
-        step: int | Int[Tensor, " T"] | None,
+        step: int | Int[Tensor, "*B T"] | None,
         need_weights: bool,  # noqa: ARG002 - the context is made of them
     ) -> Attended:
         """Scores, weights, and the weighted sum of the values."""

@@ -51,7 +51,7 @@ class Asked:
 
     query: Float[Tensor, "B T n"]
     grid: tuple[int, int]
-    step: int | Int[Tensor, " T"] | None
+    step: int | Int[Tensor, "*B T"] | None
     coins: Bool[Tensor, " B"] | None = None
 
 

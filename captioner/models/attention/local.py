@@ -67,7 +67,7 @@ class LocalM(Local):
         """
         if asked.step is None:
             raise UsageError("LocalM needs to know the step: attention(query, keys, step=t)")
-        step = torch.as_tensor(asked.step, device=scores.device).view(1, -1, 1)  # (1, T or 1, 1)
+        step = torch.as_tensor(asked.step, device=scores.device).unsqueeze(-1)  # (…, T, 1) or (1,)
         where = _positions(mask, scores)
         center = torch.minimum(step.to(where.number.dtype), where.existing - 1)
         weights = masked_softmax(scores, _near(where.number - center, self.window, mask))

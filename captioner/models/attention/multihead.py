@@ -79,7 +79,7 @@ class MultiHead(AttentionBase):
         self,
         queries: Float[Tensor, "B T n"],
         keys: Keys,
-        step: int | Int[Tensor, " T"] | None,
+        step: int | Int[Tensor, "*B T"] | None,
         need_weights: bool,
     ) -> Attended:
         """Every head for itself; then all together. Soft weights nobody asks for are ``fused``."""
@@ -95,6 +95,8 @@ class MultiHead(AttentionBase):
         pictures, heads, words, width = query.shape
         scores = query @ key.mT / math.sqrt(width)  # (B, h, T, L)
         coins = None if keys.coins is None else keys.coins.repeat_interleave(heads)
+        if isinstance(step, Tensor) and step.ndim > 1:
+            step = step.repeat_interleave(heads, 0)
         drawn = self.distribution(
             scores.flatten(0, 1),
             None if mask is None else mask.expand(-1, heads, -1, -1).flatten(0, 1),
