@@ -49,8 +49,10 @@ def _commit() -> str | None:
 def _machine() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
+        said = {key.strip(): value.strip() for key, _, value in (s.partition(":") for s in lines)}
+        # A virtual machine's name may hold several generations, which differ by half.
+        model = "{model name} (family {cpu family}, model {model})".format_map(said)
+    except (OSError, KeyError):
         model = platform.processor() or platform.machine()
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
     return f"{model}, {torch.get_num_threads()} threads{gpu}"
