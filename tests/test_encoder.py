@@ -415,7 +415,7 @@ def test_a_trainable_encoder_learns_but_for_its_statistics(name, stride):
 @pytest.mark.parametrize("pixels", [1, 3 * 64 * 64, 1_000_000])
 def test_some_pictures_at_a_time_are_all_of_them(count, pixels, monkeypatch):
     encoder = CNNEncoder("efficientnet_lite0", 64, 16, weights=None, finer=[8]).eval()
-    monkeypatch.setattr(module, "folded", lambda network, _: network)
+    monkeypatch.setattr(module, "folded", lambda network, *_: network)
     images = photos(64, count)
     whole = encoder(images)
     seen = []

@@ -9,6 +9,7 @@ from torch import nn
 
 from captioner.models import CNNEncoder
 from captioner.models import encoder as module
+from captioner.models.convolution import Convolution
 from captioner.models.folding import folded
 from captioner.models.trunks import Trunk
 
@@ -109,7 +110,7 @@ def test_padding_as_tensorflow_s_is_the_convolution_s_own(size, kernel, options)
     assert made is not network
     torch.testing.assert_close(made(pixels)[0], network(pixels)[0])
     assert norms(made) == 0
-    assert (type(made.parts[0]) is nn.Conv2d) == ("dilation" not in options)
+    assert (type(made.parts[0]) is Convolution) == ("dilation" not in options)
 
 
 def test_another_size_is_padded_otherwise():
@@ -174,7 +175,7 @@ def test_an_empty_batch_folds_nothing(monkeypatch):
     """Nothing to compare the copy by."""
     encoder = CNNEncoder("torchvision/resnet18", 64, weights=None).eval()
     examples = []
-    monkeypatch.setattr(module, "folded", lambda n, x: examples.append(len(x)) or folded(n, x))
+    monkeypatch.setattr(module, "folded", lambda n, x, _: examples.append(len(x)) or folded(n, x))
     assert encoder(photos(64, 0)).vectors.shape == (0, 4, 512)
     assert encoder(photos(64)).vectors.shape == (2, 4, 512)
     assert examples == [1]

@@ -52,6 +52,7 @@ ORDER = [
     "models.registry",
     "models.annotations",
     "models.trunks",
+    "models.convolution",
     "models.folding",
     "models.encoder",
     "models.linear",

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Shaped, UInt8
 from torch import Size, Tensor, nn
 
 from captioner.errors import ModelError
@@ -163,8 +163,7 @@ class CNNEncoder(Encoder):
         on_cpu = images.device.type == "cpu"
         at_once = len(images)
         if on_cpu or not learning:
-            pixels = IN_CACHE if on_cpu else ON_DEVICE
-            at_once = pixels // (images.shape[2] * images.shape[3])
+            at_once = _at_once(images)
         with ExitStack() as modes:
             modes.enter_context(torch.set_grad_enabled(learning))
             if on_cpu and learning:
@@ -189,7 +188,8 @@ class CNNEncoder(Encoder):
             return self.trunk
         made = self._folded
         if made is None or made[0] != example.shape[2:]:
-            made = self._folded = (example.shape[2:], folded(self.trunk, example[:1]))
+            made = (example.shape[2:], folded(self.trunk, example[:1], {1, _at_once(example)}))
+            self._folded = made
         return made[1]
 
     def _apply(self, *args: Any, **kwargs: Any) -> Any:
@@ -218,6 +218,12 @@ class CNNEncoder(Encoder):
             raise ModelError(
                 f"encoder {self.name!r} has no weights yet: call load_pretrained() or load a state dict"
             )
+
+
+def _at_once(images: Shaped[Tensor, "B 3 H W"]) -> int:
+    """How many images of their size go through a CNN together where nothing is learned, or on a CPU."""
+    pixels = IN_CACHE if images.device.type == "cpu" else ON_DEVICE
+    return max(1, pixels // (images.shape[2] * images.shape[3]))
 
 
 def _last_layers(trunk: nn.Module, number: bool | int) -> list[nn.Module]:

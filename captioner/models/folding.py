@@ -1,7 +1,9 @@
-"""Batch norms and padding as part of convolutions, in networks that do not learn."""
+"""Convolutions of networks that do not learn: with their batch norms and padding, in the order that a
+CPU wants."""
 
 import copy
 from collections import Counter
+from collections.abc import Collection
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -12,13 +14,16 @@ from jaxtyping import Float
 from torch import Size, Tensor, nn
 from torch.nn.utils import fuse_conv_bn_eval
 
+from captioner.models.convolution import Convolution, replaceable
 from captioner.models.trunks import Trunk
 
 # What a copy's maps may differ by, of their norm; in float32 they do by 1e-5.
 TOLERANCE = 1e-3
 
 
-def folded(network: Trunk, example: Float[Tensor, "B 3 H W"]) -> Trunk:
+def folded(
+    network: Trunk, example: Float[Tensor, "B 3 H W"], batches: Collection[int] = ()
+) -> Trunk:
     """A copy that computes the same of inputs of one size, but goes over its feature maps less often.
 
     In eval mode a batch norm is a linear map of each channel: a factor of the weights, and a bias, of
@@ -30,6 +35,7 @@ def folded(network: Trunk, example: Float[Tensor, "B 3 H W"]) -> Trunk:
     Args:
         network: in eval mode; it is not changed.
         example: an input.
+        batches: sizes of batches for which the weights are put in order, on a CPU.
     """
     kind = example.device.type
     with torch.inference_mode(False), torch.no_grad(), torch.autocast(kind, enabled=False):
@@ -52,6 +58,9 @@ def folded(network: Trunk, example: Float[Tensor, "B 3 H W"]) -> Trunk:
             (ours - theirs).norm() <= TOLERANCE * theirs.norm()
             for ours, theirs in zip(made(example), expected, strict=True)
         )
+        for name, module in list(made.named_modules()):
+            if replaceable(module):
+                made.set_submodule(name, Convolution(module, batches))
     return made if same else network
 
 
