@@ -60,5 +60,16 @@ def merged(own: Mapping[Key, Value]) -> dict[Key, Value]:
     return {key: value for part in parts for key, value in part.items()}
 
 
+def leave() -> None:
+    """Nothing more to say: ends the talk, if there was one.
+
+    Threads of torch's that Python's end finds with a tensor in their hands abort the process; Lightning
+    ends them for NCCL only. After an error they are left alone: to end them waits for what they are at,
+    which may be for a process that is gone (https://github.com/pytorch/pytorch/pull/179291).
+    """
+    if _together():
+        dist.destroy_process_group()
+
+
 def _together() -> bool:
     return dist.is_available() and dist.is_initialized()

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from captioner.models.annotations import Annotations
 from captioner.models.decoder import Decoded
 from captioner.models.refiners import Blind
 from captioner.text import PAD
+from captioner.training import run as run_module
 from captioner.training.lower_bound import LowerBound
 from captioner.training.objectives import Likelihood, Objective
 from captioner.training.self_critical import SelfCritical
@@ -122,7 +124,7 @@ def worker(rank: int, folder: str) -> None:
         said = str(error)
     merged = processes.merged({f"of {rank}": rank, "both": 7})
     torch.save((found, orders, said, merged), f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    processes.leave()
 
 
 @pytest.fixture(scope="module")
@@ -203,6 +205,28 @@ def test_alone_nothing_is_asked():
     assert processes.mean(values) is processes.total(values) is values
     assert processes.share(values).tolist() == [1.0, 1.0]
     assert processes.merged({1: 2}) == {1: 2}
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_run_ends_what_torch_would_keep_to_the_end_of_python(fails, tmp_path, monkeypatch):
+    """Not after an error, when another process may be gone."""
+
+    def cli(*_given: object, **_options: object) -> None:
+        store = dist.FileStore(str(tmp_path / "store"), 1)
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        if fails:
+            raise DataError("no pictures")
+
+    monkeypatch.setattr(run_module, "CLI", cli)
+    monkeypatch.setattr(cli, "subcommands", dict, raising=False)
+    try:
+        with pytest.raises(DataError) if fails else nullcontext():
+            run_module.main(["fit"])
+        assert dist.is_initialized() == fails
+    finally:
+        processes.leave()
+    assert not dist.is_initialized()
+    processes.leave()
 
 
 # ── Whole runs ────────────────────────────────────────────────────────────────────────────────────

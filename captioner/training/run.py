@@ -310,6 +310,7 @@ def main(arguments: list[str]) -> None:
             parser_kwargs={"prog": "captioner", **raising}
             | dict.fromkeys(CLI.subcommands(), raising),
         )
+        processes.leave()
     except (ArgumentError, MisconfigurationException) as error:
         message = " ".join(str(error).split())
         files = [a.rpartition("=")[2] for a in arguments if a.endswith((".yaml", ".yml"))]
