@@ -50,8 +50,10 @@ def _machine() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         said = {key.strip(): value.strip() for key, _, value in (s.partition(":") for s in lines)}
-        # A virtual machine's name may hold several generations, which differ by half.
-        model = "{model name} (family {cpu family}, model {model})".format_map(said)
+        model = said["model name"]
+        if "cpu family" in said:
+            # A virtual machine's name may hold several generations, which differ by half.
+            model += f" (family {said['cpu family']}, model {said['model']})"
     except (OSError, KeyError):
         model = platform.processor() or platform.machine()
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
