@@ -3,9 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from captioner import models
-from captioner.models.linear import Linear, linear, product
+from captioner.models.linear import Linear, linear, missing_rows, outer, product
 
 SHAPES = [(1, 3, 2), (5, 8, 1), (64, 300, 17), (3, 1, 40), (0, 4, 5)]
 TIGHT = {"rtol": 2e-5, "atol": 2e-5}
@@ -90,6 +91,36 @@ def test_few_sizes_are_asked_for(count, monkeypatch):
     [around] = {max(a, b) for (a, _), (b, _) in sizes if max(a, b) > 3} or {16}
     assert count <= around <= max(count + 15, count * 17 // 16)
     assert around % 16 == 0
+
+
+@pytest.mark.parametrize("count", [1, 17, 131, 4001])
+@pytest.mark.parametrize("precision", [torch.bfloat16, torch.float64])
+def test_few_sizes_are_asked_for_in_other_precisions(precision, count):
+    """Where torch asks oneDNN itself."""
+    rows, weight, gradient = (made(*s).to(precision) for s in ((count, 3), (2, 3), (count, 2)))
+    with _Products() as products:
+        found = product(rows, weight), outer(gradient, rows)
+    assert len(products.sizes) == 2
+    for sizes in products.sizes:
+        assert missing_rows(max(*sizes, 16)) == 0
+    expected = rows @ weight.T, gradient.T @ rows
+    assert [one.shape for one in found] == [one.shape for one in expected]
+    for one, other in zip(found, expected, strict=True):
+        assert one.dtype == precision
+        assert (one - other).abs().max() <= 2**-6 * max(1, other.abs().max())
+
+
+class _Products(TorchDispatchMode):
+    """Watches matrices being multiplied."""
+
+    def __init__(self):
+        super().__init__()
+        self.sizes = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten.mm.default:
+            self.sizes.append({*args[0].shape, *args[1].shape})
+        return func(*args, **(kwargs or {}))
 
 
 def test_only_what_learns_has_a_gradient():

@@ -34,19 +34,20 @@ def product(
     bias: Float[Tensor, " n"] | None = None,
 ) -> Float[Tensor, "m n"]:
     """``linear`` without a gradient, for those who have their own."""
+    count, rows = len(rows), _filled(rows)
     if not _suits(rows, weight):
-        return F.linear(rows, weight, bias)
+        return F.linear(rows, weight, bias)[:count]
     # A part of a matrix would be multiplied number by number.
     dense = weight.is_contiguous() or weight.T.is_contiguous()
     weight = weight if dense else weight.contiguous()
-    return by_onednn(_filled(rows), weight, bias)[: len(rows)]
+    return by_onednn(rows, weight, bias)[:count]
 
 
 def outer(gradient: Float[Tensor, "m n"], rows: Float[Tensor, "m k"]) -> Float[Tensor, "n k"]:
     """``gradient.T @ rows``, the gradient of a weight."""
+    gradient, rows = _filled(gradient), _filled(rows)
     if not _suits(gradient, rows):
         return gradient.T @ rows
-    gradient, rows = _filled(gradient), _filled(rows)
     # The left one is turned around in memory. Where that is more than the other and what is found:
     (count, wide), narrow = gradient.shape, rows.shape[1]
     if count * narrow + wide * narrow < count * wide:
@@ -55,7 +56,9 @@ def outer(gradient: Float[Tensor, "m n"], rows: Float[Tensor, "m k"]) -> Float[T
 
 
 def _filled(rows: Float[Tensor, "m k"]) -> Float[Tensor, "more k"]:
-    """With rows of zeros behind them, where their number is not round."""
+    """With rows of zeros behind them on a CPU, where their number is not round."""
+    if rows.device.type != "cpu" or torch.compiler.is_compiling():
+        return rows
     missing = missing_rows(len(rows))
     return F.pad(rows, (0, 0, 0, missing)) if missing else rows
 
@@ -63,9 +66,10 @@ def _filled(rows: Float[Tensor, "m k"]) -> Float[Tensor, "more k"]:
 def missing_rows(count: int) -> int:
     """How many rows make their number round: a multiple of 16, or of a 32nd of itself or less.
 
-    oneDNN writes a program for every size, which takes as long as a small product, and keeps a thousand;
-    and how many words a batch has is another number every time. Pictures of 49 cells, several together,
-    are round.
+    oneDNN, which torch asks in bfloat16 too, writes a program for every size, which takes as long as a
+    small product, and keeps a thousand; and how many words a batch has is another number every time.
+    Where those programs lie between matrices that are of no two sizes alike, little of the memory that
+    is freed can be used again. Pictures of 49 cells, several together, are round.
     """
     return -count % max(16, 2 ** (count.bit_length() - 6))
 
