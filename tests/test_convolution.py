@@ -1,5 +1,8 @@
 """Convolutions with their weights in order, against torch's."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -57,8 +60,8 @@ def test_finds_what_torch_finds(like, asked, monkeypatch):
     assert asked == 2 * shapes
 
 
-def test_what_it_does_not_know_is_torch_s(asked):
-    """A gradient, another precision, oneDNN switched off."""
+def test_what_it_does_not_know_is_torch_s(asked, monkeypatch):
+    """A gradient, another precision, oneDNN switched off, what is compiled."""
     like = nn.Conv2d(3, 4, 3)
     made, given = Convolution(like, {2}), images(3)
 
@@ -80,13 +83,31 @@ def test_what_it_does_not_know_is_torch_s(asked):
                 both(given)
             finally:
                 torch._C._set_mkldnn_enabled(True)
-            assert made(given[:0]).shape == like(given[:0]).shape
+            with monkeypatch.context() as patched:
+                patched.setattr(torch.compiler, "is_compiling", lambda: True)
+                both(given)
     like.double()
     made.double()
     with torch.no_grad():
         for _ in range(3):
             both(given.double())
     assert not asked
+
+
+def test_copies_and_other_processes_put_their_own_in_order(asked):
+    like = nn.Conv2d(3, 4, 3).requires_grad_(False)
+    made, given = Convolution(like, {2}), images(3)
+    assert isinstance(made, nn.Conv2d)
+    assert str(made).removeprefix("Convolution") == str(like).removeprefix("Conv2d")
+    with torch.no_grad():
+        made(given)
+        for other in (copy.deepcopy(made), pickle.loads(pickle.dumps(made))):
+            torch.testing.assert_close(other(given), made(given), rtol=0, atol=0)
+            other.weight.neg_()
+            other.bias.neg_()
+            again = copy.deepcopy(other)
+            torch.testing.assert_close(again(given), -made(given))
+    assert len(asked) == 1 + 2 * 4
 
 
 def test_only_what_it_computes_is_replaced():
@@ -104,11 +125,12 @@ def test_a_frozen_encoder_asks_it_for_one_photo_and_for_full_batches(name, asked
     count = sum(isinstance(part, nn.Conv2d) for part in encoder.trunk.modules())
     photos = torch.randint(256, (9, 3, 64, 64), dtype=torch.uint8)
     together = encoder(photos).vectors
-    assert [shape[0] for shape in asked] == count * [4] + count * [4] + count * [1]
+    # The copy is compared with the network, of one photo.
+    assert [shape[0] for shape in asked] == [n for n in (1, 4, 4, 1) for _ in range(count)]
     torch.testing.assert_close(together[4:7], encoder(photos[4:7]).vectors, rtol=1e-4, atol=1e-4)
-    assert len(asked) == 3 * count
+    assert len(asked) == 4 * count
     torch.testing.assert_close(encoder(photos).vectors, together, rtol=0, atol=0)
-    assert len(asked) == 6 * count
+    assert len(asked) == 7 * count
     encoder.load_state_dict(
         {key: -tensor for key, tensor in encoder.trunk.state_dict(prefix="trunk.").items()}
     )

@@ -210,6 +210,16 @@ def test_captions_that_have_ended_change_nothing(
             close(found, expected)
 
 
+@pytest.mark.parametrize("attention", ["Attention", "MultiHead"])
+@every_decoder
+def test_captions_without_words_say_nothing(name, switches, attention):
+    decoder, annotations = make(name, switches, attention), seen()
+    decoded = decoder(annotations, torch.full((B, R, 6), PAD), detail="all")
+    assert decoded.logits.shape == (B, R, 6, V)
+    assert decoded.weights.shape == (B, R, 6, L)
+    decoded.said.sum().backward()
+
+
 @pytest.mark.parametrize("words", [1, 3, 16, 17, 29])
 @every_decoder
 def test_the_vocabulary_is_projected_for_a_round_number_of_words(name, switches, words):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from captioner.models import CNNEncoder
+from captioner.models import CNNEncoder, convolution
 from captioner.models import encoder as module
 from captioner.models.convolution import Convolution
 from captioner.models.folding import folded
@@ -94,6 +94,32 @@ def test_what_is_used_twice_is_left():
         assert made is not network
         torch.testing.assert_close(made(pixels)[0], network(pixels)[0])
         assert norms(made) == norms(network) - 1
+
+
+def test_a_copy_that_says_something_else_is_not_used(monkeypatch):
+    """With its weights in order: what is called there is torch's own affair."""
+    if not convolution.ONEDNN:
+        pytest.skip("this torch cannot lay out weights")
+    network, pixels = Network(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), torch.randn(1, 3, 6, 6)
+    assert folded(network, pixels, {1}) is not network
+    ask = convolution._by_onednn
+    monkeypatch.setattr(convolution, "_by_onednn", lambda *given: 1.01 * ask(*given))
+    assert folded(network, pixels, {1}) is network
+    assert folded(network, pixels, {2}) is not network
+
+
+def test_a_network_may_ask_its_convolutions_for_their_sizes():
+    """As timm's DaViT does."""
+
+    class Own(Network):
+        def forward(self, pixels):
+            size, step = self.parts[0].kernel_size[0], self.parts[0].stride[0]
+            return super().forward(nn.functional.pad(pixels, (size - step,) * 4))
+
+    network, pixels = Own(nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4)), torch.randn(1, 3, 6, 6)
+    made = folded(network, pixels, {1})
+    assert norms(made) == 0
+    torch.testing.assert_close(made(pixels)[0], network(pixels)[0])
 
 
 @pytest.mark.parametrize("size", [(8, 8), (9, 9), (8, 9), (7, 12)])

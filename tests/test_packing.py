@@ -50,7 +50,7 @@ def test_words_of_each_picture_and_back(values: Tensor) -> None:
     for own, words in zip(found, of_each(values), strict=True):
         torch.testing.assert_close(own[: len(words)], torch.stack([*words, own[0]])[:-1])
         assert not own[len(words) :].any()
-    torch.testing.assert_close(packing.of_pictures(found), packed)
+    torch.testing.assert_close(packing.from_pictures(found), packed)
 
 
 def test_without_a_mask_all_words_are_there(values: Tensor) -> None:
@@ -58,14 +58,14 @@ def test_without_a_mask_all_words_are_there(values: Tensor) -> None:
     packed = packing.pack(values)
     torch.testing.assert_close(packed, values.view(-1, 5))
     torch.testing.assert_close(packing.by_picture(packed), values.view(3, 8, 5))
-    torch.testing.assert_close(packing.of_pictures(values.view(3, 8, 5)), packed)
+    torch.testing.assert_close(packing.from_pictures(values.view(3, 8, 5)), packed)
     torch.testing.assert_close(packing.unpack(packed), values)
 
 
 def test_gradients_reach_the_words_that_are_there(values: Tensor) -> None:
     values.requires_grad_()
     packing = Packing(THERE.shape, THERE)
-    found = packing.of_pictures(packing.by_picture(packing.pack(values)) ** 2)
+    found = packing.from_pictures(packing.by_picture(packing.pack(values)) ** 2)
     packing.unpack(found).sum().backward()
     torch.testing.assert_close(values.grad, 2 * values.detach() * THERE.unsqueeze(-1))
 
@@ -75,7 +75,7 @@ def test_one_row_a_picture(values: Tensor) -> None:
     packing = Packing(there.shape, there)
     packed = packing.pack(values[:, 0])
     assert packing.by_picture(packed).shape == (3, 4, 5)
-    torch.testing.assert_close(packing.of_pictures(packing.by_picture(packed)), packed)
+    torch.testing.assert_close(packing.from_pictures(packing.by_picture(packed)), packed)
 
 
 @pytest.mark.parametrize("words", [1, 37, 300, 1001, 1500])

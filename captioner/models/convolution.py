@@ -4,13 +4,12 @@ from collections.abc import Collection
 from typing import Any, TypeGuard
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Size, Tensor, nn
 
 
-class Convolution(nn.Module):
-    """What an ``nn.Conv2d`` computes, without a gradient of its weights.
+class Convolution(nn.Conv2d):
+    """An ``nn.Conv2d`` whose weights do not change once it was called.
 
     oneDNN, which multiplies for torch on a CPU, wants the weights in an order that depends on the shape
     of the input, and torch puts them in order for every call (docs/speed.md). Here that is done once for
@@ -23,21 +22,31 @@ class Convolution(nn.Module):
     """
 
     def __init__(self, like: nn.Conv2d, batches: Collection[int]) -> None:
-        super().__init__()
+        sizes = {name: getattr(like, name) for name in _SIZES}
+        super().__init__(**sizes, device="meta")
         self.weight = like.weight
         self.bias = like.bias
-        self.how: Any = (like.stride, like.padding, like.dilation, like.groups)
         self.batches = batches
         self._ordered: dict[Size, Tensor] = {}
 
     def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D h w"]:
         """The feature maps of the images."""
         if len(images) not in self.batches or not _suits(images, self.weight):
-            return F.conv2d(images, self.weight, self.bias, *self.how)
-        shape = images.shape
+            return super().forward(images)
+        shape, how = images.shape, (self.stride, self.padding, self.dilation, self.groups)
         if shape not in self._ordered:
-            self._ordered[shape] = _in_order(self.weight.detach(), shape, *self.how)
-        return _by_onednn(images, self._ordered[shape], self.bias, *self.how)
+            self._ordered[shape] = _in_order(self.weight.detach(), shape, *how)
+        return _by_onednn(images, self._ordered[shape], self.bias, *how)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies put their own weights in order: what oneDNN has cannot be copied."""
+        return {**self.__dict__, "_ordered": {}}
+
+
+_SIZES = (
+    *("in_channels", "out_channels", "kernel_size"),
+    *("stride", "padding", "dilation", "groups"),
+)
 
 
 def replaceable(module: nn.Module) -> TypeGuard[nn.Conv2d]:
@@ -56,7 +65,6 @@ def _suits(images: Tensor, weight: Tensor) -> bool:
         and bool(torch.backends.mkldnn.enabled)
         and images.device.type == "cpu"
         and images.dtype == weight.dtype == torch.float32
-        and images.numel() > 0
         and not torch.is_grad_enabled()
         and not torch.is_autocast_enabled("cpu")
         and not torch.compiler.is_compiling()

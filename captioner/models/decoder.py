@@ -41,7 +41,8 @@ class Decoded:
     Attributes:
         said: the scores of the next word at the N steps marked in ``there``; at all steps, (B, *R, T,
             V), where it is None. ``logits`` has them in their places.
-        weights: where the model looked, at every step; None where nobody asked.
+        weights: where the model looked, at every step; None where nobody asked. Zeros, like all below,
+            where a caption has ended and nothing was computed.
         log_prob: log-probability of the locations drawn; None for deterministic attention.
         entropy: entropy in nats of what they were drawn from; None likewise.
         centre: the (row, column) that local attention looks around, in cells; None for any other.

@@ -34,7 +34,7 @@ def folded(
 
     Args:
         network: in eval mode; it is not changed.
-        example: an input.
+        example: an input; with weights in order, where ``batches`` has the number of its images.
         batches: sizes of batches for which the weights are put in order, on a CPU.
     """
     kind = example.device.type
@@ -54,13 +54,13 @@ def folded(
             made.set_submodule(name, joint.to(memory_format=torch.channels_last))
             # timm's norms contain the activation behind them.
             made.set_submodule(behind, getattr(norm, "act", nn.Identity()))
+        for name, module in list(made.named_modules()):
+            if replaceable(module):
+                made.set_submodule(name, Convolution(module, batches))
         same = all(
             (ours - theirs).norm() <= TOLERANCE * theirs.norm()
             for ours, theirs in zip(made(example), expected, strict=True)
         )
-        for name, module in list(made.named_modules()):
-            if replaceable(module):
-                made.set_submodule(name, Convolution(module, batches))
     return made if same else network
 
 

@@ -137,7 +137,7 @@ class LuongDecoder(RecurrentDecoder):
             packing = Packing(tokens.shape, there)
             attended = self._attend(hidden.view(*tokens.shape, -1), state, need_weights, packing)
             said = self._read_out(attended)
-            attended = attended.each(packing.unpack)
+            attended = attended.without_values().each(packing.unpack)
         return self.decoded(said, there, attended, looked, detail)
 
     def _advance(
@@ -175,7 +175,7 @@ class LuongDecoder(RecurrentDecoder):
         words = packing.pack(hidden)  # (N, n)
         queries = packing.by_picture(words)
         attended = self.attention(queries, state.keys, step, need_weights)
-        attended = attended.each(packing.of_pictures)
+        attended = attended.each(packing.from_pictures)
         if attended.choices is None or attended.chances is None:
             return replace(attended, context=self._combine(attended.context, words))
         ways = attended.chances.unsqueeze(-1)  # (N, k, 1)

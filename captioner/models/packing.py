@@ -40,7 +40,7 @@ class Packing:
         found = placed(values, slots, self.shape[0] * most)
         return found.view(self.shape[0], most, *values.shape[1:])
 
-    def of_pictures(self, values: Shaped[Tensor, "B W *own"]) -> Shaped[Tensor, " N *own"]:
+    def from_pictures(self, values: Shaped[Tensor, "B W *own"]) -> Shaped[Tensor, " N *own"]:
         """The words in one row again."""
         slots, _ = self._slots
         return (
@@ -55,10 +55,11 @@ class Packing:
             return None, steps
         owners = self.places // steps
         counts = owners.bincount(minlength=pictures)
-        most = int(counts.max())
-        # From the first place of a word's own picture instead of the first word of it.
-        moved = owners * most - (counts.cumsum(0) - counts)[owners]
-        return torch.arange(len(owners), device=owners.device) + moved, most
+        most = max(1, int(counts.max()))
+        # The i-th of all words is the (i - words of earlier pictures)-th of its own picture.
+        earlier = (counts.cumsum(0) - counts)[owners]
+        numbers = torch.arange(len(owners), device=owners.device) - earlier
+        return owners * most + numbers, most
 
 
 def rounded(there: Bool[Tensor, "*steps"]) -> Bool[Tensor, "*steps"]:

@@ -97,7 +97,7 @@ class Layer(nn.Module):
         words = words + self.dropout(own.output(found))
         queries = packing.by_picture(self.norms[1](words))
         attended = self.attention(queries, keys, step, need_weights)
-        words = words + self.dropout(packing.of_pictures(attended.context).to(words.dtype))
+        words = words + self.dropout(packing.from_pictures(attended.context).to(words.dtype))
         words = words + self.dropout(self.feed_forward(self.norms[2](words)))
         if looked is not None:
             looked = looked.view(pictures, rows, length, *looked.shape[2:])
@@ -218,9 +218,9 @@ class TransformerDecoder(WordDecoder):
             pasts.append(past)
         said = self.output(self.dropout(self.norm(words)))
 
-        def everywhere(of_pictures: Tensor | None) -> Tensor | None:
-            """At every step, zeros where no word is."""
-            return None if of_pictures is None else packing.unpack(packing.of_pictures(of_pictures))
+        def everywhere(values: Tensor | None) -> Tensor | None:
+            """Something of the words of each picture, at every step; zeros where no word is."""
+            return None if values is None else packing.unpack(packing.from_pictures(values))
 
         decoded = Decoded(
             said if there is not None else packing.unpack(said),

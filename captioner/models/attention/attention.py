@@ -76,6 +76,10 @@ class Attended:
         """The answers to some queries only, in one row."""
         return self.each(lambda values: values[there])
 
+    def without_values(self) -> "Attended":
+        """Where it looked, without what it found there."""
+        return replace(self, context=self.context[..., :0], choices=None, chances=None)
+
     @staticmethod
     def stack(steps: Sequence["Attended"]) -> "Attended":
         """Answers without an axis of time, joined along a new one behind all but their last axes."""
@@ -165,7 +169,7 @@ class AttentionBase(Component, kind="attention"):
         self,
         query: Float[Tensor, "B *T n"],
         keys: Keys,
-        step: int | Int[Tensor, "*B T"] | None = None,
+        step: int | Int[Tensor, "*pictures T"] | None = None,
         need_weights: bool = True,
     ) -> Attended:
         """The context vector for each query.
@@ -173,8 +177,8 @@ class AttentionBase(Component, kind="attention"):
         Args:
             query: one query a picture, (B, n), or T of them, (B, T, n); both give the same numbers.
             keys: from ``prepare``.
-            step: which word the queries ask for, counted from 0, for distributions that need it: of all
-                pictures, or (B, T).
+            step: which word the queries ask for, counted from 0, for distributions that need it: one
+                for all queries, (T,) for those of every picture, or (B, T).
             need_weights: False lets the weights be left out where the context is had faster without.
         """
         if query.ndim == 3:
@@ -185,7 +189,7 @@ class AttentionBase(Component, kind="attention"):
         self,
         queries: Float[Tensor, "B T n"],
         keys: Keys,
-        step: int | Int[Tensor, "*B T"] | None,
+        step: int | Int[Tensor, "*pictures T"] | None,
         need_weights: bool,
     ) -> Attended:
         """The context vectors of T queries; what a subclass writes."""
@@ -236,7 +240,7 @@ class Attention(AttentionBase):
         self,
         queries: Float[Tensor, "B T n"],
         keys: Keys,
-        step: int | Int[Tensor, "*B T"] | None,
+        step: int | Int[Tensor, "*pictures T"] | None,
         need_weights: bool,  # noqa: ARG002 - the context is made of them
     ) -> Attended:
         """Scores, weights, and the weighted sum of the values."""

@@ -45,13 +45,14 @@ class Asked:
     Attributes:
         query: the queries that the scores answer.
         grid: (rows, columns) in which the positions lie, raster order; (1, L) for a sequence.
-        step: which word each query asks for, counted from 0; None where nobody counts.
+        step: which word each query asks for, counted from 0: one for all, (T,) where all pictures
+            have the same, or (B, T); None where nobody counts.
         coins: what ``Distribution.coins`` drew for each picture.
     """
 
     query: Float[Tensor, "B T n"]
     grid: tuple[int, int]
-    step: int | Int[Tensor, "*B T"] | None
+    step: int | Int[Tensor, "*pictures T"] | None
     coins: Bool[Tensor, " B"] | None = None
 
 

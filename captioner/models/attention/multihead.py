@@ -79,7 +79,7 @@ class MultiHead(AttentionBase):
         self,
         queries: Float[Tensor, "B T n"],
         keys: Keys,
-        step: int | Int[Tensor, "*B T"] | None,
+        step: int | Int[Tensor, "*pictures T"] | None,
         need_weights: bool,
     ) -> Attended:
         """Every head for itself; then all together. Soft weights nobody asks for are ``fused``."""
