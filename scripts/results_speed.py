@@ -11,14 +11,14 @@ def speed_section(records: dict[str, dict[str, Any]]) -> list[str]:
     """Training, captioning, files and memory, each from a file of its own."""
     lines = ["## Speed and memory", ""]
     for name, (title, text, tables) in PARTS.items():
-        if name not in records:
-            continue
-        record = records[name]
         lines += [f"### {title}", "", *text]
-        lines += [f"`{record['command']}`, commit {record['commit']}, {record['machine']}.", ""]
-        for kind, columns in tables.items():
-            rows = [row for row in record["rows"] if row["row"].startswith(kind)]
-            lines += _table(rows, columns) if rows else []
+        # ``speed-train``, and ``speed-train-on-zen-4`` of another machine.
+        for stem in (stem for stem in records if f"{stem}-on-".startswith(f"{name}-on-")):
+            record = records[stem]
+            lines += [f"`{record['command']}`, commit {record['commit']}, {record['machine']}.", ""]
+            for kind, columns in tables.items():
+                rows = [row for row in record["rows"] if row["row"].startswith(kind)]
+                lines += _table(rows, columns) if rows else []
     return lines
 
 
