@@ -13,7 +13,7 @@ def speed_section(records: dict[str, dict[str, Any]]) -> list[str]:
     for name, (title, text, tables) in PARTS.items():
         lines += [f"### {title}", "", *text]
         # ``speed-train``, and ``speed-train-on-zen-4`` of another machine.
-        for stem in (stem for stem in records if f"{stem}-on-".startswith(f"{name}-on-")):
+        for stem in sorted(stem for stem in records if f"{stem}-on-".startswith(f"{name}-on-")):
             record = records[stem]
             lines += [f"`{record['command']}`, commit {record['commit']}, {record['machine']}.", ""]
             for kind, columns in tables.items():

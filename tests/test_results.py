@@ -39,3 +39,20 @@ def test_without_java_there_are_dashes_instead_of_meteor(tmp_path):
         assert cells[8] == "–"
         assert "–" not in cells[4:8]
         assert "| – |" in card(name, tmp_path / "results")
+
+
+def test_speed_on_another_machine_stands_below(tmp_path):
+    shutil.copytree(ROOT / "docs" / "results", tmp_path / "results")
+    record = json.loads((tmp_path / "results" / "speed-memory.json").read_text("utf-8"))
+    before = results_page.page(tmp_path / "results").splitlines()
+    record["machine"] = "an abacus"
+    record["rows"][0]["seconds"] = 123456
+    (tmp_path / "results" / "speed-memory-on-beads.json").write_text(json.dumps(record), "utf-8")
+    after = results_page.page(tmp_path / "results").splitlines()
+    added = [line for line in after if line not in before]
+    assert len(added) == 2
+    assert added[0].endswith(", an abacus.")
+    assert "| 123456 |" in added[1]
+    ours = next(number for number, line in enumerate(before) if record["command"] in line)
+    assert after[: ours + 1] == before[: ours + 1]
+    assert after.index(added[0]) > ours + len(record["rows"])
