@@ -118,10 +118,16 @@ def in_memory(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             output = ["--output", str(Path(folder) / "captions.jsonl"), "--format", "jsonl"]
             asked = ["caption", folder, "--model", str(options.runs), *output]
             yield memory.row("memory: caption files", [*command, *asked], photos=number)
-    with tempfile.TemporaryDirectory() as folder:
-        config = ["fit", "--config", "configs/flickr8k.yaml", "--data.root", options.root]
-        asked = [*config, "--trainer.max_epochs=1", f"--trainer.default_root_dir={folder}"]
-        yield memory.row("memory: an epoch of training", [*command, *asked], photos=len(records))
+    for precision in ("32-true", "bf16-mixed"):
+        with tempfile.TemporaryDirectory() as folder:
+            config = ["fit", "--config", "configs/flickr8k.yaml", "--data.root", options.root]
+            places = [
+                f"--data.cache_dir={folder}/cache",
+                f"--trainer.default_root_dir={folder}/run",
+            ]
+            asked = [*config, *places, "--trainer.max_epochs=1", f"--trainer.precision={precision}"]
+            about = {"photos": len(records), "precision": precision}
+            yield memory.row("memory: an epoch of training", [*command, *asked], **about)
 
 
 def quality(options: argparse.Namespace) -> Iterator[dict[str, Any]]:

@@ -144,7 +144,14 @@ PARTS: dict[str, tuple[str, list[str], dict[str, Sequence[Column]]]] = {
             "The greatest of all processes together, MB. `RssFile` are pages of files, such as cached",
             "annotations and libraries, which the system takes back when it needs them.",
         ],
-        {"memory": (_of("row"), _of("photos"), _of("seconds"), MEMORY)},
+        {
+            "memory": (
+                *map(_of, ("row", "photos")),
+                ("precision", lambda row: row.get("precision", "–")),
+                _of("seconds"),
+                MEMORY,
+            )
+        },
     ),
     "speed-quality": (
         "From photos to scored captions",
