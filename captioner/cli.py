@@ -194,9 +194,11 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 
 def _lightning(arguments: list[str]) -> int:
+    from captioner import processes
     from captioner.training import run
 
     run.main(arguments)
+    processes.leave()  # this one has no more to do
     return 0
 
 

@@ -19,22 +19,22 @@ Value = TypeVar("Value")
 
 def count() -> int:
     """How many processes train together."""
-    return dist.get_world_size() if together() else 1
+    return dist.get_world_size() if _together() else 1
 
 
 def rank() -> int:
     """Which of them this is, from 0."""
-    return dist.get_rank() if together() else 0
+    return dist.get_rank() if _together() else 0
 
 
 def mean(values: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
     """The mean over all processes; no gradient goes through it. All must call it."""
-    return total(values) / count() if together() else values
+    return total(values) / count() if _together() else values
 
 
 def total(values: Shaped[Tensor, "*n"]) -> Shaped[Tensor, "*n"]:
     """The sum over all processes; no gradient goes through it. All must call it."""
-    if not together():
+    if not _together():
         return values
     values = values.detach().clone()
     dist.all_reduce(values)
@@ -46,14 +46,14 @@ def share(number: Shaped[Tensor, "*n"]) -> Shaped[Tensor, "*n"]:
 
     All must call it.
     """
-    if not together():
+    if not _together():
         return number.clamp(min=1)
     return total(number).clamp(min=1).to(torch.float32) / count()
 
 
 def merged(own: Mapping[Key, Value]) -> dict[Key, Value]:
     """What any process has, by its key. All must call it."""
-    if not together():
+    if not _together():
         return dict(own)
     parts: list[Mapping[Key, Value]] = [{}] * count()
     dist.all_gather_object(parts, dict(own))
@@ -66,10 +66,9 @@ def leave() -> None:
     Gloo's threads abort a process that ends while they hold a tensor, and Lightning ends those of NCCL
     only (https://github.com/pytorch/pytorch/pull/179291).
     """
-    if together():
+    if _together():
         dist.destroy_process_group()
 
 
-def together() -> bool:
-    """Whether processes can talk; a single one may, to itself."""
+def _together() -> bool:
     return dist.is_available() and dist.is_initialized()

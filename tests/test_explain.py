@@ -58,6 +58,7 @@ def test_every_format_of_every_picture(pictures, run_folder, tmp_path, capsys):
         assert record["caption"] == expected.text
         assert record["size"] == [96, 64]
         weights = np.array([word["weights"] for word in record["words"]])
+        # A photo alone and one of several: a CPU adds in another order.
         np.testing.assert_allclose(weights, expected.weights, atol=1e-5)
         stem = told.removesuffix(".json")
         with np.load(f"{stem}.npz") as stored:

@@ -298,7 +298,6 @@ def main(arguments: list[str]) -> None:
     sys.argv = [given[0], *map(_shipped, arguments)]
     _quiet()
     keep_memory()
-    others = processes.together()  # whoever calls us began that, and will end it
     try:
         CLI(
             CaptioningTask,
@@ -311,8 +310,6 @@ def main(arguments: list[str]) -> None:
             parser_kwargs={"prog": "captioner", **raising}
             | dict.fromkeys(CLI.subcommands(), raising),
         )
-        if not others:
-            processes.leave()
     except (ArgumentError, MisconfigurationException) as error:
         message = " ".join(str(error).split())
         files = [a.rpartition("=")[2] for a in arguments if a.endswith((".yaml", ".yml"))]
