@@ -1,8 +1,8 @@
-"""The app, for hosts that look for an ``app.py``; ``captioner demo`` has its options."""
+"""Run the app, for hosts that expect an ``app.py``; the options are those of ``captioner demo``."""
 
 import sys
 
-from captioner.cli import main
+from captioner.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main(["demo", *sys.argv[1:]]))

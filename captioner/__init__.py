@@ -1,34 +1,81 @@
-"""An attention-based image captioner that shows where it looked for each word.
+"""An image captioner that shows which regions it attended to for each word.
 
     import captioner
     model = captioner.load("runs/shapes")
     result = model.caption("photo.png", beam_size=5)
     result.text, result.words, result.weights        # weights: (T, rows, columns) float32
-    captioner.overlay.figure(result).save("looked.png")
+    result.save("attention.png")                     # or .gif, .html, .json, .npz
 
-Shapes are written with the same letters everywhere: B pictures, L annotation vectors (rows ×
-columns of the feature map, raster order), D their width, R captions of a picture, T words, V words
-of the vocabulary, n the width of a decoder's state. A mask is True where a position may be attended.
+Shapes use the same letters everywhere: B images, L annotation vectors (the cells of the feature map
+in raster order), D their width, R captions per image, T words, V words of the vocabulary, n the width
+of a decoder's state. A mask is True where a position may be attended.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from captioner.errors import (
+    CaptionerError,
+    CheckpointError,
+    DataError,
+    EvaluationError,
+    ImageError,
+    ModelError,
+    UsageError,
+)
+
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from captioner import overlay
-    from captioner.predictor import Caption, Predictor, load
+    from captioner import models, overlay
+    from captioner.caption import Caption
+    from captioner.decoding import Decoding
+    from captioner.overlay import Style
+    from captioner.predictor import Predictor, load
 
-__all__ = ["Caption", "Predictor", "__version__", "load", "overlay"]
+__all__ = [
+    "Caption",
+    "CaptionerError",
+    "CheckpointError",
+    "DataError",
+    "Decoding",
+    "EvaluationError",
+    "ImageError",
+    "ModelError",
+    "Predictor",
+    "Style",
+    "UsageError",
+    "__version__",
+    "bundled_models",
+    "load",
+    "models",
+    "overlay",
+]
+
+# Imported at the first use, because importing torch takes seconds.
+_LAZY = {
+    "Caption": "captioner.caption",
+    "Decoding": "captioner.decoding",
+    "Predictor": "captioner.predictor",
+    "Style": "captioner.overlay",
+    "load": "captioner.predictor",
+}
+
+
+def bundled_models() -> list[str]:
+    """Return the names of the models that come with the package, the default first."""
+    from captioner import resources
+
+    return list(resources.models())
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def __getattr__(name: str) -> Any:
-    # torch takes seconds to import; ``captioner --help`` does not need it.
-    if name in ("Caption", "Predictor", "load"):
-        from captioner import predictor
-
-        return getattr(predictor, name)
-    if name == "overlay":
-        return importlib.import_module("captioner.overlay")
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    if name in ("models", "overlay"):
+        return importlib.import_module(f"captioner.{name}")
     raise AttributeError(f"module 'captioner' has no attribute {name!r}")

@@ -2,7 +2,7 @@
 
 import sys
 
-from captioner.cli import main
+from captioner.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

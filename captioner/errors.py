@@ -1,23 +1,22 @@
 """Every error this package raises on purpose.
 
-CaptionerError
-├── UsageError        the call itself is wrong: an option, a combination, a missing argument
-├── DataError         a data set cannot be used: files missing, broken JSON, an empty split
-├── ImageError        one picture cannot be read; a batch goes on without it
-├── ModelError        a model cannot be built: an unknown class, encoder or option, sizes that disagree
-├── CheckpointError   a stored model cannot be loaded: missing, cut, too new, of another vocabulary
-└── EvaluationError   captions cannot be scored: wrong ids, nothing to score, a broken tool
-
-A message is one line that says what was given, what was expected and what to do. The command line
-prints just that line; the traceback comes with ``--debug``.
+Each message is one line that says what was given, what was expected and what to do. The command
+line prints only that line, and the traceback with ``--debug``.
 """
 
 import difflib
+import re
 from collections.abc import Iterable
+
+NAME_LIMIT = 300
+"""Names of more characters are cut in the middle in messages."""
 
 
 class CaptionerError(Exception):
-    """Base of all errors above: catch it to catch them all."""
+    """Base class of all errors of this package; their text is one printable line."""
+
+    def __str__(self) -> str:
+        return one_line(super().__str__())
 
 
 class UsageError(CaptionerError):
@@ -29,39 +28,49 @@ class DataError(CaptionerError):
 
 
 class ImageError(CaptionerError):
-    """One picture cannot be read; a batch goes on without it."""
+    """One image cannot be read; the rest of a batch is unaffected."""
 
 
 class ModelError(CaptionerError):
-    """A model cannot be built: an unknown class, encoder or option, sizes that disagree."""
+    """A model cannot be built: an unknown class, encoder or option, or sizes that do not match."""
 
 
 class CheckpointError(CaptionerError):
-    """A stored model cannot be loaded: missing, cut, too new, or of another vocabulary."""
+    """A stored model cannot be loaded: missing, truncated, too new, or for another vocabulary."""
 
 
 class EvaluationError(CaptionerError):
     """Captions cannot be scored: wrong ids, nothing to score, a broken tool."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str], limit: int = 8) -> str:
-    """A message for a name that does not exist, the nearest known names first.
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """Return a message about an unknown name that lists the known names, the most similar first.
 
     >>> unknown("decoder", "LSTMDecode", ["TransformerDecoder", "LSTMDecoder"])
     "unknown decoder 'LSTMDecode'; known: LSTMDecoder, TransformerDecoder"
     """
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=limit, cutoff=0.4)
+    near = difflib.get_close_matches(name, names, n=8, cutoff=0.4)
     ordered = near + [n for n in names if n not in near]
-    listed = ", ".join(ordered[:limit]) + (", …" if len(ordered) > limit else "")
-    return f"unknown {kind} {name!r}; known: {listed}"
+    listed = ", ".join(ordered[:8]) + (", …" if len(ordered) > 8 else "")
+    return f"unknown {kind} {name!r}; known: {listed or 'none'}"
 
 
 def printable(text: str, limit: int = 200) -> str:
-    """One line of printable characters: names and the messages of others may hold anything.
+    """Return text as one line of printable characters, with escapes for others, cut in the middle.
 
-    >>> printable("a\\nb")
-    'a\\\\nb'
+    >>> printable("a\\nb"), printable("0123456789", limit=5)
+    ('a\\\\nb', '01…89')
     """
     line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
-    return line if len(line) <= limit else line[: limit - 1] + "…"
+    half = (limit - 1) // 2
+    return line if len(line) <= limit else f"{line[:half]}…{line[half + 1 - limit :]}"
+
+
+def one_line(text: str) -> str:
+    """Return a message as one printable line with long names cut in the middle.
+
+    The message may contain names from hostile files, with terminal escapes or thousands of characters.
+    """
+    shorter = re.sub(rf"\S{{{NAME_LIMIT},}}", lambda name: printable(name[0], NAME_LIMIT), text)
+    return printable(shorter, limit=2000)

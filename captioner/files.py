@@ -4,20 +4,21 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO, TextIO
 
 
 def write_text(file: Path, text: str) -> None:
-    """Writes a file whole or not at all, in UTF-8."""
+    """Write UTF-8 text like ``write_bytes``."""
     write_bytes(file, text.encode())
 
 
 def write_bytes(file: Path, data: bytes) -> None:
-    """Writes a file whole or not at all, and its folder if need be; it survives a power cut.
+    """Write a file atomically and flush it to the disk; missing folders are made.
 
     Raises:
-        OSError: the folder cannot be written, the disk is full. What was there before still is.
+        OSError: the folder is not writable or the disk is full. An existing file is unchanged.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(prefix=f".{file.name:.100}-", dir=file.parent)
@@ -25,8 +26,8 @@ def write_bytes(file: Path, data: bytes) -> None:
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(data)
             stream.flush()
-            os.fsync(stream.fileno())  # or the name may reach the disk before the content
-        os.chmod(name, 0o644)  # noqa: PTH101 - mkstemp makes it private
+            os.fsync(stream.fileno())  # otherwise a power cut could leave an empty file
+        os.chmod(name, 0o644)  # noqa: PTH101 - mkstemp creates private files
         Path(name).replace(file)
     except BaseException:
         Path(name).unlink(missing_ok=True)
@@ -34,19 +35,30 @@ def write_bytes(file: Path, data: bytes) -> None:
 
 
 def remove_unfinished(folder: Path, name: str) -> None:
-    """Removes what `write_bytes` left of files of this name (a glob) if its process was killed."""
+    """Remove what killed calls of ``write_bytes`` left behind; ``name`` is a glob."""
     for part in folder.glob(f".{name}-????????"):
         part.unlink(missing_ok=True)
 
 
 @contextmanager
-def whole(file: Path) -> Iterator[TextIO]:
-    """A stream of text into a file that appears when all is written, or not at all."""
+def atomic(file: Path) -> Iterator[BinaryIO]:
+    """Open a stream whose file is on the disk when the block ends, unless it ends with an error."""
     part = file.with_name(f".{file.name}.part")
     try:
-        # A file name may hold bytes that are no UTF-8; it must not cost the other pictures.
-        with part.open("w", encoding="utf-8", errors="backslashreplace", newline="") as stream:
+        with part.open("wb") as stream:
             yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
         part.replace(file)
     finally:
         part.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_text(file: Path) -> Iterator[TextIO]:
+    """Open a text stream like ``atomic``."""
+    with atomic(file) as stream:
+        # File names may hold bytes that are not UTF-8; escape them instead of failing.
+        text = TextIOWrapper(stream, "utf-8", "backslashreplace", newline="")
+        yield text
+        text.detach()

@@ -1,109 +1,131 @@
-"""Files, folders and globs → the paths of pictures."""
+"""Files, folders and globs → the paths of images."""
 
 import glob
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from captioner.errors import UsageError, printable
+from captioner.errors import NAME_LIMIT, UsageError, printable
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
-"""The file name endings searched for in a folder, compared in lower case."""
+"""The file name suffixes of images in a folder, compared in lower case."""
 
 
 def find(inputs: Sequence[str | Path]) -> list[Path]:
-    """The picture files that files, folders and globs name, in the given order, each once.
+    """Return the image files that files, folders and globs name, in the given order, each once.
 
-    A name that exists is taken literally, even with ``[`` or ``*`` in it, and a file so named is
-    kept whatever its suffix. Folders are searched recursively for `SUFFIXES`, sorted; hidden files
-    are skipped and links to folders not followed. A glob (``**`` is recursive) gives the pictures
-    and folders it matches, sorted; one that spells out its suffix (``*.jfif``) gives those files.
+    An existing name is taken literally, even with ``[`` or ``*`` in it; an existing file is kept
+    whatever its suffix. Folders are searched recursively for ``SUFFIXES`` in sorted order; hidden
+    files and links to folders are skipped. A glob (``**`` is recursive) gives the images and folders
+    that it matches, sorted; a glob with a suffix (``*.jfif``) gives those files.
 
-    An input that matches nothing is kept as it is, if others do: reading it will name it.
+    An input without a match is kept if another input matches; reading it later reports the error. Pipes,
+    devices and broken links are kept, too, if they have the suffix of an image.
 
     Raises:
-        UsageError: no input matches a picture; the message names one and the suffixes.
+        UsageError: no input matches an image.
     """
-    found: dict[Path, Path] = {}  # by absolute path: "a.jpg" and "/here/a.jpg" are one picture
-    for path in stream(inputs):
+    found: dict[Path, Path] = {}  # by absolute path: "a.jpg" and "/here/a.jpg" are one image
+    for path in iterate(inputs):
         found.setdefault(path.absolute(), path)
     return list(found.values())
 
 
-def stream(inputs: Sequence[str | Path]) -> Iterator[Path]:
-    """The same one by one, while they are found; what two inputs name comes twice.
+def iterate(inputs: Sequence[str | Path]) -> Iterator[Path]:
+    """Yield the paths of ``find`` one by one; an image that two inputs name is yielded twice.
 
-    Of a folder, the names in it and in the folders above it are all that is held in memory.
+    Only the names in the current folder and its parents are held in memory.
     """
-    if isinstance(inputs, str):  # also a sequence of str, but never meant as one
+    if isinstance(inputs, str):  # a str is a sequence of str, but never meant as one
         inputs = [inputs]
-    held: list[Path] = []  # what matched nothing, until it is known whether anything does
+    unmatched: list[Path] = []  # held back until an input matches
     reasons = []
-    matched = False
-    for given in inputs:
-        none = True
-        reason = "no picture in it" if _exists(given) else "no such file or match"
+    any_match = False
+    for name in inputs:
+        match = False
         try:
-            for path in _matches(given):
-                none, matched = False, True
-                yield from held
-                held = []
+            for path in _matches(name):
+                match = any_match = True
+                yield from unmatched
+                unmatched = []
                 yield path
+            reason = "no photo in it" if Path(name).exists() else "no such file or match"
         except (OSError, ValueError) as error:  # no permission, name too long, NUL in the name
             reason = printable(str(error))
-        if none:
-            held.append(Path(given))
+        if not match:
+            unmatched.append(Path(name))
             reasons.append(
-                f"{printable(str(given), limit=4096) or repr('')}: {reason}; expected a picture, a "
-                f"folder of pictures or a glob ({' '.join(SUFFIXES)}); check the path"
+                f"{printable(str(name), NAME_LIMIT) or repr('')}: {reason}; expected a photo, a "
+                f"folder of photos or a glob ({' '.join(SUFFIXES)}); check the path"
             )
-    if reasons and not matched:
+    if reasons and not any_match:
         raise UsageError(reasons[0])
-    yield from held
+    yield from unmatched
 
 
-def _exists(given: str | Path) -> bool:
-    try:
-        return Path(given).exists()
-    except (OSError, ValueError):
-        return False
+def has_image_suffix(name: str) -> bool:
+    """Return whether a file name ends like that of an image."""
+    return os.path.splitext(name)[1].lower() in SUFFIXES  # noqa: PTH122 - also for object stores
 
 
-def _matches(given: str | Path) -> Iterator[Path]:
-    path = Path(given)
+def _matches(name: str | Path) -> Iterator[Path]:
+    path = Path(name)
     if path.exists():
-        yield from _pictures(path) if path.is_dir() else [path]
+        yield from walk(path) if path.is_dir() else [path]
         return
-    spelt_out = path.suffix and not glob.has_magic(path.suffix)
-    # Not Path.glob (PTH207): it refuses absolute patterns, and its * matches hidden files.
-    for hit in sorted(map(Path, glob.glob(str(given), recursive=True))):  # noqa: PTH207
-        if hit.is_dir():
-            yield from _pictures(hit)
-        elif spelt_out or hit.suffix.lower() in SUFFIXES:
-            yield hit
+    names_suffix = path.suffix and not glob.has_magic(path.suffix)
+    for match in sorted(_glob(path.parts)):
+        if match.is_dir():
+            yield from walk(match)
+        elif names_suffix or has_image_suffix(match.name):
+            yield match
 
 
-def _pictures(folder: Path) -> Iterator[Path]:
-    names, folders = [], set()
+def _glob(parts: Sequence[str]) -> set[Path]:
+    """The matches of a glob; ``**`` follows no links to folders, which may lead in circles."""
+    if "**" not in parts:
+        # Not Path.glob (PTH207), which refuses absolute patterns and matches hidden files with *.
+        return set(map(Path, glob.glob(os.path.join(*parts)))) if parts else {Path()}  # noqa: PTH118, PTH207
+    at = parts.index("**")
+    pending = list(_glob(parts[:at]))
+    if at == len(parts) - 1:  # the folders are searched recursively anyway
+        return set(pending)
+    found: set[Path] = set()
+    while pending:
+        folder = pending.pop()
+        found |= _glob((*Path(glob.escape(str(folder))).parts, *parts[at + 1 :]))
+        pending += [path for path, is_folder in _entries(folder, ()) if is_folder]
+    return found
+
+
+def walk(folder: Path, suffixes: Sequence[str] = SUFFIXES) -> Iterator[Path]:
+    """The files with these suffixes in a folder and its subfolders, sorted, however deep.
+
+    Hidden files, links to folders and unreadable folders are skipped.
+    """
+    pending = [_entries(folder, suffixes)]
+    while pending:
+        path, is_folder = next(pending[-1], (None, False))
+        if path is None:
+            pending.pop()
+        elif is_folder:
+            pending.append(_entries(path, suffixes))
+        else:
+            yield path
+
+
+def _entries(folder: Path, suffixes: Sequence[str]) -> Iterator[tuple[Path, bool]]:
+    """The folders and the files with these suffixes in a folder, and whether each is a folder."""
+    found: dict[str, bool] = {}
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                if entry.name.startswith("."):
-                    continue
-                if entry.is_dir(follow_symlinks=False):
-                    folders.add(entry.name)
-                elif not is_picture(entry.name) or not entry.is_file():
-                    continue
-                names.append(entry.name)
-    except PermissionError:  # a folder that is not ours to read costs itself
+                is_folder = entry.is_dir(follow_symlinks=False)
+                has_suffix = os.path.splitext(entry.name)[1].lower() in suffixes  # noqa: PTH122
+                linked = entry.is_symlink() and os.path.isdir(entry.path)  # noqa: PTH112
+                if not entry.name.startswith(".") and (is_folder or (has_suffix and not linked)):
+                    found[entry.name] = is_folder
+    except OSError:  # no permission, removed, or nested too deeply
         return
-    for name in sorted(names):
-        if name in folders:
-            yield from _pictures(folder / name)
-        else:
-            yield folder / name
-
-
-def is_picture(name: str) -> bool:
-    """Whether a file's name ends like a picture's."""
-    return os.path.splitext(name)[1].lower() in SUFFIXES  # noqa: PTH122 - also of objects in a store
+    for name in sorted(found):
+        yield folder / name, found[name]

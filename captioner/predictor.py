@@ -1,90 +1,41 @@
-"""Load once, ask many times: pictures → captions with the places looked at."""
+"""The Python interface: load a model and caption images with it."""
 
 import copy
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 import torch
-from jaxtyping import Float32
+from torch import Tensor
 
-from captioner import checkpoint
-from captioner.data.pixels import read_batch, read_batches
-from captioner.decoding import Decoding, force, search
-from captioner.errors import ImageError, UsageError
+from captioner import checkpoint, fast, limits
+from captioner.caption import Attends, Caption
+from captioner.data.pixels import PixelBatch, read_batch, read_batches
+from captioner.decoding import Decoding, Hypothesis, score_captions, search
+from captioner.errors import ImageError, UsageError, printable
 from captioner.images import Geometry, Source
-from captioner.memory import keep_memory
 from captioner.models.annotations import Annotations
-from captioner.models.attention.distributions import hard_attention, samples_locations
 from captioner.models.captioner import Captioner
+from captioner.models.decoder import Decoder
+from captioner.models.distributions import hard_attention, samples_locations
 from captioner.models.monte_carlo import over_paths
-from captioner.shipped import DEFAULT_MODEL, models
-from captioner.text import Tokenizer, Vocabulary, join
-from captioner.trace import Hypothesis
+from captioner.resources import DEFAULT_MODEL, models
+from captioner.text import MAX_WORD, UNK, Tokenizer, Vocabulary, is_plain, join
 
-
-@dataclass(frozen=True, eq=False)
-class Caption:
-    """A sentence about a picture.
-
-    Attributes:
-        image: the picture's path, or None if it was not given as one.
-        text: the sentence.
-        words: its T words as the model wrote them.
-        log_prob: log-probability of the sentence in nats, its end included.
-        word_log_probs: of each word given those before it.
-        weights: where the model looked for each word.
-        geometry: how the grid lies on the original picture.
-        model: name of the model that wrote it.
-        mechanism: how it attends, e.g. ``LSTMDecoder: Additive × Soft``; where sampled locations were
-            averaged, over how many paths.
-        layers: the weights of every layer and head, if details were asked for and there are several.
-        past: where details were asked for and the model attends to what it wrote: how much each input
-            word counts when a word is written; input 0 is ``<start>``, input j is ``words[j - 1]``;
-            0 for a later one.
-        centre: the (row, column) that local attention looks around, in cells; cell r covers [r, r + 1).
-        window: how many cells local attention reaches to either side of its centre.
-        alternatives: what else was found, best first.
-    """
-
-    image: str | None
-    text: str
-    words: tuple[str, ...]
-    log_prob: float
-    word_log_probs: tuple[float, ...]
-    weights: Float32[np.ndarray, "T rows columns"]
-    geometry: Geometry
-    model: str
-    mechanism: str = ""
-    layers: Float32[np.ndarray, "T layers heads rows columns"] | None = None
-    past: Float32[np.ndarray, "T layers past_heads T"] | None = None
-    centre: Float32[np.ndarray, "T 2"] | None = None
-    window: int | None = None
-    alternatives: tuple["Caption", ...] = ()
-
-    def record(self) -> dict[str, Any]:
-        """As ``captioner caption`` writes it to JSON."""
-        return {
-            "image": self.image,
-            "caption": self.text,
-            "words": list(self.words),
-            "log_prob": round(self.log_prob, 4),
-            "word_log_probs": [round(value, 4) for value in self.word_log_probs],
-            "model": self.model,
-        }
+MAX_TEXT = 20_000  # characters of a sentence
 
 
 class Predictor:
-    """A captioner ready for pictures of any size and format.
+    """A captioner for images of any size and format.
 
     Args:
         captioner: the model.
-        name: what captions are signed with.
-        device: ``auto`` takes a GPU where there is one.
-        decoding: how captions are searched for unless a call says otherwise.
-        supervision: the weight of the masks that supervised its attention; 0 where none did.
+        name: the model's name in captions.
+        device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
+        decoding: the default search.
+        supervision: weight of the mask supervision of its attention in training; 0 for none.
 
     Raises:
         UsageError: no such device.
@@ -98,57 +49,62 @@ class Predictor:
         decoding: Decoding = Decoding(),  # noqa: B008 - frozen
         supervision: float = 0.0,
     ) -> None:
-        self.name = name
-        self.supervision = supervision
-        self.decoding = decoding
+        self.name, self.decoding, self.supervision = name, decoding, supervision
         self.device = _device(device)
         self.captioner = captioner.to(self.device).eval()
 
     @property
     def vocabulary(self) -> Vocabulary:
-        """The words the model knows."""
+        """The vocabulary of the model."""
         return self.captioner.vocabulary
 
-    @overload
-    def caption(
-        self, images: list[Source], beam_size: int | None = ..., **options: Any
-    ) -> list[Caption]: ...
-    @overload
-    def caption(self, images: Source, beam_size: int | None = ..., **options: Any) -> Caption: ...
+    @property
+    def draws_locations(self) -> bool:
+        """Whether hard attention samples a new location in every pass."""
+        return samples_locations(self.captioner.decoder)
 
-    def caption(
+    @overload
+    def caption(self, images: list[Source], **options: Any) -> list[Caption]: ...
+    @overload
+    def caption(self, images: Source, **options: Any) -> Caption: ...
+
+    def caption(  # type: ignore[misc]  # it names the options that the overloads leave open
         self,
         images: Source | list[Source],
+        *,
         beam_size: int | None = None,
+        max_length: int | None = None,
+        length_penalty: float | int | None = None,
+        samples: int | None = None,
+        no_repeat: int | None = None,
         batch_size: int = 64,
         details: bool = False,
-        **options: Any,
     ) -> Caption | list[Caption]:
-        """The best caption of a picture, or of each picture of a list.
+        """Caption an image, or each image of a list.
 
         Args:
-            images: a path, bytes, an open file or a Pillow picture; or a list of these.
-            beam_size: hypotheses kept while searching; 1 is greedy; None for the model's own.
-            batch_size: pictures computed together.
-            details: whether to say all there is to say: ``layers``, ``past`` and ``centre``; not of hard
-                attention that samples.
-            options: other options of ``captioner.decoding.Decoding``, where not the model's own.
+            images: a path, bytes, an open file, a Pillow image, or an array or tensor (H, W, 3) of
+                uint8 or of floats from 0 to 1; or a list of these.
+            beam_size, max_length, length_penalty, samples, no_repeat: see ``Decoding``; None means
+                the model's own value.
+            batch_size: number of images in a batch, up to 512.
+            details: also return ``layers``, ``past`` and ``centre``, which takes one more pass.
 
         Raises:
-            UsageError: no such option.
-            ImageError: a picture cannot be read. ``captions`` goes on without it instead.
+            UsageError: an option out of range; details of sampled hard attention.
+            ImageError: an image cannot be read; ``captions`` returns such errors instead.
         """
-        several = isinstance(images, list)
-        sources: list[Source] = images if isinstance(images, list) else [images]
-        found = []
-        if beam_size is not None:
-            options["beam_size"] = beam_size
-        decoding = self.decoding.with_options(options)
+        options = {"beam_size": beam_size, "max_length": max_length, "samples": samples}
+        given = {**options, "length_penalty": length_penalty, "no_repeat": no_repeat}
+        decoding = self.decoding.with_options({k: v for k, v in given.items() if v is not None})
+        several = isinstance(images, list | tuple)
+        sources: Any = images if several else [images]
+        results = []
         for result in self.captions(sources, decoding, batch_size, details):
             if isinstance(result, ImageError):
                 raise result
-            found.append(result)
-        return found if several else found[0]
+            results.append(result)
+        return results if several else results[0]
 
     def captions(
         self,
@@ -157,78 +113,87 @@ class Predictor:
         batch_size: int = 64,
         details: bool = False,
     ) -> Iterator[Caption | ImageError]:
-        """For each picture in order its caption, or what is wrong with it; a stream."""
+        """Stream a caption, or the error, of each image in order; arguments as in ``caption``.
+
+        Raises:
+            UsageError: details of sampled hard attention, or a batch size out of range.
+        """
+        if details and self.draws_locations:
+            raise UsageError(
+                "details=True needs a second pass, and this model samples other locations in every "
+                "pass (test_time: sample): leave details out, or use explain(image, text)"
+            )
+        limits.check("batch_size", batch_size, limits.BATCH)
         decoding = decoding or self.decoding
-        # What is drawn anew would be said of other places than those that the search has looked at.
-        details = details and not samples_locations(self.captioner.decoder)
         for batch in read_batches(images, batch_size, self.captioner.encoder.preprocessing):
             results: dict[int, Caption | ImageError] = dict(batch.failed)
             if batch.indices:
-                annotations = self._annotate(batch.pixels)
-                found = search(self.captioner.decoder, annotations, decoding)
-                for row, (index, size, hypotheses) in enumerate(
-                    zip(batch.indices, batch.sizes, found, strict=True)
-                ):
-                    geometry = Geometry(*size, annotations.grid)
-                    if details:
-                        hypotheses = self._explain(annotations.of(row), hypotheses)
-                    best, *others = [
-                        self._caption(images[index], h, geometry, decoding.samples)
-                        for h in hypotheses
-                    ]
-                    results[index] = _with_alternatives(best, others)
+                results |= self._captions(images, batch, decoding, details)
             yield from (results[index] for index in sorted(results))
 
-    def explain(self, image: Source, text: str) -> Caption:
-        """The given sentence as if the model had written it: how likely, and where it looks.
+    def _captions(
+        self, images: Sequence[Source], batch: PixelBatch, decoding: Decoding, details: bool
+    ) -> Iterator[tuple[int, Caption]]:
+        """Yield the index and the caption of each image that could be read."""
+        decoder, annotations = self.captioner.decoder, self._annotate(batch.pixels)
+        beams = search(decoder, annotations, decoding)
+        for row, (index, hypotheses) in enumerate(zip(batch.indices, beams, strict=True)):
+            if details:
+                hypotheses = _with_details(decoder, annotations.of(row), hypotheses)
+            geometry = Geometry(*batch.sizes[row], annotations.grid)
+            source, samples = images[index], decoding.samples
+            best, *others = [self._caption(source, h, geometry, samples) for h in hypotheses]
+            yield index, replace(best, alternatives=tuple(others))
 
-        A word that the model does not know is shown as it is and read as ``<unk>``.
+    def explain(self, image: Source, text: str, *, samples: int | None = None) -> Caption:
+        """Return a given sentence as a caption of the image, with details.
+
+        Words outside the vocabulary are scored as ``<unk>`` and listed in ``Caption.unknown``. The map
+        of a word shows where the model attended to predict it, so it depends only on the words before
+        it: the first map is the same for every sentence. ``LSTMDecoder`` attends before it reads the
+        previous word, so its second map is the same for every sentence, too.
+
+        Args:
+            image: as for ``caption``.
+            text: the sentence, of at most 200 words of 100 letters.
+            samples: see ``Decoding``; None means the model's own value.
 
         Raises:
-            ImageError: the picture cannot be read.
-            UsageError: the sentence has no words.
+            ImageError: the image cannot be read.
+            UsageError: the sentence has no words or too many; ``samples`` is out of range, or above 1
+                without sampled hard attention.
         """
+        words = _words(text)
         batch = read_batch([image], range(1), self.captioner.encoder.preprocessing)
         for error in batch.failed.values():
             raise error
-        words = Tokenizer()(text)
         annotations = self._annotate(batch.pixels)
         ids = self.vocabulary.encode(words)
-        samples = self.decoding.samples
-        hypothesis = force(self.captioner.decoder, annotations, ids, samples)
+        options = {"beam_size": 1} if samples is None else {"beam_size": 1, "samples": samples}
+        samples = self.decoding.with_options(options).samples
+        (hypothesis,) = score_captions(self.captioner.decoder, annotations, [ids], samples)
         geometry = Geometry(*batch.sizes[0], annotations.grid)
         return self._caption(image, hypothesis, geometry, samples, words)
 
     def sampler(self) -> "Predictor | None":
-        """This model with hard attention that draws a place for every word, anew in each call.
+        """Return this model with hard attention that samples a location per word in every call.
 
-        None where nothing can be drawn: no part of the decoder is ``Hard``. The encoder is shared,
-        and this predictor stays as it is, whoever else is using it.
+        It shares the encoder and has a copy of the decoder. None if the attention is not ``Hard``.
         """
         decoder = copy.deepcopy(self.captioner.decoder)
-        hard = hard_attention(decoder)
-        if not hard:
+        distributions = hard_attention(decoder)
+        if not distributions:
             return None
-        for law in hard:
-            law.test_time = "sample"
-        whole = self.captioner
-        drawing = Captioner(whole.encoder, whole.refiner, decoder, whole.vocabulary, whole.config)
-        once = replace(self.decoding, samples=1)
-        return Predictor(drawing, self.name, str(self.device), once, self.supervision)
-
-    def _explain(
-        self, annotations: Annotations, hypotheses: Sequence[Hypothesis]
-    ) -> list[Hypothesis]:
-        """What was found about one picture, with all that its decoder can say about it."""
-        forced = [force(self.captioner.decoder, annotations, h.tokens) for h in hypotheses]
-        return [
-            replace(h, centre=told.centre, layers=told.layers, past=told.past)
-            for h, told in zip(hypotheses, forced, strict=True)
-        ]
+        for distribution in distributions:
+            distribution.test_time = "sample"
+        plain = self.captioner
+        captioner = Captioner(plain.encoder, plain.neck, decoder, plain.vocabulary, plain.config)
+        decoding = replace(self.decoding, samples=1)
+        return Predictor(captioner, self.name, str(self.device), decoding, self.supervision)
 
     @torch.inference_mode()
-    def _annotate(self, pixels: torch.Tensor) -> Annotations:
-        return self.captioner.refiner(self.captioner.encode(pixels.to(self.device)))
+    def _annotate(self, pixels: Tensor) -> Annotations:
+        return self.captioner.neck(self.captioner.encode(pixels.to(self.device)))
 
     def _caption(
         self,
@@ -238,61 +203,87 @@ class Predictor:
         samples: int,
         words: Sequence[str] | None = None,
     ) -> Caption:
-        if words is None:
-            words = self.vocabulary.decode(hypothesis.tokens)
+        def array(values: Tensor | None, *shape: int) -> Any:
+            """Convert to float32, with the last axis in this shape if it is given."""
+            if values is None:
+                return None
+            reshaped = values.unflatten(-1, shape) if shape else values  # type: ignore[no-untyped-call]
+            return reshaped.numpy().astype(np.float32)
 
-        def on_grid(weights: torch.Tensor) -> np.ndarray:
-            return weights.unflatten(-1, geometry.grid).numpy().astype(np.float32)  # type: ignore[no-untyped-call]
-
-        def plain(values: torch.Tensor | None) -> np.ndarray | None:
-            return None if values is None else values.numpy().astype(np.float32)
-
-        layers = hypothesis.layers
+        decoder = self.captioner.decoder
+        modes = {hard.test_time for hard in hard_attention(decoder)}
+        attends: Attends = (
+            "argmax" if "argmax" in modes else "sample" if "sample" in modes else "soft"
+        )
+        words = self.vocabulary.decode(hypothesis.tokens) if words is None else words
         return Caption(
             image=str(image) if isinstance(image, str | Path) else None,
             text=join(words),
             words=tuple(words),
             log_prob=hypothesis.log_prob,
             word_log_probs=tuple(hypothesis.log_probs),
-            weights=on_grid(hypothesis.weights),
+            score=hypothesis.score,
+            weights=array(hypothesis.weights, *geometry.grid),
             geometry=geometry,
             model=self.name,
-            mechanism=over_paths(self.captioner.decoder.mechanism, samples),
-            layers=None if layers is None else on_grid(layers),
-            past=plain(hypothesis.past),
-            centre=plain(hypothesis.centre),
-            window=self.captioner.decoder.window,
+            mechanism=over_paths(decoder.mechanism, samples),
+            attends=attends,
+            layers=array(hypothesis.layers, *geometry.grid),
+            past=array(hypothesis.past_weights),
+            centre=array(hypothesis.centre),
+            window=decoder.window,
+            unknown=tuple(i for i, token in enumerate(hypothesis.tokens) if token == UNK),
         )
 
 
 def load(model: str | Path | None = None, device: str = "auto") -> Predictor:
-    """The front door: ``load().caption("dog.jpg")``.
-
-    From here on the process keeps the memory that it frees; see ``captioner.memory.keep_memory``.
+    """Load a model for ``load().caption("dog.jpg")``.
 
     Args:
         model: a bundled name, a model folder, a Lightning ``.ckpt``, or a run folder; None for the
             bundled default.
-        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
+        device: as in ``Predictor``.
 
     Raises:
         UsageError: no such device.
         CheckpointError: no such model, or it cannot be loaded.
     """
-    keep_memory()
-    place = find_model(model)
-    stored = checkpoint.load(place)
+    if not isinstance(model, str | Path | None):
+        raise UsageError(f"a model is a name or a path, got {type(model).__name__}")
+    _device(device)  # refused before the model is read
+    stored = checkpoint.load(find_model(model))
+    fast.accelerate(stored.captioner)
     name = str(model or DEFAULT_MODEL)
     return Predictor(stored.captioner, name, device, stored.decoding, stored.supervision)
 
 
 def find_model(model: str | Path | None) -> Path:
-    """The place that a bundled name or a path stands for."""
+    """Return the folder of a bundled model, or the path itself; None is the bundled default."""
     return models().get(str(model or DEFAULT_MODEL), Path(model or DEFAULT_MODEL))
 
 
-def _with_alternatives(best: Caption, others: Sequence[Caption]) -> Caption:
-    return replace(best, alternatives=tuple(others))
+def _words(text: str) -> list[str]:
+    """Return the words of a sentence; raise ``UsageError`` if they cannot be explained."""
+    if not isinstance(text, str):
+        raise UsageError(f"a sentence to explain is a text, got {type(text).__name__}")
+    words, most = Tokenizer()(text[:MAX_TEXT]), limits.DECODING["max_length"].high
+    if len(text) > MAX_TEXT or len(words) > most or not all(map(is_plain, words)):
+        raise UsageError(
+            f"a caption to explain has at most {most} words of {MAX_WORD} letters, without control "
+            f"characters, got {text!r:.80}"
+        )
+    return words
+
+
+def _with_details(
+    decoder: Decoder, annotations: Annotations, hypotheses: list[Hypothesis]
+) -> list[Hypothesis]:
+    """Add centre, layers and past to the hypotheses about one image."""
+    scored = score_captions(decoder, annotations, [h.tokens for h in hypotheses])
+    return [
+        replace(h, centre=s.centre, layers=s.layers, past_weights=s.past_weights)
+        for h, s in zip(hypotheses, scored, strict=True)
+    ]
 
 
 def _device(name: str) -> torch.device:
@@ -301,7 +292,9 @@ def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise UsageError(f"device {name!r} cannot be used: {reason}; try --device cpu") from error
+    except (RuntimeError, AssertionError, TypeError) as error:
+        reason = printable(str(error).splitlines()[0], 80)
+        raise UsageError(
+            f"device {name!r:.80} cannot be used ({reason}): choose auto, cpu, cuda, cuda:1, … or mps"
+        ) from error
     return device

@@ -1,4 +1,4 @@
-"""What made a result: versions, commit and machine."""
+"""The versions, commit and machine behind a result."""
 
 import platform
 import subprocess
@@ -10,9 +10,11 @@ import torch
 
 from captioner import __version__
 
+_CPUINFO = Path("/proc/cpuinfo")
+
 
 def provenance() -> dict[str, Any]:
-    """What made a result: versions, commit and machine."""
+    """Return versions, commit, machine and date, for a result file."""
     return {
         "captioner": __version__,
         "commit": _commit(),
@@ -24,37 +26,35 @@ def provenance() -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """The commit of the checkout this runs from, with a + where it has changes; None outside one.
-
-    A result that was kept just before is no change: of these, nothing is computed.
-    """
-    here = Path(__file__).resolve().parents[1]
+    """Return the commit of this checkout, with a + for changes outside docs/results; None elsewhere."""
+    root = Path(__file__).resolve().parents[1]
 
     def git(*arguments: str) -> str:
-        done = subprocess.run(
-            ["git", "-C", str(here), *arguments], capture_output=True, text=True, check=True
-        )
-        return done.stdout.strip()
+        command = ["git", "-C", str(root), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        if Path(git("rev-parse", "--show-toplevel")) != here:
+        if Path(git("rev-parse", "--show-toplevel")) != root:
             return None
-        return git("rev-parse", "--short=12", "HEAD") + (
-            "+" if git("status", "--porcelain", "--", ".", ":(exclude)docs/results") else ""
-        )
+        changes = git("status", "--porcelain", "--", ".", ":(exclude)docs/results")
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if changes else "")
     except (OSError, subprocess.CalledProcessError):
         return None
 
 
-def _machine() -> str:
+def cpu_info() -> dict[str, str]:
+    """Return what Linux reports about the last processor core; nothing on other systems."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        said = {key.strip(): value.strip() for key, _, value in (s.partition(":") for s in lines)}
-        model = said["model name"]
-        if "cpu family" in said:
-            # A virtual machine's name may hold several generations, which differ by half.
-            model += f" (family {said['cpu family']}, model {said['model']})"
-    except (OSError, KeyError):
-        model = platform.processor() or platform.machine()
+        lines = _CPUINFO.read_text().splitlines()
+    except OSError:
+        return {}
+    return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+
+
+def _machine() -> str:
+    cpu = cpu_info()
+    model = cpu.get("model name") or platform.processor() or platform.machine()
+    if "cpu family" in cpu:  # in a virtual machine one name can mean several generations
+        model += f" (family {cpu['cpu family']}, model {cpu.get('model')})"
     gpu = f", {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
     return f"{model}, {torch.get_num_threads()} threads{gpu}"

@@ -5,38 +5,45 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from typing import Any
 
 from captioner.errors import DataError
+
+MAX_WORD = 100
+"""Largest number of characters in a word."""
+# Control characters, line separators, surrogates, and characters that change the direction of text.
+CONTROL = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 SPECIALS = ("<pad>", "<start>", "<end>", "<unk>")
 PAD, START, END, UNK = range(4)
 
-# coco-caption drops these, but for brackets: its list has them in capitals (-LRB- … -RCB-), while its
-# tokenizer writes -lrb-, so that there they count as words. A captioner has no use for such words.
+# coco-caption drops all of these but brackets: its list has -LRB-, and its tokenizer writes -lrb-.
 PUNCTUATION = frozenset([*"'`\".?!,:;-()[]{}<>", "''", "``", "--", "..."])
 
 _TYPOGRAPHIC = str.maketrans(
     {"‘": "'", "’": "'", "“": '"', "”": '"', "–": "--", "—": "--", "…": "..."}
 )
-# What keeps its full stop: initials (but not the article), p.m., and what stands before names.
+# Words that keep their full stop: initials (but not the article "a"), p.m., titles and the like.
 _ABBREVIATION = re.compile(
     r"(?!a\.$)(?:[a-z]\.)+|(?:mrs?|ms|dr|jr|sr|st|rd|ave|blvd|mt|co|inc|vs|etc)\."
 )
-# Between single quotes, which Treebank rules take for apostrophes; not the 'n' of rock 'n' roll.
-_QUOTED = re.compile(r"(?<!\w)'([a-z](?:[^']|'(?=[a-z]))*[^'\s])'(?!\w)")
+# Text in single quotes, which the Treebank rules read as apostrophes; not the 'n' of rock 'n' roll.
+# Its length is limited, because text of quotes alone would take quadratic time.
+_QUOTED = re.compile(r"(?<!\w)'([a-z](?:[^']|'(?=[a-z])){0,200}[^'\s])'(?!\w)")
 _LEADING = re.compile(r"^-+(?=[a-z])")
-# Words with hyphens, commas and one full stop, as nine captions of ten are: there the rules find just
-# the words, slowly. But for the words that they take apart, and abbreviations.
+# Captions of words, hyphens, commas and at most one full stop, at the end: nine of ten. The Treebank
+# rules would split them at spaces, but slowly, except abbreviations and the words in _CONTRACTED.
 _PLAIN = re.compile(r"[a-z0-9]+(?:(?:-|,? )[a-z0-9]+)*(?P<stop> ?\.)?")
-_TAKEN_APART = re.compile(r"cannot|gimme|gonna|gotta|lemme|wanna")
+_CONTRACTED = re.compile(r"cannot|gimme|gonna|gotta|lemme|wanna")
 
 
 class Tokenizer:
-    """Splits a caption into lower-case words the way coco-caption scores it.
+    """Split a caption into lower-case words the way coco-caption does before scoring.
 
-    NLTK's Penn Treebank rules (they need no downloaded data), lower case, punctuation dropped: the
-    closest to Stanford's PTBTokenizer that runs without Java. Brackets aside, the two disagree on
-    5 of 41,486 captions of Flickr8k and COCO.
+    It applies NLTK's Penn Treebank rules and drops punctuation. Apart from brackets, the result differs
+    from Stanford's PTBTokenizer, which needs Java, on 5 of 41,486 captions of Flickr8k and COCO.
 
     >>> Tokenizer()("A man, who isn't tall, rides his dog's sled.")
     ['a', 'man', 'who', 'is', "n't", 'tall', 'rides', 'his', 'dog', "'s", 'sled']
@@ -45,24 +52,29 @@ class Tokenizer:
     name = "nltk-treebank"
 
     @cached_property
-    def _split(self) -> "object":
-        # NLTK takes most of a second to import, and captioning a photo never tokenizes anything.
+    def _split(self) -> Any:
+        # Importing NLTK takes most of a second, and captioning needs no tokenizer.
         from nltk.tokenize import TreebankWordTokenizer
 
         return TreebankWordTokenizer()
 
     def __call__(self, text: str) -> list[str]:
-        """The words of ``text``; an empty list if it holds none."""
+        """Return the words of ``text``."""
         text = text.lower().translate(_TYPOGRAPHIC)
-        if (plain := _PLAIN.fullmatch(text)) and not _TAKEN_APART.search(text):
+        if (plain := _PLAIN.fullmatch(text)) and not _CONTRACTED.search(text):
             words = text.rstrip(" .").replace(",", "").split(" ")
             if plain["stop"] != "." or not _ABBREVIATION.fullmatch(words[-1] + "."):
                 return words
-        # Treebank rules take the last full stop off, be it of "st." or of the sentence, and no
-        # other, though captions hold several sentences. So they get one of their own.
+        # The Treebank rules split off only the last full stop. One is added here, so that a final
+        # "st." keeps its own. ``_trimmed`` removes the full stops of earlier sentences.
         text = _QUOTED.sub(r'"\1"', text) + " ."
-        found = map(_trimmed, self._split.tokenize(text))  # type: ignore[attr-defined]
-        return [word for word in found if word and word not in PUNCTUATION]
+        tokens = map(_trimmed, self._split.tokenize(text))
+        return [token for token in tokens if token and token not in PUNCTUATION]
+
+
+def is_plain(word: str) -> bool:
+    """Return whether a word can be shown: without control characters, at most ``MAX_WORD`` long."""
+    return len(word) <= MAX_WORD and not CONTROL.search(word)
 
 
 def _trimmed(word: str) -> str:
@@ -72,7 +84,7 @@ def _trimmed(word: str) -> str:
 
 
 def join(words: Iterable[str]) -> str:
-    """Words as a sentence again: clitics go back to the word they were cut from.
+    """Join words to a sentence; clitics are attached to the word before.
 
     >>> join(["the", "dog", "'s", "bone", "is", "n't", "here"])
     "the dog's bone isn't here"
@@ -84,31 +96,36 @@ class Vocabulary:
     """Words ⇄ ids. The first four ids are ``<pad> <start> <end> <unk>``.
 
     Args:
-        words: the words proper, most frequent first, without the four specials.
+        words: the words without these four, most frequent first.
 
     Raises:
-        DataError: a word is there twice, is empty, or is one of the specials.
+        DataError: a word is repeated, empty, or one of the four.
     """
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words: tuple[str, ...] = (*SPECIALS, *words)
         self._ids = {word: index for index, word in enumerate(self.words)}
         if len(self._ids) != len(self.words) or "" in self._ids:
-            twice = [word or "the empty word" for word, n in Counter(self.words).items() if n > 1]
+            repeated = [
+                word or "the empty word" for word, n in Counter(self.words).items() if n > 1
+            ]
             raise DataError(
                 f"a vocabulary needs {len(self.words)} different, non-empty words; given twice or "
-                f"empty: {', '.join(twice[:5]) or 'the empty word'}"
+                f"empty: {', '.join(repeated[:5]) or 'the empty word'}"
             )
 
     @classmethod
     def build(cls, captions: Iterable[Sequence[str]], min_count: int = 5) -> "Vocabulary":
-        """The vocabulary of the given *training* captions: words seen ``min_count`` times or more.
+        """Build the vocabulary of *training* captions: words that occur ``min_count`` times or more.
 
-        Ordered by frequency, then alphabetically, so that the same captions in any order give the
-        same ids.
+        Words are ordered by frequency, then alphabetically, so the order of captions does not matter.
+
+        Raises:
+            DataError: no word is frequent enough.
         """
         counts = Counter(word for caption in captions for word in caption)
-        kept = [word for word, n in counts.items() if n >= min_count and word not in SPECIALS]
+        frequent = [word for word, n in counts.items() if n >= min_count and is_plain(word)]
+        kept = [word for word in frequent if word not in SPECIALS]
         if not kept:
             raise DataError(
                 f"no word appears {min_count} times in the training captions: "
@@ -127,20 +144,20 @@ class Vocabulary:
 
     @property
     def plain_words(self) -> list[str]:
-        """The words without the four specials: what the constructor takes."""
+        """The words without the four special ones, as the constructor takes them."""
         return list(self.words[len(SPECIALS) :])
 
     @cached_property
     def fingerprint(self) -> str:
-        """Twelve hex digits that change with any word or its place."""
+        """Twelve hex digits that depend on the words and their order."""
         return hashlib.sha256("\n".join(self.words).encode()).hexdigest()[:12]
 
     def encode(self, words: Iterable[str]) -> list[int]:
-        """Ids of ``words``; an unknown word becomes ``<unk>``. No start or end is added."""
+        """Return the ids of words; an unknown word becomes ``<unk>``. Start and end are not added."""
         return [self._ids.get(word, UNK) for word in words]
 
     def decode(self, ids: Iterable[int]) -> list[str]:
-        """Words of ``ids`` up to the first ``<end>``; ``<pad>`` and ``<start>`` are left out."""
+        """Return the words up to the first ``<end>``, without ``<pad>`` and ``<start>``."""
         words = []
         for index in ids:
             if index == END:

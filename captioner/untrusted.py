@@ -1,75 +1,114 @@
-"""What a stranger's model may ask for: limits to be checked before memory or time is spent on it.
+"""Limits for model files from untrusted sources.
 
-``captioner.checkpoint`` builds a model from files that anybody may have made. None of them can run
-code; these keep a small file from asking for a large machine.
+Loading runs no code from a file; these checks keep a small file from taking much memory or time.
 """
 
 import json
-import unicodedata
+import pickletools
+import re
+import stat
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
+from torch import Tensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from captioner.errors import CheckpointError, ModelError
 from captioner.models.captioner import Captioner
+from captioner.text import MAX_WORD, is_plain
 
-MAX_JSON = 64 << 20
-"""Bytes of a configuration or of a vocabulary; a million words are 20 MB."""
-MAX_DECODING = 1000
-"""Beams, words and samples that a stored decoding may name."""
+SIZES = {".json": 8 << 20, ".md": 1 << 20, ".safetensors": 8 << 30, ".ckpt": 32 << 30}
+"""Largest number of bytes of a file, by its suffix."""
+MAX_HEADER = 4 << 20
+"""Largest number of bytes of the names and shapes in a file of weights."""
+MAX_PICKLE = 64 << 20
+"""Largest number of bytes of the pickle in a checkpoint; the tensors are not part of it."""
+MAX_NODES = 2_000_000
+"""Largest number of values in a checkpoint's options; a shared value counts each time it is reached."""
 MAX_TENSORS = 10_000
-"""Parameters by number; the largest networks of timm have some thousands."""
-SPARE = 64 << 20
-"""Numbers that a model may have beyond those in its file: an encoder whose weights are a package's."""
+"""Largest number of parameter tensors; the largest networks of timm have a few thousand."""
+SPARE = 32 << 20
+"""Parameters that a model may have beyond its file, for encoders from installed packages."""
+# All that torch.save writes for dictionaries, lists, texts, numbers and tensors.
+_OPCODES = frozenset(
+    "PROTO MARK STOP GLOBAL REDUCE BUILD BINPERSID NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 "  # noqa: SIM905
+    "BINFLOAT BINUNICODE EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST APPEND APPENDS EMPTY_DICT "
+    "SETITEM SETITEMS BINPUT LONG_BINPUT BINGET LONG_BINGET".split()
+)
+_GLOBALS = re.compile(
+    "collections OrderedDict|torch[.]_utils _rebuild_tensor_v2|torch[.]_utils _rebuild_parameter|"
+    "torch (Float|Half|BFloat16|Double|Long|Int|Short|Char|Byte|Bool)Storage"
+)
+
+
+def check_file(file: Path) -> None:
+    """Raise CheckpointError unless a path is a regular file of a reasonable size, not a link."""
+    try:
+        status = file.lstat()
+    except OSError as error:
+        raise CheckpointError(f"'{file}' cannot be read: {error}") from error
+    if not stat.S_ISREG(status.st_mode):
+        kind = "a link" if stat.S_ISLNK(status.st_mode) else "no regular file"
+        raise CheckpointError(f"'{file}' is {kind}: copy the file itself into the folder")
+    if status.st_size > (limit := SIZES.get(file.suffix, SIZES[".ckpt"])):
+        raise CheckpointError(f"'{file}' has {status.st_size:,} bytes, expected at most {limit:,}")
+
+
+def read_text(file: Path) -> str:
+    """Read a checked file as UTF-8; raise CheckpointError if it is something else."""
+    check_file(file)
+    try:
+        return file.read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"'{file}' cannot be read: {error}") from error
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """The object in a JSON file of at most ``MAX_JSON`` bytes.
-
-    Raises:
-        CheckpointError: it is larger, cannot be read, or holds something else.
-    """
+    """Read the object in a JSON file; raise CheckpointError if it holds something else."""
     try:
-        if file.stat().st_size > MAX_JSON:
-            raise ValueError(f"it is larger than {MAX_JSON} bytes")
-        content = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        content = json.loads(read_text(file))
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"'{file}' cannot be read as JSON: {error}") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"'{file}' holds a {type(content).__name__}; expected an object")
     return content
 
 
-def words(source: Path, given: Any) -> list[str]:
-    """The words of a stored vocabulary.
+def words(source: Path, value: Any) -> list[str]:
+    """Check a stored list of words.
 
     Raises:
-        CheckpointError: no list of words, or one that a terminal or a file of lines would stumble over.
+        CheckpointError: not a list of strings, or a word that is long or has control characters.
     """
-    if not isinstance(given, list) or not all(isinstance(word, str) for word in given):
+    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
         raise CheckpointError(
             f"'{source}' has no list of words; its vocabulary is missing or damaged"
         )
-    for word in given:
-        if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in word):
-            raise CheckpointError(f"'{source}' has a word with control characters: {word!r:.40}")
-    return given
+    for word in value:
+        if not is_plain(word):
+            raise CheckpointError(
+                f"'{source}' has a word with control characters or more than {MAX_WORD} letters: "
+                f"{word!r:.40}"
+            )
+    return value
 
 
 @contextmanager
 def no_larger_than(weights: Path) -> Iterator[None]:
-    """Refuses a model with many more parameters than its file could hold, while it is built.
+    """Refuse to build a model with many more parameters than its file can hold.
 
-    A configuration of a few bytes may name a layer of many gigabytes, or a million layers. A
-    parameter is counted when it is given to its module, and no memory is touched before that.
+    A short configuration can ask for a layer of many gigabytes, or for a million layers. Parameters
+    are counted when they are registered, before their memory is touched.
+
+    Raises:
+        ModelError: inside the context, when the limit is exceeded.
     """
-    room = weights.stat().st_size // 2 + SPARE  # no stored number is smaller than two bytes
+    limit = weights.stat().st_size // 2 + SPARE  # at least two bytes per number
     seen: set[int] = set()
     total = 0
 
@@ -79,7 +118,7 @@ def no_larger_than(weights: Path) -> Iterator[None]:
             return
         seen.add(id(parameter))
         total += parameter.numel()
-        if total > room or len(seen) > MAX_TENSORS:
+        if total > limit or len(seen) > MAX_TENSORS:
             raise ModelError(
                 f"its configuration asks for more parameters than '{weights.name}' can hold"
             )
@@ -91,22 +130,72 @@ def no_larger_than(weights: Path) -> Iterator[None]:
         handle.remove()
 
 
-def check_header(file: Path, captioner: Captioner) -> None:
-    """Refuses weights of other names or shapes by the file's header, before any is read."""
-    own = captioner.state_dict()
+def read_weights(
+    file: Path, captioner: Captioner, rename: Callable[[str], str] = str
+) -> dict[str, Tensor]:
+    """Read a safetensors file after comparing the names and shapes in its header with a model.
+
+    A tensor with two names, such as tied embeddings, is stored once; the metadata lists the other.
+
+    Args:
+        file: the weights.
+        captioner: the model.
+        rename: maps a stored name to the model's name.
+
+    Raises:
+        CheckpointError: a name or a shape differs.
+    """
+    with file.open("rb") as stream:
+        if int.from_bytes(stream.read(8), "little") > MAX_HEADER:
+            raise CheckpointError(f"'{file}' has a header of more than {MAX_HEADER:,} bytes")
+    state = captioner.state_dict()
     with safe_open(str(file), "pt") as stored:
-        for name in stored.keys():  # noqa: SIM118 - no mapping
-            shape = stored.get_slice(name).get_shape()
-            if name not in own or list(own[name].shape) != shape:
-                expected = list(own[name].shape) if name in own else "no such tensor"
+        names = list(stored.keys())
+        for name in names:
+            shape, tensor = stored.get_slice(name).get_shape(), state.get(rename(name))
+            if tensor is None or list(tensor.shape) != shape:
+                expected = "no such tensor" if tensor is None else list(tensor.shape)
                 raise CheckpointError(
                     f"'{file}' does not fit its model: {name!r:.100} is {shape}, expected {expected}"
                 )
+        tensors = {name: stored.get_tensor(name) for name in names}
+        aliases = stored.metadata() or {}
+    tensors |= {alias: tensors[name] for alias, name in aliases.items() if name in tensors}
+    return {rename(name): tensor for name, tensor in tensors.items()}
 
 
-def check_stored(file: Path) -> None:
-    """Refuses packed content: a file of a few megabytes may unpack to any size."""
-    if zipfile.is_zipfile(file):
-        with zipfile.ZipFile(file) as content:
-            if any(entry.compress_type != zipfile.ZIP_STORED for entry in content.infolist()):
-                raise ValueError("its content is compressed, which torch.save never does")
+def check_pickle(file: Path) -> None:
+    """Raise ValueError unless a checkpoint is an archive as torch.save writes it.
+
+    A compressed archive could unpack to any size, and a pickle could call functions that take any
+    memory or time, so only what torch.save writes for tensors and plain values is allowed.
+    """
+    with zipfile.ZipFile(file) as archive:
+        entries = archive.infolist()
+        names = {entry.filename for entry in entries}
+        pickles = [name for name in names if name.endswith(".pkl")]
+        if len(names) < len(entries) or len(pickles) != 1:
+            raise ValueError("it is not an archive of torch.save")
+        if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+            raise ValueError("its content is compressed; torch.save never compresses")
+        if archive.getinfo(pickles[0]).file_size > MAX_PICKLE:
+            raise ValueError(f"its pickle has more than {MAX_PICKLE:,} bytes")
+        for opcode, argument, _ in pickletools.genops(archive.read(pickles[0])):
+            if opcode.name not in _OPCODES:
+                raise ValueError(f"its pickle has the opcode {opcode.name}")
+            if opcode.name == "GLOBAL" and not _GLOBALS.fullmatch(str(argument)):
+                raise ValueError(f"its pickle names {argument!r:.100}")
+
+
+def check_nodes(tree: Any) -> None:
+    """Raise ValueError for options that contain themselves, or each other millions of times."""
+    stack, count = [tree], 0
+    while stack:
+        node = stack.pop()
+        count += 1
+        if isinstance(node, Mapping):
+            stack += [*node.keys(), *node.values()]
+        elif isinstance(node, list | tuple):
+            stack += node
+        if count + len(stack) > MAX_NODES:
+            raise ValueError(f"its options have more than {MAX_NODES:,} values")

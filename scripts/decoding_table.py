@@ -1,10 +1,10 @@
-"""How the search changes a model's scores on the development split of Flickr8k.
+"""Score a model's captions on Flickr8k's development split with other search options.
 
 python scripts/decoding_table.py MODEL --root DIR --output docs/results/decoding-soft.json
 python scripts/decoding_table.py MODEL --root DIR --vary samples --output docs/results/decoding-hard.json
 python scripts/results_page.py
 
-One option at a time is another than the model's own.
+One option at a time differs from the model's own.
 """
 
 import argparse
@@ -22,12 +22,10 @@ from rich.progress import track
 import captioner
 from captioner.data.pixels import read_batches
 from captioner.data.readers import read
-from captioner.decoding import Decoding, search
-from captioner.evaluation.captions import CaptionScorer
-from captioner.evaluation.fluency import fluency
+from captioner.decoding import search
+from captioner.evaluation.metrics import CaptionScorer
+from captioner.evaluation.word_classes import fluency
 from captioner.files import write_text
-from captioner.models.annotations import Annotations
-from captioner.predictor import Predictor
 from captioner.provenance import provenance
 from captioner.text import join
 
@@ -42,61 +40,42 @@ BATCH = 64
 
 @torch.inference_mode()
 def main() -> None:
-    """See the module."""
+    """Search, score and write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model", help="a bundled name, a run folder, a model folder or a .ckpt")
-    parser.add_argument("--root", required=True, help="the folder of Flickr8k")
+    parser.add_argument("--root", required=True, help="Flickr8k as distributed")
     parser.add_argument("--output", type=Path, required=True)
+    default = ["beam_size", "length_penalty", "no_repeat"]
     parser.add_argument(
-        "--vary",
-        nargs="+",
-        choices=VALUES,
-        default=["beam_size", "length_penalty", "no_repeat"],
-        help="options of the search; samples: of hard attention that averages over paths",
+        "--vary", nargs="+", choices=VALUES, default=default, help="options to vary"
     )
     options = parser.parse_args()
     model = captioner.load(options.model)
     records = list(read("flickr8k", options.root).of_split("val"))
+    names = [record.image_id for record in records]
     scorer = CaptionScorer({record.image_id: list(record.captions) for record in records})
-    preprocessing = model.captioner.encoder.preprocessing
     annotations = []
-    for batch in read_batches([record.path for record in records], BATCH, preprocessing):
+    paths = [record.path for record in records]
+    for batch in read_batches(paths, BATCH, model.captioner.encoder.preprocessing):
         for error in batch.failed.values():
             raise error
-        annotations.append(
-            model.captioner.refiner(model.captioner.encode(batch.pixels.to(model.device)))
-        )
-    names = [record.image_id for record in records]
+        encoded = model.captioner.encode(batch.pixels.to(model.device))
+        annotations.append(model.captioner.neck(encoded))
     rows = []
-    searches = [
-        model.decoding.with_options({name: value})
-        for name in options.vary
-        for value in VALUES[name]
-    ]
-    for decoding in track(list(dict.fromkeys(searches)), "searching"):
-        rows.append(row(model, annotations, names, scorer, decoding))
+    changes = [{name: value} for name in options.vary for value in VALUES[name]]
+    searches = dict.fromkeys(model.decoding.with_options(change) for change in changes)
+    for decoding in track(list(searches), "searching"):
+        found = [
+            best[0]
+            for some in annotations
+            for best in search(model.captioner.decoder, some, decoding)
+        ]
+        texts = [join(model.vocabulary.decode(hypothesis.tokens)) for hypothesis in found]
+        scores = scorer.score(dict(zip(names, texts, strict=True))).as_dict()
+        rows.append({"decoding": asdict(decoding), "scores": scores, **fluency(texts)})
     command = shlex.join(["python", "scripts/decoding_table.py", *sys.argv[1:]])
     result = {"command": command, "model": model.name, "split": "val", "searches": rows}
     write_text(options.output, json.dumps(result | provenance(), indent=2) + "\n")
-
-
-def row(
-    model: Predictor,
-    annotations: list[Annotations],
-    names: list[int | str],
-    scorer: CaptionScorer[int | str],
-    decoding: Decoding,
-) -> dict[str, Any]:
-    """The scores of one way to search."""
-    found = [
-        best for some in annotations for best, *_ in search(model.captioner.decoder, some, decoding)
-    ]
-    texts = {
-        name: join(model.vocabulary.decode(hypothesis.tokens))
-        for name, hypothesis in zip(names, found, strict=True)
-    }
-    scores = scorer.score(texts)
-    return {"decoding": asdict(decoding), "scores": scores.as_dict(), **fluency(texts.values())}
 
 
 if __name__ == "__main__":

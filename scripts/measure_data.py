@@ -1,45 +1,74 @@
-"""Measures what a data set of COCO's size costs, and writes it as JSON.
+"""Measure what a data set of COCO's size costs in time and memory.
 
 python scripts/measure_data.py DIR --output docs/results/data.json
 
-DIR gets a tree of COCO's layout (``scripts/coco_tree.py``) if it holds none. In processes of their own,
-for workers that are forked and for spawned ones:
+If DIR holds no data set, a generated one with COCO's layout and size is written there: 82,783 + 40,504
+images of a few pixels with five captions each, 10.5 words long on average, whose word frequencies follow
+Zipf's law. A fresh process for each start method of workers then measures
 
-- how long the records take to list, and the training captions to become ids, in seconds of a CPU and
-  on the clock, which differ where the machine has other work to do;
-- how long four workers take to give their first batch, on the clock;
-- the memory of the process and its workers after they have given every training picture, less that
-  of the same processes on a tree of twenty images. It is the proportional set size: a page that several
-  processes share counts once.
+- the seconds to list the records and to turn the training captions into token ids;
+- the seconds until four workers deliver the first batch;
+- the memory of the process and its workers after one epoch, minus that with a tree of twenty images.
+  It is the proportional set size: a page that several processes share counts once.
 """
 
 import argparse
 import json
 import multiprocessing
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
+from itertools import accumulate
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
-import coco_tree
 import torch
+from PIL import Image
 
 from captioner.data.module import CaptionDataModule
 from captioner.data.readers import read
 from captioner.files import write_text
 from captioner.provenance import provenance
 
+SIZES = {"train": 82_783, "val": 40_504}
+CAPTIONS = 5
+WORDS = 27_000  # distinct words of COCO's training captions
 WORKERS = 4
-SIDE = 8  # of the decoded pictures: their pixels are not what is measured
+SIDE = 8  # of the decoded images: pixels are not what is measured
 METHODS = ("fork", "spawn")
 
 
+def write_tree(root: Path, sizes: dict[str, int]) -> None:
+    """Write ``annotations/captions_PART2014.json`` and ``PART2014/`` for every part."""
+    rng = Random(0)
+    words = [f"w{rank}" for rank in range(WORDS)]  # frequent words are short
+    weights = list(accumulate(1 / rank for rank in range(1, WORDS + 1)))
+    (root / "annotations").mkdir(parents=True)
+    ids = iter(rng.sample(range(1, 600_000), sum(sizes.values())))  # with gaps, as in COCO
+    for part, size in sizes.items():
+        (root / f"{part}2014").mkdir()
+        images: list[dict[str, Any]] = []
+        annotations: list[dict[str, Any]] = []
+        for image_id in sorted(next(ids) for _ in range(size)):
+            name = f"COCO_{part}2014_{image_id:012d}.jpg"
+            patches = Image.frombytes("RGB", (4, 3), rng.randbytes(36)).resize((64, 48))
+            patches.save(root / f"{part}2014" / name)
+            images.append({"id": image_id, "file_name": name, "height": 48, "width": 64})
+            for _ in range(CAPTIONS):
+                length = max(8, round(rng.gammavariate(4, 0.6) + 8))
+                text = " ".join(rng.choices(words, cum_weights=weights, k=length))
+                caption = {"image_id": image_id, "id": len(annotations), "caption": f"{text}."}
+                annotations.append(caption)
+        file = root / "annotations" / f"captions_{part}2014.json"
+        file.write_text(json.dumps({"images": images, "annotations": annotations}), "utf-8")
+
+
 def proportional(processes: Iterable[int]) -> float:
-    """MB (10⁶ bytes) that these processes hold, a shared page counted once."""
+    """Return the MB that these processes hold; a shared page counts once."""
     total = 0
     for process in processes:
         for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines():
@@ -48,22 +77,40 @@ def proportional(processes: Iterable[int]) -> float:
     return 1024 * total / 1e6
 
 
-def since(began: tuple[float, float]) -> dict[str, float]:
-    """Seconds of this process's CPU and of the clock."""
-    cpu, clock = time.process_time() - began[0], time.perf_counter() - began[1]
-    return {"cpu_seconds": round(cpu, 2), "seconds": round(clock, 2)}
-
-
 def measure(root: Path, method: str) -> dict[str, Any]:
-    """One epoch over the training pictures in this process and its workers."""
+    """Run one epoch over the training images in this process and its workers."""
     torch.set_num_threads(1)
-    began = time.process_time(), time.perf_counter()
+    began = time.perf_counter()
     records = read("coco", root)
-    listed = since(began)
+    listed = time.perf_counter()
     images, captions = len(records), sum(len(record.captions) for record in records)
     del records
-    began = time.process_time(), time.perf_counter()
     data = CaptionDataModule("coco", str(root), cache=False, min_count=1, num_workers=WORKERS)
+    data.trainer = fake_trainer()
+    begin = time.perf_counter()
+    data.setup("fit")
+    loader = data.train_dataloader()
+    prepared = time.perf_counter()
+    loader.multiprocessing_context = method
+    batches = iter(loader)
+    seen = len(next(batches).image_ids)
+    first = time.perf_counter()
+    seen += sum(len(batch.image_ids) for batch in batches)
+    processes = [multiprocessing.current_process(), *multiprocessing.active_children()]
+    return {
+        "images": images,
+        "captions": captions,
+        "training_images_read": seen,
+        "listing": {"seconds": round(listed - began, 2)},
+        "listing_and_words": {"seconds": round(prepared - begin, 2)},
+        "first_batch_seconds": round(first - prepared, 2),
+        "processes": len(processes),
+        "all_megabytes": round(proportional(p.pid for p in processes if p.pid)),
+    }
+
+
+def fake_trainer() -> Any:
+    """Return as much of a Lightning trainer and a model as the data module reads."""
     preprocessing = SimpleNamespace(height=SIDE, width=SIDE, interpolation="bilinear")
     encoder = SimpleNamespace(
         preprocessing=preprocessing, trainable=True, load_pretrained=lambda: None
@@ -72,63 +119,37 @@ def measure(root: Path, method: str) -> dict[str, Any]:
         captioner=SimpleNamespace(encoder=encoder), objective=SimpleNamespace(needs_masks=False)
     )
     progress = SimpleNamespace(batch_progress=SimpleNamespace(current=SimpleNamespace(ready=0)))
-    data.trainer = SimpleNamespace(  # type: ignore[assignment]
-        lightning_module=task, fit_loop=SimpleNamespace(epoch_loop=progress)
-    )
-    data.setup("fit")
-    loader = data.train_dataloader()
-    prepared = since(began)
-    loader.multiprocessing_context = method
-    began = time.process_time(), time.perf_counter()
-    batches = iter(loader)
-    seen = len(next(batches).image_ids)
-    first = since(began)
-    seen += sum(len(batch.image_ids) for batch in batches)
-    workers = [child.pid for child in multiprocessing.active_children()]
-    everybody = [pid for pid in [multiprocessing.current_process().pid, *workers] if pid]
-    return {
-        "images": images,
-        "captions": captions,
-        "training_images_read": seen,
-        "listing": listed,
-        "listing_and_words": prepared,
-        "first_batch_seconds": first["seconds"],
-        "processes": len(everybody),
-        "all_megabytes": round(proportional(everybody)),
-    }
+    loop = SimpleNamespace(epoch_loop=progress)
+    return SimpleNamespace(lightning_module=task, fit_loop=loop)
 
 
-def apart(root: Path, method: str) -> dict[str, Any]:
-    """``measure`` in a fresh interpreter."""
-    command = [sys.executable, __file__, str(root), "--only", method]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return json.loads(done.stdout.splitlines()[-1])
+def in_fresh_process(root: Path, method: str) -> dict[str, Any]:
+    """Call ``measure`` in a fresh interpreter."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, context) as pool:
+        return pool.submit(measure, root, method).result()
 
 
 def main() -> None:
-    """Measures and writes."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("root", type=Path)
-    parser.add_argument("--output", type=Path)
-    parser.add_argument("--only", choices=METHODS, help=argparse.SUPPRESS)
+    """Measure, print and write."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("root", type=Path, metavar="DIR")
+    parser.add_argument("--output", type=Path, help="write the result to this JSON file")
     options = parser.parse_args()
-    if options.only:
-        print(json.dumps(measure(options.root, options.only)))
-        return
     if not (options.root / "annotations").is_dir():
-        coco_tree.write(options.root, {"train": coco_tree.TRAIN, "val": coco_tree.VAL})
-    result: dict[str, Any] = {"command": " ".join(["python", *sys.argv]), "workers": {}}
+        write_tree(options.root, SIZES)
+    workers = {}
     with tempfile.TemporaryDirectory() as scratch:
-        coco_tree.write(Path(scratch), {"train": 16, "val": 4})
+        write_tree(Path(scratch), {"train": 16, "val": 4})
         for method in METHODS:
-            small, whole = apart(Path(scratch), method), apart(options.root, method)
-            added = whole["all_megabytes"] - small["all_megabytes"]
-            result["workers"][method] = {
-                **whole,
-                "megabytes_without_data": small["all_megabytes"],
-                "megabytes_of_the_data": added,
-            }
-    result |= provenance()
+            small = in_fresh_process(Path(scratch), method)["all_megabytes"]
+            whole = in_fresh_process(options.root, method)
+            added = whole["all_megabytes"] - small
+            about = {"megabytes_without_data": small, "megabytes_of_the_data": added}
+            workers[method] = {**whole, **about}
+    result = {"command": " ".join(["python", *sys.argv]), "workers": workers, **provenance()}
     text = json.dumps(result, indent=2) + "\n"
     if options.output:
         write_text(options.output, text)

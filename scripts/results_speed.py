@@ -1,170 +1,129 @@
-"""The results page on speed: what scripts/benchmark.py measured."""
+"""Tables of speed and memory: what scripts/benchmark.py and its neighbours measured."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-Row = dict[str, Any]
-Column = tuple[str, Callable[[Row], object]]
+from results_tables import MISSING, Record, number, table
+
+BASE = {"captions": 80, "V": 2500, "T": 21}  # the sizes of the Flickr8k configuration
+CELLS = (49, 196)
+WITHOUT = "without_"
 
 
-def speed_section(records: dict[str, dict[str, Any]]) -> list[str]:
-    """Training, captioning, files and memory, each from a file of its own."""
-    lines = ["## Speed and memory", ""]
-    for name, (title, text, tables) in PARTS.items():
-        lines += [f"### {title}", "", *text]
-        # ``speed-train``, and ``speed-train-on-zen-4`` of another machine.
-        for stem in sorted(stem for stem in records if f"{stem}-on-".startswith(f"{name}-on-")):
-            record = records[stem]
-            lines += [f"`{record['command']}`, commit {record['commit']}, {record['machine']}.", ""]
-            for kind, columns in tables.items():
-                rows = [row for row in record["rows"] if row["row"].startswith(kind)]
-                lines += _table(rows, columns) if rows else []
-    return lines
+class SpeedTables:
+    """The tables on speed and memory, from the content of every file of results by its stem."""
+
+    def __init__(self, records: Mapping[str, Record]) -> None:
+        self.records = records
+
+    def machines(self, name: str) -> list[Record]:
+        """Return a record and its repetitions on other machines, ``NAME-on-…``."""
+        stems = sorted(stem for stem in self.records if f"{stem}-on-".startswith(f"{name}-on-"))
+        return [self.records[stem] for stem in stems]
+
+    def rows(self, name: str) -> list[Record]:
+        """Return the rows of a record on all machines, each with its machine."""
+        found = self.machines(name)
+        return [{**row, "machine": record["machine"]} for record in found for row in record["rows"]]
+
+    def training_steps(self) -> str:
+        """Training steps against a tutorial's code."""
+        rows = [
+            row
+            for row in self.rows("speed-train")
+            if row["L"] in CELLS and all(row[key] == value for key, value in BASE.items())
+        ]
+        return _compared(rows, ("row", "L"), "milliseconds", "ms")
+
+    def searches(self) -> str:
+        """Beam search and greedy search against a tutorial's code."""
+        rows = self.rows("speed-caption")
+        return _compared(rows, ("row", "beam", "batch"), "images_per_second", "photos/s")
+
+    def files(self) -> str:
+        """Filling the cache, captioning JPEG files, and the start of a command."""
+        rows = self.rows("speed-files")
+        timed = [row for row in rows if "bare_cnn" in row.get("images_per_second", {})]
+        cells = [
+            [
+                *(row["row"], row.get("beam", MISSING)),
+                *(
+                    number(row["images_per_second"].get(k))
+                    for k in ("bare_cnn", "fast_off", "ours")
+                ),
+                *(number(row.get("peak_megabytes", {}).get("ours"), 0), row["machine"]),
+            ]
+            for row in timed
+        ]
+        head = "row | beam | bare CNN, photos/s | `CAPTIONER_FAST=0` | ours | MB ours | machine"
+        notes = [
+            f"{row['row']}: {_pairs(row.get('seconds') or row['images_per_second'])}; {row['machine']}."
+            for row in rows
+            if row not in timed
+        ]
+        ablation = _ablation(timed, ("row", "beam"), "images_per_second", "ours")
+        return "\n\n".join(filter(None, [table(head, cells), ablation, "\n".join(notes)]))
+
+    def memory(self) -> str:
+        """Peak memory of whole commands."""
+        rows = [
+            [
+                *(row["row"].removeprefix("memory: "), number(row["photos"], 0)),
+                *(row.get("precision", MISSING), row["seconds"]),
+                *(number(row["peak_megabytes"][key], 0) for key in ("resident", "RssAnon")),
+                row["machine"],
+            ]
+            for row in self.rows("speed-memory")
+        ]
+        return table("command | photos | precision | seconds | resident | RssAnon | machine", rows)
+
+    def data(self) -> str:
+        """A data set of COCO's size."""
+        rows = [
+            [
+                f"{row['processes'] - 1}, {method}",
+                *(number(row[key], 0) for key in ("images", "captions")),
+                *(row[key]["seconds"] for key in ("listing", "listing_and_words")),
+                *(row["first_batch_seconds"], number(row["all_megabytes"], 0)),
+                row["megabytes_of_the_data"],
+            ]
+            for method, row in self.records["data"]["workers"].items()
+        ]
+        head = "workers | images | captions | listing, s | listing and words, s | first batch, s"
+        return table(f"{head} | all processes, MB | of the data set, MB", rows)
 
 
-def _table(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
-    return [
-        f"| {' | '.join(title for title, _ in columns)} |",
-        "|---" * len(columns) + "|",
-        *(f"| {' | '.join(str(cell(row)) for _, cell in columns)} |" for row in rows),
-        "",
+def _compared(rows: Sequence[Record], keys: Sequence[str], times: str, unit: str) -> str:
+    """Return a table against the tutorial's code, and one of the replacements if measured."""
+    names = ("plain_float32", "fast_off_float32", "ours_float32", "ours_bfloat16")
+    cells: list[list[Any]] = []
+    for row in rows:
+        held = row.get("peak_megabytes", {})
+        values = [*(row[key] for key in keys), *(number(row[times].get(name)) for name in names)]
+        megabytes = [number(held.get(name), 0) for name in ("plain_float32", "ours_float32")]
+        cells.append(
+            [*values, number(row.get("times_plain_float32"), 2), *megabytes, row["machine"]]
+        )
+    head = f"{' | '.join(keys)} | plain, {unit} | `CAPTIONER_FAST=0` | ours | ours, bfloat16"
+    compared = table(f"{head} | × plain | MB plain | MB ours | machine", cells)
+    ablation = _ablation(rows, keys, times, "ours_float32")
+    return "\n\n".join(filter(None, [compared, ablation]))
+
+
+def _ablation(rows: Sequence[Record], keys: Sequence[str], times: str, ours: str) -> str:
+    """Return a table of single replacements switched off, empty if none was measured."""
+    rows = [row for row in rows if any(name.startswith(WITHOUT) for name in row[times])]
+    names = list(dict.fromkeys(n for row in rows for n in row[times] if n.startswith(WITHOUT)))
+    cells = [
+        [
+            *(row.get(key, MISSING) for key in keys),
+            *(number(row[times].get(n)) for n in (ours, *names)),
+        ]
+        for row in rows
     ]
+    titles = (*keys, "all replacements", *(name.replace("_", " ") for name in names))
+    return table(" | ".join(titles), cells) if rows else ""
 
 
-def _of(key: str) -> Column:
-    return key, lambda row: row[key]
-
-
-def _each(title: str, key: str) -> Column:
-    """All values of a group."""
-    return title, lambda row: ", ".join(
-        f"{name.replace('_', ' ')} {value:,}" for name, value in row.get(key, {}).items()
-    )
-
-
-def _both(title: str, key: str, percent: bool) -> Column:
-    """Of float32 and bfloat16."""
-
-    def cell(row: Row) -> str:
-        values = (row[f"{key}_float32"], row[f"{key}_bfloat16"])
-        return ", ".join(f"{100 * v:.0f} %" if percent else f"{v:.2f}" for v in values)
-
-    return f"{title}: float32, bfloat16", cell
-
-
-def _percent(title: str, key: str) -> Column:
-    return title, lambda row: f"{100 * row[key]:.0f} %" if key in row else "–"
-
-
-TIMES = (
-    _both("× plain", "times_plain", False),
-    _both("of the floor", "of_floor", True),
-    _percent("of oneDNN's: float32", "of_onednn_float32"),
-)
-FLOOR: Column = (
-    "floor × plain: float32",
-    lambda row: (
-        f"{row['milliseconds']['plain_float32'] / row['milliseconds']['floor_float32']:.2f}"
-    ),
-)
-MEMORY = _each("MB", "peak_megabytes")
-BESIDE_CNN: tuple[Column, ...] = (
-    _of("photos"),
-    ("their median size", lambda row: row.get("median_size", "–")),
-    _percent("of the bare CNN", "of_bare_cnn"),
-    _percent("of the folded one", "of_folded_cnn"),
-    _percent("of the bare one as torch comes", "of_torch_cnn"),
-    _each("photos/s", "images_per_second"),
-    MEMORY,
-)
-MEDIANS = (
-    "Medians of one run, in turn. MB: what the work holds at most beside what was there before it."
-)
-PARTS: dict[str, tuple[str, list[str], dict[str, Sequence[Column]]]] = {
-    "speed-train": (
-        "A step of training",
-        [
-            "Forward, loss and backward; `plain` is the same model as tutorials write it, in float32,",
-            "`floor` its matrix products called bare in the same precision, as torch multiplies;",
-            "`floor by onednn` in float32 by the library of the package's layers: [speed.md](speed.md).",
-            MEDIANS,
-        ],
-        {
-            "train": (
-                *map(_of, ("row", "captions", "L", "V", "T")),
-                *TIMES,
-                FLOOR,
-                _each("milliseconds", "milliseconds"),
-                MEMORY,
-            )
-        },
-    ),
-    "speed-caption": (
-        "Captioning from annotation vectors",
-        [
-            "The same yardsticks; `plain` takes one photo after the other, its MB are of an eighth of",
-            "them.",
-            MEDIANS,
-        ],
-        {
-            "caption": (
-                *map(_of, ("row", "beam", "batch", "photos")),
-                *TIMES,
-                _each("photos/s", "images_per_second"),
-                MEMORY,
-                _of("same_in_bfloat16"),
-            )
-        },
-    ),
-    "speed-files": (
-        "From files",
-        [
-            "Beside the bare CNN, as its library builds it, on all cores, on the same pictures, decoded",
-            "and in memory, as many at a time; with memory that is kept, as the package's commands keep",
-            "it, and `as torch comes`, in a process that does not. `Folded` is the CNN as the package",
-            "runs it: [speed.md](speed.md).",
-            MEDIANS,
-        ],
-        {
-            "cache": (_of("row"), *BESIDE_CNN),
-            "files": (_of("row"), _of("beam"), *BESIDE_CNN),
-            "batching": (
-                _of("row"),
-                _of("photos"),
-                _each("photos/s", "images_per_second"),
-                MEMORY,
-                ("same sentences", lambda row: row["same_sentences"]),
-            ),
-            "cold": (_of("row"), _each("seconds", "seconds")),
-        },
-    ),
-    "speed-memory": (
-        "Memory",
-        [
-            "The greatest of all processes together, MB. `RssFile` are pages of files, such as cached",
-            "annotations and libraries, which the system takes back when it needs them.",
-        ],
-        {
-            "memory": (
-                *map(_of, ("row", "photos")),
-                ("precision", lambda row: row.get("precision", "–")),
-                _of("seconds"),
-                MEMORY,
-            )
-        },
-    ),
-    "speed-quality": (
-        "From photos to scored captions",
-        [
-            "Flickr8k's 7,000 photos read and annotated, the 6,000 of the training split learned from,",
-            "captions of the 1,000 of the development split scored: the whole command, on the clock.",
-        ],
-        {
-            "quality": (
-                *map(_of, ("row", "precision", "epochs", "minutes")),
-                _each("scores", "scores"),
-                MEMORY,
-            )
-        },
-    ),
-}
+def _pairs(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in values.items())

@@ -1,4 +1,4 @@
-"""The app in a process of its own, as its users start it."""
+"""The app in a process of its own, started by its command."""
 
 import re
 import signal
@@ -11,33 +11,32 @@ from contextlib import contextmanager
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def _enable_interrupts() -> None:
+    """Undo that a background process ignores SIGINT."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @contextmanager
 def running(*options: str, stop: int = signal.SIGINT) -> Iterator[str]:
-    """``captioner demo`` with these options: its address. It must end when it is asked to."""
+    """Run ``captioner demo`` and yield its address; fail if it does not end after the signal."""
     command = [sys.executable, "-m", "captioner", "demo", "--port", str(free_port()), *options]
-    # A file, not a pipe, which would fill up: nobody reads it while the app runs.
     with (
-        tempfile.TemporaryFile("w+") as said,
+        tempfile.TemporaryFile("w+") as errors,  # a pipe would fill up while nobody reads it
         subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=said,
-            text=True,
-            # Tests that a script runs in the background inherit that Ctrl+C is ignored.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, preexec_fn=_enable_interrupts
         ) as server,
     ):
         try:
             line = server.stdout.readline()
-            found = re.match(r"captioner is at (http://\S+) ", line)
-            if not found:
-                said.seek(0)
-                raise AssertionError(line + said.read())
-            yield found[1]
+            match = re.match(r"captioner is at (http://\S+) ", line)
+            if not match:
+                errors.seek(0)
+                raise AssertionError(line + errors.read())
+            yield match[1]
         finally:
             server.send_signal(stop)
             try:

@@ -1,4 +1,4 @@
-"""What several test files share."""
+"""Fixtures that several test files use."""
 
 import copy
 import os
@@ -6,17 +6,17 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-if "PYTEST_XDIST_WORKER" in os.environ:  # processes beside each other: a core each
+if "PYTEST_XDIST_WORKER" in os.environ:  # parallel processes: one core each
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 from filelock import FileLock
 
 import apps
-import libraries
 import runs
-from captioner import caption, checkpoint, load
-from captioner.cli import main
+from captioner import checkpoint, load
+from captioner.cli import caption
+from captioner.cli.main import main
 from captioner.models.captioner import Captioner
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
@@ -24,7 +24,7 @@ SHARED = Path(__file__).parents[2] / "shared" / "data"
 
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
-    """The folder of real photographs; tests that need it are skipped, and say so, without it."""
+    """The folder of real photos; tests that need it are skipped without it."""
     if not (SHARED / "README.md").is_file():
         pytest.skip(f"REAL PHOTOS MISSING: expected flickr8k/ and coco/ in {SHARED}")
     return SHARED
@@ -32,27 +32,27 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="session")
 def common(tmp_path_factory) -> Path:
-    """A folder that is the same for all processes of these tests."""
-    own = tmp_path_factory.getbasetemp()
-    folder = (own.parent if "PYTEST_XDIST_WORKER" in os.environ else own) / "common"
+    """A folder that all test processes share."""
+    base = tmp_path_factory.getbasetemp()  # of this process
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "common"
     folder.mkdir(exist_ok=True)
     return folder
 
 
 @pytest.fixture(scope="session")
 def shapes_cache(common):
-    """Where the small runs keep their scenes and annotations."""
+    """The cache of scenes and annotations of the small runs."""
     folder = common / "cache"
     folder.mkdir(exist_ok=True)
     return folder
 
 
 def once(folder: Path, make: Callable[[], None]) -> Path:
-    """A folder that the first process to ask for it makes; the others wait. Nobody writes into it."""
+    """Return a folder that the first test process makes while the others wait."""
     done = folder.with_suffix(".done")
     with FileLock(folder.with_suffix(".lock")):
         if not done.exists():
-            shutil.rmtree(folder, ignore_errors=True)  # of one that failed
+            shutil.rmtree(folder, ignore_errors=True)  # left by a failure
             make()
             done.touch()
     return folder
@@ -60,50 +60,50 @@ def once(folder: Path, make: Callable[[], None]) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def without_meteor():
-    """Small runs end with scores of no program: METEOR reads its tables for seconds, every time."""
+    """Score small runs without METEOR, which takes seconds to start."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("captioner.training.result.CaptionScorer", runs.scorer)
+        patched.setattr("captioner.training.results.CaptionScorer", runs.scorer)
         yield
 
 
 @pytest.fixture(scope="session")
 def run_folder(common, shapes_cache):
-    """A finished run on a few scenes, long enough to say different things of different pictures.
-
-    A model that says the same of all would make every comparison of captions worthless.
-    """
+    """A finished run on a few scenes, long enough that captions differ between images."""
     folder = common / "runs" / "small"
     folder.parent.mkdir(exist_ok=True)
 
     def make():
         assert main(runs.arguments(folder, shapes_cache, epochs=30)) == 0
         scenes = runs.scenes(shapes_cache) / "val"
-        found = load(folder).caption(sorted(scenes.glob("*.png")))
-        assert len({caption.text for caption in found}) > len(found) / 2
+        captions = load(folder).caption(sorted(scenes.glob("*.png")))
+        assert len({caption.text for caption in captions}) > len(captions) / 2
 
     return once(folder, make)
 
 
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory):
-    """An untrained model folder, for what does not depend on what is said."""
+    """An untrained model folder, for tests that do not depend on the captions."""
     return runs.tiny_model(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture
+def with_fast(monkeypatch):
+    """Use the fast modules, also where ``CAPTIONER_FAST=0`` runs all tests without them."""
+    monkeypatch.setenv("CAPTIONER_FAST", "1")
+
+
+@pytest.fixture
 def in_process(monkeypatch):
-    """``captioner caption`` on a library without processes of its own, for whoever calls it often."""
+    """``captioner caption`` without further processes, for tests that call it often."""
 
-    def engine(options, sources):
-        model = {"model": options.model, "device": options.device, "sources": sources}
-        return libraries.InProcess({**model, **caption._search(options)})
-
-    monkeypatch.setattr(caption, "_engine", engine)
+    engine = caption._engine
+    monkeypatch.setattr(caption, "_engine", lambda *arguments: engine(*arguments[:2], True))
 
 
 @pytest.fixture(scope="session")
 def hard_folder(run_folder, tmp_path_factory):
-    """The same model, its attention hard: it looks at one cell for each word."""
+    """The model of ``run_folder`` with hard attention."""
     stored = checkpoint.load(run_folder)
     tree = copy.deepcopy(stored.captioner.config)
     tree["decoder"]["init_args"]["attention"]["init_args"]["distribution"] = {"class_path": "Hard"}
@@ -117,7 +117,7 @@ def hard_folder(run_folder, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def app(run_folder, hard_folder):
-    """The address of the running app, with a model of soft and one of hard attention."""
+    """The address of the running app with two models, of soft and of hard attention."""
     models = ["--model", str(run_folder), "--model", str(hard_folder)]
     with apps.running(*models, "--device=cpu") as url:
         yield url
@@ -125,7 +125,7 @@ def app(run_folder, hard_folder):
 
 @pytest.fixture(scope="session")
 def browser():
-    """A headless Chromium: the system's, or Playwright's own. Tests are skipped, and say so, without."""
+    """A headless Chromium from the system or Playwright; tests are skipped without it."""
     try:
         from playwright.sync_api import Error, sync_playwright
     except ImportError:
@@ -133,11 +133,11 @@ def browser():
     system = next(filter(None, map(shutil.which, ("chromium", "google-chrome"))), None)
     with sync_playwright() as playwright:
         try:
-            # A container has no user namespaces for the sandbox; the pages opened here are our own.
-            launched = playwright.chromium.launch(
+            # A container has no user namespaces for the sandbox, and the tests open only trusted pages.
+            chromium = playwright.chromium.launch(
                 executable_path=system, args=["--no-sandbox"], timeout=120_000
             )
         except Error as error:
             pytest.skip(f"BROWSER MISSING: apt install chromium ({str(error).splitlines()[0]})")
-        yield launched
-        launched.close()
+        yield chromium
+        chromium.close()

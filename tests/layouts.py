@@ -1,5 +1,7 @@
 """Tiny data sets, laid out as their authors distribute them."""
 
+import csv
+import io
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -12,34 +14,47 @@ Captions = Mapping[str, Iterable[str]]  # by file name
 
 
 def picture(file: Path, seed: int = 0, size: tuple[int, int] = (48, 32)) -> Path:
-    """A PNG of big flat patches, not the same mirrored."""
+    """A PNG of large flat patches that differs from its mirror image."""
     patches = np.random.default_rng(seed).integers(0, 256, (4, 6, 3), dtype=np.uint8)
     file.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(patches).resize(size, Image.Resampling.NEAREST).save(file, "PNG")
     return file
 
 
+def write(file: Path, text: str = "") -> Path:
+    """Write a text; folders are made."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
 def flickr8k(root: Path, splits: Mapping[str, Captions]) -> Path:
-    """The original archives: Flicker8k_Dataset (so spelled) and Flickr8k_text, pictures empty."""
+    """The original archives: Flicker8k_Dataset (their spelling) and Flickr8k_text, images empty."""
     lines = []
     for split, captions in splits.items():
         names = "".join(f"{name}\n" for name in captions)
-        _write(root / "Flickr8k_text" / f"Flickr_8k.{FLICKR8K_LISTS[split]}Images.txt", names)
+        write(root / "Flickr8k_text" / f"Flickr_8k.{FLICKR8K_LISTS[split]}Images.txt", names)
         for name, texts in captions.items():
-            _write(root / "Flicker8k_Dataset" / name)
+            write(root / "Flicker8k_Dataset" / name)
             lines += [f"{name}#{i}\t{caption} .\n" for i, caption in enumerate(texts)]
-    _write(root / "Flickr8k_text" / "Flickr8k.token.txt", "".join(lines))
+    write(root / "Flickr8k_text" / "Flickr8k.token.txt", "".join(lines))
     return root
 
 
 def captions_txt(root: Path, captions: Captions) -> Path:
     """The repackaged archive: Images and captions.txt."""
-    rows = ["image,caption\n"]
-    for name, texts in captions.items():
-        _write(root / "Images" / name)
-        rows += [f"{name},{_quoted(text)}\n" for text in texts]
-    _write(root / "captions.txt", "".join(rows))
+    for name in captions:
+        write(root / "Images" / name)
+    rows = [[name, text] for name, texts in captions.items() for text in texts]
+    write(root / "captions.txt", csv_text([["image", "caption"], *rows]))
     return root
+
+
+def csv_text(rows: Iterable[Iterable[str]]) -> str:
+    """Rows as CSV."""
+    stream = io.StringIO()
+    csv.writer(stream, lineterminator="\n").writerows(rows)
+    return stream.getvalue()
 
 
 def coco(root: Path, parts: Mapping[str, Captions], first_id: int = 1) -> Path:
@@ -48,7 +63,7 @@ def coco(root: Path, parts: Mapping[str, Captions], first_id: int = 1) -> Path:
     for part, captions in parts.items():
         images, annotations = [], []
         for name, texts in captions.items():
-            _write(root / part / name)
+            write(root / part / name)
             images.append({"id": image_id, "file_name": name, "height": 1, "width": 1})
             annotations += [
                 {"id": 100 * image_id + i, "image_id": image_id, "caption": text}
@@ -56,14 +71,20 @@ def coco(root: Path, parts: Mapping[str, Captions], first_id: int = 1) -> Path:
             ]
             image_id += 1
         document = {"info": {}, "licenses": [], "images": images, "annotations": annotations}
-        _write(root / "annotations" / f"captions_{part}.json", json.dumps(document))
+        write(root / "annotations" / f"captions_{part}.json", json.dumps(document))
     return root
 
 
-def _quoted(text: str) -> str:
-    return '"' + text.replace('"', '""') + '"' if set(text) & set('",\n') else text
+def karpathy(file: Path, images: list[dict]) -> Path:
+    """One of Karpathy's files."""
+    dataset = file.stem.removeprefix("dataset_")
+    return write(file, json.dumps({"dataset": dataset, "images": images}))
 
 
-def _write(file: Path, text: str = "") -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text, encoding="utf-8")
+def entry(number: int, name: str, split: str, *captions: str, **more) -> dict:
+    """An image in Karpathy's files."""
+    sentences = [
+        {"tokens": c.split(), "raw": c, "imgid": number, "sentid": 5 * number + i}
+        for i, c in enumerate(captions)
+    ]
+    return {"filename": name, "imgid": number, "split": split, "sentences": sentences, **more}

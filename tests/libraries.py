@@ -1,27 +1,29 @@
-"""Small libraries of photos for the tests, and their captions read back."""
+"""Small libraries of photos, their captions, and engines without a model or processes."""
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from captioner.library.records import FIELDS, rows
+from captioner.batch.rows import FIELDS
 
 
 def draw(folder: Path, photos: int, broken: tuple[int, ...] = ()) -> list[str]:
-    """Different pictures in two folders, some of them no pictures; their names."""
+    """Write different images into two folders, some of them broken; return their names."""
     names = []
     for number in range(photos):
         file = folder / f"{number % 2}" / f"{number:04}.jpg"
         file.parent.mkdir(parents=True, exist_ok=True)
         if number in broken:
-            file.write_text("no picture")
+            file.write_text("not an image")
         else:
             rng = np.random.default_rng(number)
             blocks = rng.integers(0, 256, (4, 6, 3), dtype=np.uint8).repeat(16, 0).repeat(16, 1)
@@ -31,7 +33,7 @@ def draw(folder: Path, photos: int, broken: tuple[int, ...] = ()) -> list[str]:
 
 
 def records(folder: Path) -> list[dict]:
-    """All records of a folder of JSONL shards, in order."""
+    """Return the records of a folder of JSONL shards in order."""
     return [
         json.loads(line)
         for shard in sorted(folder.glob("captions-*.jsonl"))
@@ -44,7 +46,7 @@ def manifest(folder: Path) -> dict:
 
 
 def whole(folder: Path, names: list[str]) -> None:
-    """Every photo has exactly one record, and nothing unfinished is left."""
+    """Assert that every photo has one record and that no unfinished file is left."""
     assert sorted(record["image"] for record in records(folder)) == sorted(names)
     assert not [file for file in folder.iterdir() if file.name.startswith(".")]
     assert manifest(folder)["finished"]
@@ -56,16 +58,30 @@ def command(*arguments: object) -> list[str]:
 
 
 def call(*arguments: object, **options) -> subprocess.CompletedProcess:
-    """``captioner caption`` as its own process."""
+    """Run ``captioner caption`` in a new process."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **options.pop("env", {})}
     return subprocess.run(
         command(*arguments), capture_output=True, text=True, check=False, env=environment, **options
     )
 
 
+def on_terminal(command: list[str]) -> str:
+    """Run a command on a terminal; return what it shows, without control sequences."""
+    import pty
+
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execvpe(command[0], command, {**os.environ, "TERM": "xterm", "COLUMNS": "300"})
+    shown = b""
+    with suppress(OSError):  # the terminal closes with the command
+        while data := os.read(terminal, 65536):
+            shown += data
+    os.waitpid(pid, 0)
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown.decode())
+
+
 def serve(connection, options, threads) -> None:
-    """A worker without a model, of which one photo kills the process, as a codec's segfault does, and
-    one never ends."""
+    """A worker without a model; one photo kills its process and one never finishes."""
     connection.send({"identity": {}, "device": "cpu"})
     while True:
         try:
@@ -79,23 +95,3 @@ def serve(connection, options, threads) -> None:
                 time.sleep(1000)
         columns = dict.fromkeys(FIELDS, [None] * len(names))
         connection.send({**columns, "image": names, "caption": ["a dog"] * len(names)})
-
-
-class InProcess:
-    """The engine that a test can afford many times: no process of its own."""
-
-    def __init__(self, options):
-        from captioner.library.batch import BatchCaptioner  # torch: not for the workers above
-
-        self.captioner = BatchCaptioner(**options)
-        self.identity = self.captioner.identity
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def __call__(self, batches):
-        for names in batches:
-            yield from rows(self.captioner({"image": names}))

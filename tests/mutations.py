@@ -1,4 +1,4 @@
-"""Picture files as a hostile or a failing world makes them, from a seed."""
+"""Damaged and hostile image files, from a seed."""
 
 import io
 import random
@@ -29,18 +29,17 @@ FORMATS = {
 
 
 def mutants(count: int, seed: int = 0) -> Iterator[tuple[str, bytes]]:
-    """``count`` different files: a name that ends like its format, and what is in it."""
+    """Yield the names and contents of ``count`` files, one in 50 of them a bomb."""
     rng = random.Random(seed)
-    seeds = {name: _picture(name) for name in FORMATS}
-    kinds = (flip, cut, edit_header, swap, grow, repeat)
-    bombs = [*BOMBS]
+    originals = {name: _image(name) for name in FORMATS}
+    kinds = (flip, cut, edit_header, grow)
     for number in range(count):
         if number % 50 == 49:
-            name = bombs[(number // 50) % len(bombs)]
+            name = [*BOMBS][number // 50 % len(BOMBS)]
             yield f"{number:05}-bomb-{name}", BOMBS[name]()
             continue
-        name = rng.choice(list(seeds))
-        data = seeds[name]
+        name = rng.choice(list(originals))
+        data = originals[name]
         kind = rng.choice(kinds)
         for _ in range(rng.choice((1, 1, 2))):
             data = kind(rng, data)
@@ -48,7 +47,7 @@ def mutants(count: int, seed: int = 0) -> Iterator[tuple[str, bytes]]:
 
 
 def flip(rng: random.Random, data: bytes) -> bytes:
-    """Some bits turned over."""
+    """Flip some bits."""
     changed = bytearray(data)
     for _ in range(rng.choice((1, 3, 20, 200))):
         if changed:
@@ -57,13 +56,13 @@ def flip(rng: random.Random, data: bytes) -> bytes:
 
 
 def cut(rng: random.Random, data: bytes) -> bytes:
-    """The end, or the beginning, missing."""
+    """Remove the end or the beginning."""
     at = rng.randrange(len(data) + 1)
     return data[:at] if rng.random() < 0.8 else data[at:]
 
 
 def edit_header(rng: random.Random, data: bytes) -> bytes:
-    """Numbers near the beginning made extreme: sizes, counts, offsets."""
+    """Write extreme numbers near the beginning, where sizes, counts and offsets are."""
     changed = bytearray(data)
     for _ in range(rng.randrange(1, 4)):
         width = rng.choice((1, 2, 4))
@@ -73,26 +72,13 @@ def edit_header(rng: random.Random, data: bytes) -> bytes:
     return bytes(changed)
 
 
-def swap(rng: random.Random, data: bytes) -> bytes:
-    """Two pieces exchanged."""
-    places = sorted(rng.randrange(len(data) + 1) for _ in range(4))
-    a, b, c, d = places
-    return data[:a] + data[c:d] + data[b:c] + data[a:b] + data[d:]
-
-
 def grow(rng: random.Random, data: bytes) -> bytes:
-    """Something else put in, up to twice the file."""
+    """Insert random bytes, up to the size of the file."""
     at = rng.randrange(len(data) + 1)
     return data[:at] + rng.randbytes(rng.randrange(1, len(data) + 2)) + data[at:]
 
 
-def repeat(rng: random.Random, data: bytes) -> bytes:
-    """A piece there many times over."""
-    a, b = sorted(rng.randrange(len(data) + 1) for _ in range(2))
-    return data[:b] + data[a:b] * rng.randrange(1, 6) + data[b:]
-
-
-def _picture(name: str) -> bytes:
+def _image(name: str) -> bytes:
     form, mode, options = FORMATS[name]
     rng = np.random.default_rng(len(name))
     blocks = rng.integers(0, 256, (6, 8, 3), dtype=np.uint8).repeat(8, 0).repeat(8, 1)
@@ -106,50 +92,35 @@ def _picture(name: str) -> bytes:
     return stream.getvalue()
 
 
-def _png(width: int, height: int, rows: bytes) -> bytes:
-    def chunk(name: bytes, data: bytes) -> bytes:
-        checksum = struct.pack(">I", zlib.crc32(name + data))
-        return struct.pack(">I", len(data)) + name + data + checksum
+def _chunk(name: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
+
+def _png(width: int, height: int, rows: bytes) -> bytes:
     head = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
-    body = chunk(b"IDAT", rows)
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + body + chunk(b"IEND", b"")
+    chunks = _chunk(b"IHDR", head), _chunk(b"IDAT", rows), _chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
 @cache
 def _zeros(megabytes: int) -> bytes:
-    """Zeros, packed a thousand to one."""
-    packer = zlib.compressobj(1)
-    packed = [packer.compress(bytes(1 << 20)) for _ in range(megabytes)]
-    return b"".join(packed) + packer.flush()
+    """Zeros, compressed a thousand to one."""
+    compressor = zlib.compressobj(1)
+    compressed = [compressor.compress(bytes(1 << 20)) for _ in range(megabytes)]
+    return b"".join(compressed) + compressor.flush()
 
 
 def _text() -> bytes:
-    """A PNG whose comment unpacks to half a gigabyte."""
-    packed = _zeros(512)
-    text = b"Comment\0\0" + packed
-    chunk = struct.pack(">I", len(text)) + b"zTXt" + text
-    chunk += struct.pack(">I", zlib.crc32(b"zTXt" + text))
-    plain = _picture("png")
-    return plain[:33] + chunk + plain[33:]
+    """Return a PNG whose comment unpacks to half a gigabyte."""
+    plain = _image("png")
+    return plain[:33] + _chunk(b"zTXt", b"Comment\0\0" + _zeros(512)) + plain[33:]
 
 
-def _wide_jpeg() -> bytes:
-    data = bytearray(_picture("jpg"))
-    at = data.index(b"\xff\xc0") + 5
-    data[at : at + 4] = b"\xff\xff\xff\xff"
-    return bytes(data)
-
-
-def _wide_gif() -> bytes:
-    data = bytearray(_picture("gif"))
-    data[6:10] = b"\xff\xff\xff\xff"
-    return bytes(data)
-
-
-def _wide_bmp() -> bytes:
-    data = bytearray(_picture("bmp"))
-    data[18:26] = struct.pack("<ii", 2**31 - 1, 2**31 - 1)
+def _patched(name: str, start: int | bytes, size: bytes) -> bytes:
+    """Overwrite the size in the header of an image."""
+    data = bytearray(_image(name))
+    at = start if isinstance(start, int) else data.index(start) + 5
+    data[at : at + len(size)] = size
     return bytes(data)
 
 
@@ -158,7 +129,7 @@ BOMBS = {
     "black.png": lambda: _png(50_000, 50_000, _zeros(6)),
     "endless.png": lambda: _png(64, 64, _zeros(50)),
     "text.png": _text,
-    "wide.jpg": _wide_jpeg,
-    "wide.gif": _wide_gif,
-    "wide.bmp": _wide_bmp,
+    "wide.jpg": lambda: _patched("jpg", b"\xff\xc0", b"\xff" * 4),
+    "wide.gif": lambda: _patched("gif", 6, b"\xff" * 4),
+    "wide.bmp": lambda: _patched("bmp", 18, struct.pack("<ii", 2**31 - 1, 2**31 - 1)),
 }

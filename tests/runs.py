@@ -1,17 +1,21 @@
-"""Small training runs and a tiny model for the tests, and a callback that dies like a machine does."""
+"""Small training runs and a tiny model for the tests, and callbacks that record or kill a run."""
 
+import csv
 import os
 import signal
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytorch_lightning as pl
 import torch
+import yaml
 
 from captioner import checkpoint
 from captioner.decoding import Decoding
-from captioner.evaluation.captions import CaptionScorer
+from captioner.evaluation.metrics import CaptionScorer
 from captioner.models.captioner import Captioner
+from captioner.resources import configs_folder
 from captioner.text import Vocabulary
 
 SIDE = 64
@@ -19,7 +23,7 @@ TRAIN = 48
 
 
 def arguments(root: Path, cache: Path, *more: str, epochs: int = 2) -> list[str]:
-    """``captioner fit`` on a few scenes: 3 batches an epoch, seconds."""
+    """``captioner fit`` on a few scenes: 3 batches an epoch, a few seconds."""
     return [
         "fit",
         "--config=configs/shapes.yaml",
@@ -39,17 +43,35 @@ def arguments(root: Path, cache: Path, *more: str, epochs: int = 2) -> list[str]
 
 
 def scenes(cache: Path) -> Path:
-    """Where the scenes of ``arguments`` are, among those of runs that asked for others."""
-    found = (cache / "shapes").glob("[!.]*")
-    [folder] = [f for f in found if len(list(f.glob("train/*.png"))) == TRAIN]
+    """The folder of the scenes of ``arguments``; runs with other options have other folders."""
+    folders = (cache / "shapes").glob("[!.]*")
+    [folder] = [f for f in folders if len(list(f.glob("train/*.png"))) == TRAIN]
     return folder
+
+
+def environment() -> dict[str, str]:
+    """The environment of processes that import the package and the tests."""
+    here = Path(__file__).parent
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(here), str(here.parent)])}
+
+
+def logged(root: Path, name: str) -> list[float]:
+    """All values of a metric that a run has logged."""
+    with (root / "logs" / "version_0" / "metrics.csv").open() as file:
+        return [float(row[name]) for row in csv.DictReader(file) if row[name]]
+
+
+def design(file: Path) -> dict:
+    """The model configuration of a design: the base file with the design's differences."""
+    base = configs_folder() / "model" / "show-attend-tell.yaml"
+    return yaml.safe_load(base.read_text()) | yaml.safe_load(file.read_text())
 
 
 scorer = partial(CaptionScorer, java=False)
 
 
 class KillAt(pl.Callback):
-    """``kill -9`` of this very process in the middle of an epoch."""
+    """Sends SIGKILL to its own process in the middle of an epoch."""
 
     def __init__(self, epoch: int, batch: int) -> None:
         self.epoch, self.batch = epoch, batch
@@ -60,10 +82,7 @@ class KillAt(pl.Callback):
 
 
 class Watch(pl.Callback):
-    """What happened to the encoder of the latest run in this process.
-
-    Its state after every epoch, and the learning rates of every step, by the name of their group.
-    """
+    """Records the encoder after every epoch, and the learning rates of every step by group."""
 
     latest: "Watch"
 
@@ -76,26 +95,33 @@ class Watch(pl.Callback):
         self.rates.append({group["name"]: group["lr"] for group in groups})
 
     def on_train_epoch_end(self, trainer, pl_module) -> None:
-        state = pl_module.captioner.encoder.trunk.state_dict()
+        state = pl_module.captioner.encoder.backbone.state_dict()
         self.encoders.append({name: tensor.clone() for name, tensor in state.items()})
 
 
-def tiny_model(folder: Path, seed: int = 0) -> Path:
-    """An untrained model that still says different things of different pictures, in no time."""
-    torch.manual_seed(seed)
-    words = ["a", "red", "blue", "circle", "square", "above", "below", "the", "of", "and", "two"]
+def small_captioner(
+    words: list[str], decoder: str = "LSTMDecoder", dim: int = 8, size: int = SIDE, **options: Any
+) -> Captioner:
+    """An untrained model; ``trainable`` is an option of its encoder, the others of its decoder."""
+    encoder = {"name": "efficientnet_lite0", "image_size": size, "stride": 16}
+    encoder |= {"trainable": options.pop("trainable", False)}
     tree = {
-        "encoder": {
-            "class_path": "CNNEncoder",
-            "init_args": {"name": "efficientnet_lite0", "image_size": SIDE, "stride": 16},
-        },
-        "refiner": {"class_path": "Projection", "init_args": {"dim": 16}},
-        "decoder": {"class_path": "LSTMDecoder", "init_args": {"hidden": 16, "embedding": 8}},
+        "encoder": {"class_path": "CNNEncoder", "init_args": encoder},
+        "neck": {"class_path": "Projection", "init_args": {"dim": dim}},
+        "decoder": {"class_path": decoder, "init_args": options},
     }
     captioner = Captioner.from_config(tree, Vocabulary(words))
     captioner.encoder.load_pretrained()
+    return captioner
+
+
+def tiny_model(folder: Path, seed: int = 0) -> Path:
+    """Write an untrained model folder whose captions differ between images."""
+    torch.manual_seed(seed)
+    words = ["a", "red", "blue", "circle", "square", "above", "below", "the", "of", "and", "two"]
+    captioner = small_captioner(words, dim=16, hidden=16, embedding=8)
     with torch.no_grad():
-        for part in (captioner.refiner, captioner.decoder):
+        for part in (captioner.neck, captioner.decoder):
             for parameter in part.parameters():
                 parameter.normal_(0, 1.0)
     checkpoint.save(captioner, folder, "# Tiny", Decoding(beam_size=2, max_length=8))

@@ -1,4 +1,4 @@
-"""Ray Data as the engine: the same captions, everything once, a quiet screen."""
+"""Ray Data as the engine: the same captions, every photo once, no output of Ray."""
 
 import os
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import libraries
-from captioner.library.batch import BatchCaptioner
+from captioner.batch.batch_captioner import BatchCaptioner
 
 pytest.importorskip("ray", reason="RAY MISSING: pip install -e '.[ray]'")
 
@@ -14,8 +14,8 @@ BROKEN = (3, 8)
 
 
 @pytest.mark.slow
-def test_ray_captions_what_one_process_does(tiny_folder, tmp_path):
-    """A name that is no UTF-8, Parquet, and a TMPDIR too long for sockets."""
+def test_ray_gives_the_captions_of_one_process(tiny_folder, tmp_path):
+    """With Parquet, a file name that is not UTF-8, and a TMPDIR too long for sockets."""
     parquet = pytest.importorskip("pyarrow.parquet")
     folder, output = tmp_path / "photos", tmp_path / "captions"
     names = libraries.draw(folder, 40, BROKEN)
@@ -24,7 +24,7 @@ def test_ray_captions_what_one_process_does(tiny_folder, tmp_path):
         Path(odd).write_bytes(Path(names[0]).read_bytes())
         names.append(odd)
     except OSError:
-        pass  # this file system keeps no such names
+        pass  # this file system does not allow such names
     temporary = tmp_path / ("long" * 30)
     temporary.mkdir()
     arguments = [folder, "--model", tiny_folder, "--batch-size=4", "--output", output]
@@ -39,11 +39,10 @@ def test_ray_captions_what_one_process_does(tiny_folder, tmp_path):
     assert len(shards) == 3
     found = {row["image"]: row for shard in shards for row in parquet.read_table(shard).to_pylist()}
     assert libraries.manifest(output)["images"] == len(found) == len(names)
-    known = BatchCaptioner(str(tiny_folder), "cpu")({"image": names})
-    for name, caption, error in zip(known["image"], known["caption"], known["error"], strict=True):
-        assert found[name]["caption"] == caption
-        assert found[name]["error"] == error
-    # Nothing is left to do: Ray is not even started.
+    expected = BatchCaptioner(str(tiny_folder), "cpu")({"image": names})
+    for field in ("caption", "error"):
+        assert [found[name][field] for name in expected["image"]] == expected[field]
+    # Nothing is left to do, so Ray is not started.
     again = libraries.call(*arguments, *options, env=environment)
     assert again.returncode == 1
     assert "2 of" in again.stderr

@@ -1,102 +1,132 @@
-"""Every shipped YAML file parses against the real signatures, and every model in it can be built."""
-
-import sys
+"""Every shipped YAML file parses, and every design can be built and trained."""
 
 import pytest
 import torch
 import yaml
 
-from captioner.data.module import CaptionDataModule
+import runs
+from captioner import schema
+from captioner.models import registry
 from captioner.models.annotations import Annotations
 from captioner.models.captioner import PARTS, Captioner
 from captioner.models.registry import build
-from captioner.shipped import configs_folder
+from captioner.resources import configs_folder
 from captioner.text import END, PAD, START, Vocabulary
 from captioner.training import run
-from captioner.training.task import CaptioningTask
 
-FILES = sorted(configs_folder().rglob("*.yaml"))
-MODELS = sorted((configs_folder() / "model").glob("*.yaml"))
+DESIGNS = sorted((configs_folder() / "model").glob("*.yaml"))
 TRAINERS = sorted((configs_folder() / "trainer").glob("*.yaml"))
 JOINED = sorted(configs_folder().glob("*.yaml"))
 
 
-def test_all_are_found():
-    assert len(FILES) == len(JOINED) + len(MODELS) + len(
-        [f for f in FILES if f.parent.name in ("data", "trainer")]
-    )
-    assert {f.name for f in JOINED} >= {"shapes.yaml", "flickr8k.yaml", "coco.yaml"}
+@pytest.fixture(scope="module")
+def printed():
+    """Parses options and files as ``fit`` does, and returns the complete configuration."""
+    parsers = []
+
+    def stop(_, parser, __):
+        parsers.append(parser)
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(run.CLI, "parse_arguments", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run.main(["fit"])
+    [parser] = parsers
+
+    def parse(*options: str) -> dict:
+        config = parser.parse_args(["fit", *map(run._shipped, options)])
+        return yaml.safe_load(parser.dump(config, skip_none=False))["fit"]
+
+    return parse
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
-def test_header_says_what_it_is(file):
-    assert file.read_text().startswith("# ")
+def short(value):
+    """The same tree with class names for class paths."""
+    if isinstance(value, dict):
+        return {
+            k: v.rpartition(".")[2] if k == "class_path" else short(v) for k, v in value.items()
+        }
+    return [short(v) for v in value] if isinstance(value, list) else value
 
 
-@pytest.mark.parametrize("file", JOINED, ids=lambda f: f.stem)
-def test_joined_files_parse(file, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["captioner", "fit", "--config", str(file), "--print_config"])
-    with pytest.raises(SystemExit) as stopped:
-        run.main(["fit", "--config", str(file), "--print_config"])
-    assert stopped.value.code == 0
-    printed = yaml.safe_load(capsys.readouterr().out)
-    assert {"data", "model", "trainer", "seed_everything"} <= set(printed)
-    assert {"callbacks", "max_epochs"} <= set(printed["trainer"])
+def contains(tree, part) -> bool:
+    """Whether every option of ``part`` has the same value in ``tree``."""
+    if isinstance(part, dict):
+        return all(contains(tree[key], value) for key, value in part.items())
+    if isinstance(part, list):
+        return len(tree) == len(part) and all(map(contains, tree, part))
+    return tree == part
 
 
-@pytest.mark.parametrize("file", MODELS, ids=lambda f: f.stem)
-def test_models_are_built_and_run(file):
-    config = yaml.safe_load(file.read_text())
-    captioner = Captioner.from_config(
-        {part: config[part] for part in PARTS}, Vocabulary(["a", "dog"])
-    )
-    vectors = torch.randn(2, 4, captioner.encoder.out_dim)
-    decoded = captioner(Annotations(vectors, (2, 2)), torch.full((2, 5, 3), START))
-    assert decoded.logits.shape == (2, 5, 3, 6)
-    assert decoded.weights.shape == (2, 5, 3, 4)
+def test_files_are_short_and_have_a_header():
+    for file in configs_folder().rglob("*.yaml"):
+        lines = file.read_text().splitlines()
+        assert lines[0].startswith("# "), file
+        assert len(lines) <= 25, file
 
 
-SPOKEN = [[4, 5, 4, END], [5, END, PAD, PAD]]
+def test_joined_files_parse(printed):
+    for file in JOINED:
+        config = printed("--config", str(file))
+        assert {"data", "model", "trainer", "seed_everything"} <= set(config)
+        for part, name in yaml.safe_load(file.read_text()).items():
+            expected = short(yaml.safe_load((configs_folder() / name).read_text()))
+            assert contains(short(config[part]), expected), file
 
 
-@pytest.mark.parametrize("said", [SPOKEN, [[PAD, PAD]]], ids=["captions", "stand-in"])
-@pytest.mark.parametrize("file", MODELS, ids=lambda f: f.stem)
-def test_every_weight_gets_a_gradient(file, said):
-    """Or the other processes of a training would wait for it; only zeros where nothing is said."""
-    config = yaml.safe_load(file.read_text())
-    refiner = build("refiner", config["refiner"], in_dim=16)
-    decoder = build("decoder", config["decoder"], vocab_size=6, annotation_dim=refiner.out_dim)
-    there = said is SPOKEN
-    vectors = torch.randn(2, 4, 16) * there
-    tokens = torch.tensor([[[START, *caption] for caption in said]] * 2)
-    objective = build("objective", config["objective"])
-    annotations = refiner(Annotations(vectors, (2, 2)))
-    lesson = objective.lesson(decoder, annotations, tokens)
-    decoded = decoder(annotations, lesson.tokens[..., :-1])
-    objective(decoded, lesson.tokens[..., 1:], lesson.rewards).total.backward()
-    for name, parameter in [*refiner.named_parameters(), *decoder.named_parameters()]:
-        assert parameter.grad is not None, name
-        assert parameter.grad.isfinite().all(), name
-        assert there or not parameter.grad.any(), name
+def test_every_trainer_fits_every_data_set(printed):
+    for file in TRAINERS:
+        trainer = printed("--config", "configs/coco.yaml", "--trainer", str(file))["trainer"]
+        assert contains(short(trainer), short(yaml.safe_load(file.read_text()))), file
+        names = [callback["class_path"].rpartition(".")[2] for callback in trainer["callbacks"]]
+        assert [names[0], names[1], names[-1]] == ["ModelCheckpoint", "ModelCheckpoint", "EMA"]
 
 
-@pytest.mark.parametrize("file", TRAINERS, ids=lambda f: f.stem)
-def test_every_trainer_fits_every_data_set(file, capsys):
-    """In the place of the one that the configuration names."""
-    given = ["fit", "--config", "configs/coco.yaml", "--trainer", str(file), "--print_config"]
-    with pytest.raises(SystemExit) as stopped:
-        run.main(given)
-    assert stopped.value.code == 0
-    printed = yaml.safe_load(capsys.readouterr().out)["trainer"]
-    for name, value in yaml.safe_load(file.read_text()).items():
-        if name in ("callbacks", "plugins"):
-            classes = [part["class_path"].rpartition(".")[2] for part in printed[name]]
-            assert classes == [part["class_path"].rpartition(".")[2] for part in value]
-        else:
-            assert printed[name] == value
+def test_designs_override_the_defaults_which_are_the_base_design(printed):
+    """A design without a configuration file still has the encoder and optimiser it was tuned with."""
+    base = yaml.safe_load((configs_folder() / "model" / "show-attend-tell.yaml").read_text())
+    assert contains(short(printed("--data.name=shapes")["model"]), short(base))
+    for file in DESIGNS:
+        model = printed("--config=configs/flickr8k.yaml", f"--model={file}")["model"]
+        assert contains(short(model), short(runs.design(file))), file
 
 
-def test_the_classes_behind_the_groups_exist():
-    assert CaptioningTask.__init__.__doc__ is None  # options are documented by the class
-    assert "words" in (CaptioningTask.__doc__ or "")
-    assert "root" in (CaptionDataModule.__doc__ or "")
+def test_designs_and_the_defaults_of_all_parts_fit_the_schema():
+    """Or a model could be trained, and its folder not be loaded."""
+    for file in DESIGNS:
+        schema.check_model(runs.design(file))
+    for kind in (*PARTS, "attention", "score", "distribution"):
+        for name in registry.names(kind):
+            for option, parameter in registry.arguments(registry.find(kind, name)).items():
+                field = schema.option(option, parameter.annotation)
+                if field is not None and parameter.default is not parameter.empty:
+                    assert field.accepts(parameter.default), f"{name}: {option}"
+
+
+REFERENCES = [[4, 5, 4, END], [5, END, PAD, PAD]]
+
+
+@pytest.mark.parametrize("captions", [REFERENCES, [[PAD, PAD]]], ids=["captions", "stand-in"])
+@pytest.mark.parametrize("file", DESIGNS, ids=lambda f: f.stem)
+def test_every_weight_gets_a_gradient(file, captions):
+    """Other processes of a training would wait for it. A stand-in for no image gives zeros."""
+    design = runs.design(file)
+    captioner = Captioner.from_config({p: design[p] for p in PARTS}, Vocabulary(["a", "dog"]))
+    real = captions is REFERENCES
+    vectors = torch.randn(2, 4, captioner.encoder.out_dim) * real
+    tokens = torch.tensor([[[START, *caption] for caption in captions]] * 2)
+    objective = build("objective", design["objective"])
+    keys = captioner.encoder.key_dim
+    keys = Annotations(torch.randn(2, 4, keys) * real, (2, 2)) if keys else None
+    annotations = captioner.neck(Annotations(vectors, (2, 2), keys=keys))
+    rollout = objective.rollout(captioner.decoder, annotations, tokens)
+    decoded = captioner.decoder(annotations, rollout.tokens[..., :-1])
+    assert decoded.logits.shape == (*rollout.tokens[..., 1:].shape, 6)
+    assert decoded.weights.shape == (*rollout.tokens[..., 1:].shape, 4)
+    objective(decoded, rollout.tokens[..., 1:], rollout.rewards).total.backward()
+    for part in (captioner.neck, captioner.decoder):
+        for name, parameter in part.named_parameters():
+            assert parameter.grad is not None, name
+            assert parameter.grad.isfinite().all(), name
+            assert real or not parameter.grad.any(), name

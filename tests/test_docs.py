@@ -1,4 +1,4 @@
-"""What the documents say is true: figures come from files, commands exist, links lead somewhere."""
+"""Figures in the documentation come from result files, and its commands, files and links exist."""
 
 import copy
 import json
@@ -11,121 +11,121 @@ from pathlib import Path
 import pytest
 
 import captioner
-from captioner.cli import main
+from captioner import resources
+from captioner.cli import training
+from captioner.cli.main import COMMANDS, main
 from captioner.models import registry
 
 ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "docs" / "results"
+CARDS = [folder / "README.md" for folder in resources.models().values()]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+README = (ROOT / "README.md").read_text("utf-8")
+ATTENTION = (ROOT / "docs" / "attention.md").read_text("utf-8")
 
 
-def test_pages_are_found():
-    assert {page.name for page in PAGES} >= {
-        "README.md",
-        "CHANGELOG.md",
-        "CONTRIBUTING.md",
-        "results.md",
-    }
-
-
-def test_results_page_is_made_from_the_files():
+def test_the_results_page_is_up_to_date():
     script = [sys.executable, str(ROOT / "scripts" / "results_page.py"), "--check"]
     assert subprocess.run(script, check=False).returncode == 0
 
 
-def test_every_figure_of_the_readme_stands_in_the_results():
-    """The lines about Flickr8k's development split repeat the files' figures."""
-    seeing, blind = (
-        json.loads((ROOT / "docs" / "results" / f"{name}.json").read_text())
-        for name in ("show-attend-tell", "image-blind")
-    )
-    readme = " ".join((ROOT / "README.md").read_text().split())
-    b, m, c = (seeing["scores"][metric] for metric in ("bleu_4", "meteor", "cider"))
-    assert f"scores BLEU-4 {b:.1f}, METEOR {m:.1f} and CIDEr {c:.1f} (generated" in readme
-    assert f"after {seeing['training_seconds'] / 60:.0f} minutes on two CPU cores" in readme
-    b, m, c = (blind["scores"][metric] for metric in ("bleu_4", "meteor", "cider"))
-    assert f"blind to the picture scores {b:.1f}, {m:.1f} and {c:.1f}." in readme
+def scores(name):
+    record = json.loads((RESULTS / f"{name}.json").read_text("utf-8"))
+    return record, [f"{record['scores'][key]:.1f}" for key in ("bleu_4", "meteor", "cider")]
 
 
-def test_the_readme_says_how_good_the_default_is():
-    file = ROOT / "docs" / "results" / "pretrained-show-attend-tell-soft.json"
-    scores = json.loads(file.read_text())["scores"]
-    b, m, c = (scores[metric] for metric in ("bleu_4", "meteor", "cider"))
-    readme = " ".join((ROOT / "README.md").read_text().split())
-    assert f"the default reaches BLEU-4 {b:.1f}, METEOR {m:.1f} and CIDEr {c:.1f} (gen" in readme
+@pytest.mark.parametrize("name", resources.models())
+def test_the_readme_has_the_scores_and_size_of_every_bundled_model(name):
+    record, (bleu, meteor, cider) = scores(f"pretrained-{name}")
+    [row] = [line for line in README.splitlines() if line.startswith(f"| `{name}`")]
+    assert f" | {bleu} | {meteor} | {cider} | {record['bytes'] / 1e6:.1f} MB | " in row
+
+
+def test_the_readme_has_the_figures_of_result_files():
+    text = " ".join(README.split())
+    record, (bleu, meteor, cider) = scores("show-attend-tell")
+    minutes = f"{record['training_seconds'] / 60:.0f}"
+    assert f"reaches BLEU-4 {bleu}, METEOR {meteor} and CIDEr {cider} after {minutes} min" in text
+    _, (bleu, meteor, cider) = scores("image-blind")
+    assert f"cannot see the photo reaches {bleu}, {meteor} and {cider}." in text
+    true = json.loads((RESULTS / "shapes.json").read_text("utf-8"))["true_captions"]
+    assert f"{true} % of the resulting captions are true" in text
+
+
+def test_the_readme_has_the_caption_of_the_model(monkeypatch, capsys):
+    [line] = re.findall(r"^    captioner (caption docs/images/.*)$", README, re.MULTILINE)
+    monkeypatch.chdir(ROOT)
+    assert main(line.split()) == 0
+    assert f"    {capsys.readouterr().out}" in README
 
 
 def test_results_come_from_a_commit():
-    files = sorted((ROOT / "docs" / "results").glob("*.json"))
+    files = sorted(RESULTS.glob("*.json"))
     assert files
     for file in files:
         record = json.loads(file.read_text())
-        assert re.fullmatch(r"[0-9a-f]{12}", record["commit"]), (
-            f"{file.name} has uncommitted changes in it"
-        )
+        assert re.fullmatch(r"[0-9a-f]{12}", record["commit"]), f"{file.name}: uncommitted changes"
         assert record["machine"]
         assert record["command"]
 
 
 def test_the_commits_of_results_can_be_looked_up():
-    """Each is in the history, or said to be published as part of one that is."""
+    """They are in the history, or scripts/published.toml names the commit with their changes."""
 
     def git(*arguments: str) -> str:
-        told = ["git", "-C", str(ROOT), *arguments]
-        return subprocess.run(told, check=True, capture_output=True, text=True).stdout
+        command = ["git", "-C", str(ROOT), *arguments]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
     if not (ROOT / ".git").exists() or git("rev-parse", "--is-shallow-repository") != "false\n":
-        pytest.skip(
-            "not a clone with its history: the commits that results name were not looked up"
-        )
+        pytest.skip("NOT A FULL CLONE: commits of results were not checked")
     history = git("log", "--format=%H").split()
     published = tomllib.loads((ROOT / "scripts" / "published.toml").read_text())
-    files = sorted((ROOT / "docs" / "results").glob("*.json"))
-    named = {name for f in files for name in re.findall(r'"commit": "(\w+)"', f.read_text())}
+    texts = [file.read_text() for file in RESULTS.glob("*.json")]
+    named = {name for text in texts for name in re.findall(r'"commit": "(\w+)"', text)}
     assert named
     for name in {published.get(name, name) for name in named}:
         assert any(commit.startswith(name) for commit in history), name
-    assert not set(published) - named, "no result names these any more"
+    assert not set(published) - named, "no result names these commits"
 
 
-def test_the_changelog_knows_this_version():
+def test_the_changelog_has_this_version():
     assert f"## {captioner.__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\((?!https?:)([^)#]+)\)", page.read_text()):
-        assert (page.parent / target).exists(), f"{page.name} links to {target}"
+def anchors(page):
+    """Return the anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_exist(page, capsys):
-    with pytest.raises(SystemExit):
-        main(["--help"])
-    known = set(re.findall(r"^    (\w+) ", capsys.readouterr().out, re.MULTILINE))
-    for command in re.findall(
-        r"^ {4}captioner (\w+)|`captioner (\w+)", page.read_text(), re.MULTILINE
-    ):
-        assert (command[0] or command[1]) in known
+def test_links_resolve():
+    for page in (*PAGES, *CARDS):
+        links = re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", page.read_text("utf-8"))
+        for target, anchor in links:
+            file = page.parent / target if target else page
+            assert file.exists(), f"{page.name} links to {target}"
+            assert not anchor or anchor in anchors(file), f"{page.name} links to {target}#{anchor}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_configurations_exist(page):
-    for name in re.findall(r"configs/[\w/-]+\.yaml", page.read_text()):
-        assert (ROOT / name).is_file(), f"{page.name} names {name}"
+def test_commands_and_files_exist():
+    assert {page.name for page in PAGES} >= {"README.md", "CHANGELOG.md", "results.md"}
+    for page in PAGES:
+        text = page.read_text("utf-8")
+        commands = re.findall(r"(?:^ {4}|`)captioner ([a-z]\w+)", text, re.MULTILINE)
+        assert {*commands} <= {*training.COMMANDS, *COMMANDS, "data"}, page.name
+        files = r"configs/[\w/-]+\.yaml|(?:captioner|scripts|tests)/[\w/]+\.py"
+        for name in re.findall(files, text):
+            recorded = page.name == "results.md" and name.startswith("scripts/")
+            assert recorded or (ROOT / name).is_file(), f"{page.name} names {name}"
 
 
-@pytest.mark.parametrize(
-    "code",
-    re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "attention.md").read_text(), re.DOTALL),
-)
+@pytest.mark.parametrize("code", re.findall(r"(?<!-->\n)```python\n(.*?)```", ATTENTION, re.DOTALL))
 def test_the_examples_of_the_attention_page_run(code, monkeypatch):
     monkeypatch.setattr(registry, "_TABLE", copy.deepcopy(registry._TABLE))
     exec(code, {"__name__": "example"})
 
 
 def test_the_attention_page_lists_every_part():
-    listed = set(
-        re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "attention.md").read_text(), re.MULTILINE)
-    )
-    kinds = ("score", "distribution", "decoder", "refiner")
+    listed = set(re.findall(r"^\| `(\w+)` \|", ATTENTION, re.MULTILINE))
+    kinds = ("score", "distribution", "decoder", "neck")
     assert listed == {name for kind in kinds for name in registry.names(kind)}

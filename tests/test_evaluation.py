@@ -1,31 +1,27 @@
-"""Caption scores: against plain re-implementations, and against pycocoevalcap with its Java."""
+"""Caption scores, compared with stored scores of coco-caption and its Java programs."""
 
-import importlib.util
 import json
 import logging
-import math
 import os
 import shutil
 import subprocess
-import sys
 import time
 from collections import Counter
-from functools import cache
 from pathlib import Path
 
 import pytest
 
+from captioner.cli.main import main
 from captioner.errors import EvaluationError
-from captioner.evaluation import captions as module
-from captioner.evaluation.captions import (
+from captioner.evaluation import java
+from captioner.evaluation.java import ptb_words
+from captioner.evaluation.metrics import (
     CaptionScorer,
     Scores,
     evaluate_files,
     read_references,
     read_results,
-    score,
 )
-from captioner.evaluation.java import ptb_words
 
 FIXTURES = Path(__file__).parent / "fixtures" / "evaluation"
 RESULTS, REFERENCES = FIXTURES / "results.json", FIXTURES / "references.json"
@@ -49,135 +45,16 @@ TOY_CANDIDATES = {
 }
 
 
-# ── Plain re-implementations ──────────────────────────────────────────────────────────────────────
+def score(candidates, references, **options) -> Scores:
+    return CaptionScorer(references, **options).score(candidates)
 
 
-def ngrams(words, n):
-    return Counter(tuple(words[i : i + n]) for i in range(len(words) - n + 1))
-
-
-def plain_bleu(candidates, references, order):
-    """Papineni et al. 2002 over a corpus; of two equally close lengths the shorter one counts."""
-    length = closest = 0
-    correct, total = [0] * order, [0] * order
-    for image, caption in candidates.items():
-        words = caption.split()
-        truth = [reference.split() for reference in references[image]]
-        length += len(words)
-        closest += min((abs(len(ref) - len(words)), len(ref)) for ref in truth)[1]
-        for n in range(1, order + 1):
-            for gram, count in ngrams(words, n).items():
-                correct[n - 1] += min(count, max(ngrams(ref, n)[gram] for ref in truth))
-                total[n - 1] += count
-    precision = math.prod(c / t for c, t in zip(correct, total, strict=True)) ** (1 / order)
-    return 100 * precision * min(1.0, math.exp(1 - closest / length))
-
-
-def plain_rouge(candidates, references):
-    """ROUGE-L: the best precision and the best recall over the references, beta 1.2."""
-
-    def common(a, b):
-        @cache
-        def rest(i, j):
-            if i == len(a) or j == len(b):
-                return 0
-            if a[i] == b[j]:
-                return 1 + rest(i + 1, j + 1)
-            return max(rest(i + 1, j), rest(i, j + 1))
-
-        return rest(0, 0)
-
-    total = 0.0
-    for image, caption in candidates.items():
-        words, truth = caption.split(), [ref.split() for ref in references[image]]
-        precision = max(common(words, ref) / len(words) for ref in truth)
-        recall = max(common(words, ref) / len(ref) for ref in truth)
-        total += 2.44 * precision * recall / (recall + 1.44 * precision)
-    return 100 * total / len(candidates)
-
-
-def plain_cider_d(candidates, references):
-    """CIDEr-D (Vedantam et al. 2015), sigma 6, times 10, and in percent."""
-    images = len(candidates)
-    total = 0.0
-    for image, caption in candidates.items():
-        words = caption.split()
-        for reference in references[image]:
-            ref = reference.split()
-            penalty = math.exp(-((len(words) - len(ref)) ** 2) / (2 * 6.0**2))
-            for n in range(1, 5):
-
-                def weights(tokens, n=n):
-                    vector = {}
-                    for gram, count in ngrams(tokens, n).items():
-                        having = sum(
-                            any(gram in ngrams(text.split(), n) for text in references[other])
-                            for other in candidates
-                        )
-                        vector[gram] = count * math.log(images / max(1, having))
-                    return vector
-
-                x, y = weights(words), weights(ref)
-                dot = sum(min(x[gram], y.get(gram, 0)) * y.get(gram, 0) for gram in x)
-                norms = math.hypot(*x.values()) * math.hypot(*y.values())
-                if norms:
-                    total += penalty * dot / norms / 4 / len(references[image])
-    return 100 * 10 * total / images
-
-
-def toy_score(candidates=TOY_CANDIDATES, references=TOY_REFERENCES, **options) -> Scores:
-    return score(candidates, references, **{"java": False, "tokenizer": str.split, **options})
-
-
-def test_scores_equal_plain_reimplementations():
-    scores = toy_score()
-    for order, name in enumerate(("bleu_1", "bleu_2"), start=1):
-        expected = plain_bleu(TOY_CANDIDATES, TOY_REFERENCES, order)
-        assert getattr(scores, name) == pytest.approx(expected, rel=1e-6)
-    assert scores.rouge_l == pytest.approx(plain_rouge(TOY_CANDIDATES, TOY_REFERENCES))
-    assert scores.cider == pytest.approx(plain_cider_d(TOY_CANDIDATES, TOY_REFERENCES))
-    assert scores.cider > 10
-
-
-def test_bleu_by_hand():
-    # 1-grams: a dog runs -> 3 of 3; 2-grams: "a dog" of two. Lengths 3 against 4: exp(1 - 4/3).
-    scores = toy_score({1: "a dog runs"}, {1: ["runs a dog away"]})
-    assert scores.bleu_1 == pytest.approx(100 * math.exp(-1 / 3))
-    assert scores.bleu_2 == pytest.approx(100 * math.exp(-1 / 3) * math.sqrt(1 / 2))
-
-
-def test_larger_corpus_equals_plain_reimplementations():
-    references = {
-        image: [" ".join(text.lower().split()) for text in texts]
-        for image, texts in read_references(REFERENCES).items()
-    }
-    candidates = {
-        image: " ".join(text.split()) for image, text in read_results(RESULTS).items() if text
-    }
-    scores = toy_score(candidates, references)
-    for order in range(1, 5):
-        expected = plain_bleu(candidates, references, order)
-        assert getattr(scores, f"bleu_{order}") == pytest.approx(expected, rel=1e-6)
-    # pycocoevalcap's gaussian penalty counts words by bigrams: the same but for an empty caption.
-    assert scores.cider == pytest.approx(plain_cider_d(candidates, references))
-
-
-def test_same_captions_score_full():
-    candidates = {image: texts[0] for image, texts in TOY_REFERENCES.items()}
-    scores = toy_score(candidates)
-    for value in (scores.bleu_1, scores.bleu_2, scores.bleu_3, scores.bleu_4, scores.rouge_l):
-        assert value == pytest.approx(100)
-
-
-def test_one_image_has_cider_zero():
-    scores = toy_score({"dog": TOY_REFERENCES["dog"][0]})
-    assert scores.cider == 0
-    assert scores.bleu_4 == pytest.approx(100)
-    assert "single image CIDEr is always 0" in (Scores.__doc__ or "")
+def toy_score(candidates=TOY_CANDIDATES, references=TOY_REFERENCES, tokenizer=str.split) -> Scores:
+    return score(candidates, references, java=False, tokenizer=tokenizer)
 
 
 def test_stored_tokens_give_the_stored_scores_of_coco_caption():
-    """All of coco-caption but METEOR, where there is no Java: its own words through our scorer."""
+    """Without Java: the stored tokens give all scores of coco-caption except METEOR."""
 
     def stored(caption):
         return COCO["ptb"][caption.replace("\n", " ")].split()
@@ -195,67 +72,30 @@ def assert_same_as_coco_caption(scores, expected):
         assert scores.meteor == pytest.approx(100 * expected["METEOR"])
 
 
-def test_without_java_is_close_to_coco_caption():
-    scores = evaluate_files(RESULTS, REFERENCES, java=False)
-    assert scores.bleu_4 == pytest.approx(100 * COCO["scores"]["Bleu_4"], abs=1)
-    assert scores.cider == pytest.approx(100 * COCO["scores"]["CIDEr"], rel=0.02)
-
-
 # ── With Java ─────────────────────────────────────────────────────────────────────────────────────
-
-COCO_EVAL_CAP = """
-import contextlib, io, json, sys
-import pycocoevalcap.eval
-from pycocotools.coco import COCO
-
-class NoSpice:  # the real one downloads half a gigabyte
-    compute_score = lambda self, gts, res: (0.0, [])
-    method = lambda self: "SPICE"
-
-pycocoevalcap.eval.Spice = NoSpice
-with contextlib.redirect_stdout(io.StringIO()):
-    coco = COCO(sys.argv[1])
-    results = coco.loadRes(sys.argv[2])
-    evaluation = pycocoevalcap.eval.COCOEvalCap(coco, results)
-    evaluation.params["image_id"] = results.getImgIds()
-    evaluation.evaluate()
-print(json.dumps(evaluation.eval))
-"""
 
 
 @needs_java
-def test_equals_coco_eval_cap(capfd):
+def test_scores_equal_those_of_coco_caption(capfd):
     """Includes an empty caption, a very long one, accents, an emoji and line breaks."""
-    command = [sys.executable, "-W", "ignore", "-c", COCO_EVAL_CAP, REFERENCES, RESULTS]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if "PermissionError" in done.stderr:
-        pytest.skip("site-packages is read-only: pycocoevalcap itself cannot run to compare with")
-    expected = json.loads(done.stdout)
     scores = evaluate_files(RESULTS, REFERENCES, java=True)
-    assert_same_as_coco_caption(scores, expected)
+    assert_same_as_coco_caption(scores, COCO["scores"])
     assert scores.meteor == pytest.approx(100 * COCO["scores"]["METEOR"])
     assert (scores.tokenizer, scores.images, scores.missing) == ("ptb", 30, 0)
     assert capfd.readouterr() == ("", "")
 
 
 @needs_java
-def test_ptb_equals_stored_output():
-    assert ptb_words(list(COCO["ptb"]), 60.0) == list(COCO["ptb"].values())
+def test_ptb_words():
+    """Equal to stored output; line breaks inside captions do not shift the next ones."""
+    captions, expected = list(COCO["ptb"]), list(COCO["ptb"].values())
+    for end in (*"\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029", "\r\n", "\n\n"):
+        captions += [f"A dog{end}runs.", "", f"{end}A cat", f"A bus{end}", ""]
+        expected += ["a dog runs", "", "a cat", "a bus", ""]
+    assert ptb_words(captions) == expected
 
 
-@needs_java
-@pytest.mark.parametrize("end", [*"\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029", "\r\n", "\n\n"])
-def test_line_breaks_do_not_shift_captions(end):
-    captions = [f"A dog{end}runs.", "", f"{end}A cat", f"A bus{end}", ""]
-    assert ptb_words(captions, 60.0) == ["a dog runs", "", "a cat", "a bus", ""]
-
-
-@needs_java
-def test_ptb_takes_what_is_no_unicode():
-    assert ptb_words(["a \ud83d dog", "a \x00 cat", "🐕"], 60.0) == ["a dog", "a cat", ""]
-
-
-# ── Java that is missing, crashes, hangs or lies ──────────────────────────────────────────────────
+# ── Java that is missing or broken ───────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
@@ -272,42 +112,22 @@ def fake_java(tmp_path, monkeypatch):
     return install
 
 
-# A tokenizer that changes nothing, and a METEOR of 0.5 for everything.
-GOOD = """case "$*" in *PTBTokenizer*) exec cat;; esac
-while read -r line; do case "$line" in
-  SCORE*) echo 1.0 2.0 1.0E-3;;
-  EVAL*) printf '0.1\\n0.2\\n0.3\\n0.5\\n';;
-esac; done"""
+# A tokenizer that changes nothing, and the same METEOR statistics for every caption.
+METEOR_LINE = "7 4 4 1 2 2 1 1 0 0 0 0 0 0 0 0 0 0 0 0 1 3 3"
+METEOR_SCORE = 34.72234871394288
+PTB = 'case "$*" in *PTBTokenizer*) exec cat;; esac; '
+GOOD = f"{PTB} while read -r line; do echo {METEOR_LINE}; done"
 BROKEN = {
-    "crashes": (
-        "printf 'Picked up X\nError: too old\nat Main\n' >&2; exit 1",
-        "the PTB tokenizer failed in java: Error: too old",
+    "crashes": ("printf 'Picked up X\nError: too old\nat Main\n' >&2; exit 1", "Error: too old"),
+    "swallows lines": ("cat > /dev/null; echo one", "2 lines for 6 captions"),
+    "prints no UTF-8": ("cat > /dev/null; printf '\\377'", "1 lines for 6 captions"),
+    "METEOR dies after reading": (PTB + "read -r line; echo no memory >&2; exit 3", "no memory"),
+    "METEOR dies before reading": (PTB + "exec 0<&-; sleep 0.2; exit 3", "exit status 3"),
+    "METEOR answers nonsense": (
+        PTB + "while read -r line; do echo Error; done",
+        "an unexpected answer, 'Error'",
     ),
-    "fails in silence": ("exit 7", "the PTB tokenizer failed in java: exit status 7"),
-    "swallows lines": (
-        "cat > /dev/null; echo one",
-        "the PTB tokenizer failed in java: 2 lines for 6 captions",
-    ),
-    "speaks no UTF-8": (
-        "cat > /dev/null; printf '\\377'",
-        "the PTB tokenizer failed in java: .*utf-8",
-    ),
-    "dies before METEOR answers": (
-        'case "$*" in *PTBTokenizer*) exec cat;; esac; read -r line; echo no memory >&2; exit 3',
-        "METEOR failed in java: no memory",
-    ),
-    "dies before METEOR asks": (
-        'case "$*" in *PTBTokenizer*) exec cat;; esac; exec 0<&-; sleep 0.2; exit 3',
-        "METEOR failed in java: ",
-    ),
-    "has a METEOR that errs": (
-        'case "$*" in *PTBTokenizer*) exec cat;; esac; while read -r line; do echo Error; done',
-        "METEOR failed in java: an unexpected answer, 'Error'",
-    ),
-    "has a METEOR that fails in the end": (
-        GOOD.replace("esac; done", "esac; done; exit 9"),
-        "METEOR failed in java: exit status 9",
-    ),
+    "METEOR fails at the end": (GOOD + "; exit 9", "exit status 9"),
 }
 
 
@@ -315,15 +135,8 @@ BROKEN = {
 def test_java_on_path_is_used(fake_java, capfd):
     fake_java(GOOD)
     scores = score(TOY_CANDIDATES, TOY_REFERENCES)
-    assert (scores.meteor, scores.tokenizer) == (50, "ptb")
+    assert (scores.meteor, scores.tokenizer) == (pytest.approx(METEOR_SCORE), "ptb")
     assert scores.cider == pytest.approx(toy_score().cider)
-    assert capfd.readouterr() == ("", "")
-
-
-def test_java_false_starts_nothing(monkeypatch, capfd):
-    monkeypatch.setattr(subprocess, "Popen", None)
-    scores = score(TOY_CANDIDATES, TOY_REFERENCES, java=False)
-    assert (scores.meteor, scores.tokenizer) == (None, "nltk-treebank")
     assert capfd.readouterr() == ("", "")
 
 
@@ -332,11 +145,8 @@ def test_no_java(monkeypatch, tmp_path, caplog):
     scores = score(TOY_CANDIDATES, TOY_REFERENCES)
     assert (scores.meteor, scores.tokenizer) == (None, "nltk-treebank")
     assert not caplog.records
-    with pytest.raises(
-        EvaluationError, match=r"java does not start \(.*; mend or install Java"
-    ) as e:
+    with pytest.raises(EvaluationError, match=r"java does not start \(.*; repair or install Java"):
         score(TOY_CANDIDATES, TOY_REFERENCES, java=True)
-    assert "\n" not in str(e.value)
 
 
 @posix
@@ -349,32 +159,25 @@ def test_broken_java(code, reason, fake_java, caplog):
     assert scores == [score(TOY_CANDIDATES, TOY_REFERENCES, java=False)] * 2
     [record] = caplog.records
     assert record.getMessage().endswith("; scoring with nltk-treebank words and without METEOR")
-    with pytest.raises(EvaluationError, match=f"^{reason}.*; mend or install Java, or") as raised:
+    tool = "METEOR" if code.startswith(PTB) else "the PTB tokenizer"
+    message = f"^{tool} failed in java: {reason}.*; repair or install Java, or [^\n]*$"
+    with pytest.raises(EvaluationError, match=message):
         score(TOY_CANDIDATES, TOY_REFERENCES, java=True)
-    assert "\n" not in str(raised.value)
 
 
 @posix
 @pytest.mark.parametrize("only", ["PTBTokenizer", "meteor"])
-def test_hanging_java_is_killed_with_its_children(only, fake_java, tmp_path, caplog):
+def test_hanging_java_is_killed_with_its_children(only, fake_java, tmp_path, monkeypatch):
     hang = f"sleep 300 & echo $! > {tmp_path}/child; wait"
     fake_java(f'case "$*" in *{only}*) {hang};; esac\n{GOOD}')
+    monkeypatch.setattr(java, "TIMEOUT", 0.5)
     started = time.monotonic()
     with pytest.raises(EvaluationError, match=r"failed in java: not done after 0\.5 s"):
-        score(TOY_CANDIDATES, TOY_REFERENCES, java=True, timeout=0.5)
+        score(TOY_CANDIDATES, TOY_REFERENCES, java=True)
     assert time.monotonic() - started < 10
     child = (tmp_path / "child").read_text().strip()
     listed = subprocess.run(["ps", "-o", "stat=", "-p", child], capture_output=True, text=True)
     assert listed.stdout.strip()[:1] in ("", "Z")
-
-
-@posix
-def test_timeout_grows_with_the_work(fake_java):
-    fake_java("sleep 0.6; exec cat")
-    limit = r"the PTB tokenizer failed in java: not done after 0\.3 s"
-    with pytest.raises(EvaluationError, match=limit):
-        ptb_words(["a dog"] * 1000, 0.3)
-    assert ptb_words(["a dog"] * 9001, 0.3) == ["a dog"] * 9001
 
 
 # ── CaptionScorer ─────────────────────────────────────────────────────────────────────────────────
@@ -397,67 +200,6 @@ def test_references_are_tokenized_once():
     assert seen["the dog is running"] == 2  # once by the scorer, once by toy_score
 
 
-def test_subset_equals_the_subset_alone():
-    subset = {image: TOY_CANDIDATES[image] for image in ("dog", "bus")}
-    alone = toy_score(subset, {image: TOY_REFERENCES[image] for image in subset})
-    whole = toy_score(subset)
-    assert (alone.images, alone.missing, whole.images, whole.missing) == (2, 0, 2, 1)
-    assert (whole.bleu_2, whole.rouge_l, whole.cider) == (alone.bleu_2, alone.rouge_l, alone.cider)
-
-
-def test_order_of_candidates_does_not_matter():
-    assert toy_score(dict(reversed(TOY_CANDIDATES.items()))).cider == pytest.approx(
-        toy_score().cider
-    )
-
-
-@pytest.mark.parametrize("empty", ["", "  ", "\n", "...", " ?! "])
-def test_empty_caption_scores_zero(empty):
-    options = {"java": False, "tokenizer": None}
-    some = toy_score({**TOY_CANDIDATES, "cat": empty}, **options)
-    assert 0 < some.cider < toy_score(**options).cider
-    scores = toy_score(dict.fromkeys(TOY_CANDIDATES, empty), **options)
-    numbers = [scores.bleu_1, scores.bleu_4, scores.rouge_l, scores.cider]
-    assert numbers == pytest.approx([0, 0, 0, 0], abs=1e-6)
-
-
-def test_unicode_newlines_and_long_captions():
-    references = {1: ["un café\nà Paris 😀"], 2: ["a dog"], 3: ["a road " * 500]}
-    scores = score(
-        {1: "Un café à Paris 😀", 2: "a\r\ndog", 3: "a road " * 500}, references, java=False
-    )
-    assert scores.bleu_4 == pytest.approx(100)
-    assert scores.rouge_l == pytest.approx(100)
-
-
-def test_as_dict_is_json():
-    record = json.loads(json.dumps(toy_score(tokenizer=None).as_dict()))
-    assert list(record) == [
-        *("bleu_1", "bleu_2", "bleu_3", "bleu_4", "rouge_l", "cider", "meteor"),
-        *("tokenizer", "images", "missing"),
-    ]
-    assert Scores(**record) == toy_score(tokenizer=None)
-
-
-def test_thousand_images_are_quick_enough_for_every_epoch():
-    images = range(1000)
-    texts = [texts for texts in read_references(REFERENCES).values() if len(texts) == 3]
-    references = {i: [f"{t} {i % 97}" for t in (*texts[i % 15], *texts[i % 7])[:5]] for i in images}
-    started = time.process_time()
-    scores = score({i: references[i][0] for i in images}, references, java=False)
-    assert time.process_time() - started < 4
-    assert scores.images == 1000
-
-
-@pytest.fixture(scope="module")
-def unchecked():
-    """The module as users run it: in these tests beartype would refuse wrong types first."""
-    spec = importlib.util.spec_from_file_location("unchecked_captions", module.__file__)
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
-
-
 @pytest.mark.parametrize(
     ("candidates", "references", "message"),
     [
@@ -465,23 +207,22 @@ def unchecked():
         (
             dict.fromkeys(range(8), "a"),
             {1: ["a"]},
-            r"7 of 8 captioned images have no references: 0, 2, 3, 4, 5 and 2 more; the references "
-            r"are of images such as 1$",
+            r"7 of 8 captioned images have no references: 0, 2, 3, 4, 5 and 2 more; there are "
+            r"references of 1$",
         ),
-        ({"1": "a"}, {1: ["a"]}, r"1 of 1 captioned images have no references: '1'; .* such as 1$"),
-        ({1: "a"}, {}, r"no references: 1; the references are of images such as none$"),
+        (
+            {"1": "a"},
+            {1: ["a"]},
+            r"1 of 1 captioned images have no references: '1'; .* references of 1$",
+        ),
+        ({1: "a"}, {}, r"no references: 1; there are references of no image$"),
         ({1: "a"}, {1: ["a"], 2: [], 3: [" "]}, r"reference caption; 2 have none: 2, 3$"),
-        ({1: None}, {1: ["a"]}, r"the caption of image 1 cannot be of type NoneType: .* a string$"),
-        ({1: ["a"]}, {1: ["a"]}, r"the caption of image 1 cannot be of type list: .* a string$"),
-        ({1: "a"}, {1: ["a", 2.5]}, r"a reference of image 1 cannot be of type float: .* string$"),
-        ({1: "a"}, {1: "a dog"}, r"the references of image 1 cannot be of type str: .* a list of"),
-        ({1: "a"}, {1: None}, r"the references of image 1 cannot be of type NoneType: "),
-        ({1: "a"}, {1: ["..."]}, r"no reference holds a word, for instance of 1$"),
+        ({1: "a"}, {1: ["..."]}, r"every reference needs a word, got none for images such as 1$"),
     ],
 )
-def test_errors(candidates, references, message, unchecked):
+def test_errors(candidates, references, message):
     with pytest.raises(EvaluationError, match=message) as raised:
-        unchecked.score(candidates, references, java=False)
+        score(candidates, references, java=False)
     assert "\n" not in str(raised.value)
 
 
@@ -492,26 +233,22 @@ def test_errors(candidates, references, message, unchecked):
 def write(tmp_path):
     def write_file(content, name="results.json"):
         path = tmp_path / name
-        if isinstance(content, bytes):
-            path.write_bytes(content)
-        else:
-            text = content if isinstance(content, str) else json.dumps(content)
-            path.write_text(text, encoding="utf-8")
+        if not isinstance(content, bytes | str):
+            content = json.dumps(content)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
         return path
 
     return write_file
 
 
-def test_read_results_of_coco(write):
+def test_read_coco_results(write):
     results = [{"image_id": 42, "caption": "a dog"}, {"image_id": "x", "caption": ""}]
-    assert read_results(write(results)) == {42: "a dog", "x": ""}
-    assert read_results(write(b"\xef\xbb\xbf\n" + json.dumps(results).encode())) == {
-        42: "a dog",
-        "x": "",
-    }
+    expected = {42: "a dog", "x": ""}
+    assert read_results(write(results)) == expected
+    assert read_results(write(b"\xef\xbb\xbf\n" + json.dumps(results).encode())) == expected
 
 
-def test_read_results_of_our_own_command(write, caplog):
+def test_read_results_of_captioner_caption(write, caplog):
     lines = [
         {"image": "photos/dog.jpg", "caption": "a dog\u2028runs 😀", "log_prob": -3.5},
         {"image": "photos\\cat.jpg", "caption": "a cat"},
@@ -535,14 +272,11 @@ def test_read_results_of_our_own_command(write, caplog):
         ('{"image": "a", "caption": "b"}\n{"ima', r"is not JSON \(.*line 2 col"),
         (b"\xff\xfe", r"results\.json is not JSON \(.*utf-8"),
         ("", r"results\.json holds no caption; expected COCO results"),
-        ([], r"results\.json holds no caption"),
         ({"images": [], "annotations": []}, r"record 1 names no image; expected COCO"),
         ([1], r"record 1 names no image"),
         ([{"image_id": 1, "caption": "a"}, {"caption": "a"}], r"record 2 names no image"),
         ([{"image_id": True, "caption": "a"}], r"record 1 names no image"),
-        ([{"image_id": 1.5, "caption": "a"}], r"record 1 names no image"),
-        ([{"image_id": 1}], r"record 1 has no caption; expected COCO results"),
-        ([{"image_id": 1, "caption": None}], r"record 1 has no caption"),
+        ([{"image_id": 1, "caption": None}], r"record 1 has no caption; expected COCO results"),
         ([{"image": "a.jpg", "error": {}}], r"holds no caption"),
         (
             [{"image_id": i, "caption": "a"} for i in (1, 1, 2, 2)],
@@ -557,43 +291,16 @@ def test_bad_results(content, message, write):
     assert "\n" not in str(raised.value)
 
 
-def test_files_that_are_not_there(tmp_path):
-    with pytest.raises(EvaluationError, match=r"cannot read .*none\.json: No such file"):
-        read_results(tmp_path / "none.json")
-    with pytest.raises(EvaluationError, match=r"cannot read .*: "):
-        read_references(tmp_path)
-
-
-def coco(names=("a.jpg", "b.jpg", "c.jpg"), captioned=3):
-    return {
-        "images": [{"id": i, "file_name": name} for i, name in enumerate(names)],
-        "annotations": [
-            {"id": 10 + i, "image_id": i, "caption": text}
-            for i, pair in enumerate([("a dog", "the dog"), ("a cat",), ("a bus",)][:captioned])
-            for text in pair
-        ],
-    }
-
-
-def test_read_references(write):
-    assert read_references(write(coco())) == {0: ["a dog", "the dog"], 1: ["a cat"], 2: ["a bus"]}
-    assert list(read_references(write(coco(captioned=2)))) == [0, 1]
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         ("{", r"refs\.json is not JSON \(.*; expected COCO captions, \{"),
-        ([], r"refs\.json holds no reference captions; expected COCO captions"),
-        ({"images": []}, r"holds no reference captions"),
-        ({"annotations": [{"image_id": 1, "caption": "a"}]}, r"holds no reference captions"),
-        ({"images": [], "annotations": []}, r"holds no reference captions"),
-        (
-            {"images": [], "annotations": [{"image_id": 1}]},
-            r"annotation 1 has no caption; expected",
-        ),
-        ({"images": [], "annotations": [{"caption": "a"}]}, r"annotation 1 has no image_id"),
-        ({"images": [], "annotations": ["a"]}, r"annotation 1 has no caption"),
+        ([], r"refs\.json has no reference captions .*; expected COCO captions"),
+        ({"annotations": [{"image_id": 1, "caption": "a"}]}, r"KeyError: 'images'"),
+        ({"images": [], "annotations": []}, r"has no reference captions; expected"),
+        ({"images": [], "annotations": [{"image_id": 1}]}, r"KeyError: 'caption'"),
+        ({"images": [], "annotations": [{"caption": "a"}]}, r"KeyError: 'image_id'"),
+        ({"images": [], "annotations": ["a"]}, r"has no reference captions"),
     ],
 )
 def test_bad_references(content, message, write):
@@ -603,7 +310,13 @@ def test_bad_references(content, message, write):
 
 
 def test_evaluate_files_by_id_and_by_name(write):
-    references = write(coco(("val/a.jpg", "val/b.jpg", "val/c.jpg")), "refs.json")
+    captions = [(0, "a dog"), (0, "the dog"), (1, "a cat"), (2, "a bus")]
+    content = {
+        "images": [{"id": i, "file_name": f"val/{'abc'[i]}.jpg"} for i in range(3)],
+        "annotations": [{"image_id": i, "caption": text} for i, text in captions],
+    }
+    references = write(content, "refs.json")
+    assert read_references(references) == {0: ["a dog", "the dog"], 1: ["a cat"], 2: ["a bus"]}
     by_id = [{"image_id": 0, "caption": "a dog"}, {"image_id": 1, "caption": "the cat"}]
     by_name = [{"image": f"x/{'ab'[r['image_id']]}.jpg", "caption": r["caption"]} for r in by_id]
     by_path = [{"image_id": r["image"], "caption": r["caption"]} for r in by_name]
@@ -616,7 +329,22 @@ def test_evaluate_files_by_id_and_by_name(write):
         evaluate_files(write(by_id + by_name[:1]), references, java=False)
 
 
-def test_evaluate_files_refuses_an_ambiguous_name(write):
-    references = write(coco(("x/a.jpg", "y/a.jpg", "c.jpg")), "refs.json")
-    with pytest.raises(EvaluationError, match=r"1 of 1 captioned .* no references: 'a\.jpg'"):
-        evaluate_files(write([{"image": "a.jpg", "caption": "a"}]), references, java=False)
+def test_a_missing_file():
+    with pytest.raises(EvaluationError, match=r"cannot read .*none\.json: No such file"):
+        read_results("none.json")
+
+
+def test_the_command_rounds_and_warns_of_missing_captions(write, capsys):
+    references = json.loads(REFERENCES.read_text())
+    some = json.loads(RESULTS.read_text())[:5]
+    arguments = ["evaluate", str(write(some)), "--references", str(REFERENCES), "--java=no"]
+    assert main(arguments) == 0
+    printed, warned = capsys.readouterr()
+    scores = json.loads(printed)
+    assert scores["images"] == 5
+    assert all(score == round(score, 2) for score in scores.values() if isinstance(score, float))
+    count = len({annotation["image_id"] for annotation in references["annotations"]})
+    assert f"{count - 5} of {count} photos with references have no caption" in warned
+    whole = [*arguments[:1], str(RESULTS), *arguments[2:]]
+    assert main(whole) == 0
+    assert "no caption" not in capsys.readouterr().err

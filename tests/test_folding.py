@@ -1,42 +1,54 @@
-"""Folded networks against themselves, and what is left alone."""
+"""The fast encoder against the plain one: folded networks and batches in chunks."""
 
 import copy
-import pickle
 
 import pytest
 import torch
+from timm.layers import Conv2dSame
 from torch import nn
 
-from captioner.models import CNNEncoder, convolution
-from captioner.models import encoder as module
-from captioner.models.convolution import Convolution
-from captioner.models.folding import folded
-from captioner.models.trunks import Trunk
+from captioner import fast
+from captioner.fast import folding
+from captioner.fast.folding import fold
+from captioner.models import CNNEncoder
+from captioner.models.backbone import Backbone
+
+pytestmark = pytest.mark.usefixtures("with_fast")
 
 
-def photos(size, count=2, seed=1):
-    generator = torch.Generator().manual_seed(seed)
+def photos(size, count=2):
+    generator = torch.Generator().manual_seed(1)
     return torch.randint(256, (count, 3, size, size), generator=generator, dtype=torch.uint8)
 
 
-def used(encoder):
-    """As after much training: norms that all do something else."""
+def encoders(name, size=64, stride=32, **options):
+    """A plain encoder and a fast one with the same weights, and random batch norms."""
+    plain = CNNEncoder(name, size, stride, weights=None, **options).eval()
     generator = torch.Generator().manual_seed(2)
-    for part in encoder.trunk.modules():
+    for part in plain.backbone.modules():
         if isinstance(part, nn.BatchNorm2d):
             for tensor in (part.running_mean, part.bias.data):
                 tensor.normal_(0, 0.1, generator=generator)
             for tensor in (part.running_var, part.weight.data):
                 tensor.uniform_(0.7, 1.3, generator=generator)
-    return encoder
+    faster = copy.deepcopy(plain).eval()  # a copy of a traced network forgets its mode
+    assert fast.accelerate(faster) == {"": CNNEncoder}
+    return plain, faster
+
+
+def same(actual, expected):
+    """Two results in float32; processors round differently, by up to 1e-4 of the norm."""
+    assert actual.shape == expected.shape
+    assert expected.any() or not expected.numel()
+    assert (actual - expected).norm() <= 1e-4 * expected.norm()
 
 
 def norms(network):
     return sum(isinstance(part, nn.BatchNorm2d) for part in network.modules())
 
 
-class Network(Trunk):
-    """One part after the other."""
+class Network(Backbone):
+    """A sequence of modules."""
 
     def __init__(self, *parts):
         super().__init__()
@@ -58,187 +70,127 @@ class Network(Trunk):
     [
         ("efficientnet_lite0", 0),
         ("torchvision/resnet18", 0),
-        ("torchvision/mobilenet_v3_small", 0),
-        ("torchvision/vgg11", 0),
         ("timm/resnet10t", 0),
-        # Norms before convolutions: those that read joined maps stay.
+        # Norms before convolutions: those that read concatenated maps stay.
         ("torchvision/densenet121", 6 + 12 + 24 + 3),
     ],
 )
-def test_norms_are_folded_and_the_maps_are_the_same(name, left):
-    encoder = used(CNNEncoder(name, 64, 16, weights=None, finer=[8]).eval())
-    pixels = torch.randn(3, 3, 64, 64, generator=torch.Generator().manual_seed(3))
-    before = copy.deepcopy(encoder.trunk.state_dict())
-    network = folded(encoder.trunk, pixels[:1])
-    assert norms(network) == left <= norms(encoder.trunk)
+def test_norms_are_folded_and_the_vectors_are_the_same(name, left):
+    plain, faster = encoders(name, 64, 16, extra_strides=[8])
+    keys, fingerprint = faster.state_dict().keys(), faster.fingerprint()
     with torch.no_grad():
-        for found, expected in zip(network(pixels), encoder.trunk(pixels), strict=True):
-            assert expected.std() > 0
-            torch.testing.assert_close(
-                found / expected.std(), expected / expected.std(), rtol=1e-4, atol=1e-4
-            )
-    after = encoder.trunk.state_dict()
-    assert all(torch.equal(tensor, after[key]) for key, tensor in before.items())
+        expected = plain(photos(64)).vectors
+    for _ in range(2):
+        same(faster(photos(64)).vectors, expected)
+    network = fold(faster.backbone, torch.randn(1, 3, 64, 64))
+    assert norms(network) == left <= norms(faster.backbone) == norms(plain)
+    assert faster.state_dict().keys() == keys
+    assert faster.fingerprint() == fingerprint
+    same(copy.deepcopy(faster)(photos(64)).vectors, expected)  # a copy of an encoder in use
 
 
-def test_what_is_used_twice_is_left():
-    """And what is not, beside it, is folded."""
-    convolution, norm = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
-    pixels = torch.randn(2, 3, 4, 4)
-    for middle in (
-        (convolution, norm, convolution, nn.BatchNorm2d(3)),
-        (convolution, norm, nn.Conv2d(3, 3, 1), norm),
-    ):
-        network = Network(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), *middle)
-        made = folded(network, pixels)
-        assert made is not network
-        torch.testing.assert_close(made(pixels)[0], network(pixels)[0])
-        assert norms(made) == norms(network) - 1
+class Branching(Network):
+    """The sum reads the output of the convolution as well as the norm does."""
+
+    def forward(self, pixels):
+        features = self.parts[0](pixels)
+        return [features + self.parts[1](features)]
 
 
-def test_a_copy_that_says_something_else_is_not_used(monkeypatch):
-    """With its weights in order: what is called there is torch's own affair."""
-    if not convolution.ONEDNN:
-        pytest.skip("this torch cannot lay out weights")
-    network, pixels = Network(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)), torch.randn(1, 3, 6, 6)
-    assert folded(network, pixels, {1}) is not network
-    ask = convolution._by_onednn
-    monkeypatch.setattr(convolution, "_by_onednn", lambda *given: 1.01 * ask(*given))
-    assert folded(network, pixels, {1}) is network
-    assert folded(network, pixels, {2}) is not network
+def convolution():
+    return nn.Conv2d(3, 3, 1)
 
 
-def test_a_network_may_ask_its_convolutions_for_their_sizes():
-    """As timm's DaViT does."""
-
-    class Own(Network):
-        def forward(self, pixels):
-            size, step = self.parts[0].kernel_size[0], self.parts[0].stride[0]
-            return super().forward(nn.functional.pad(pixels, (size - step,) * 4))
-
-    network, pixels = Own(nn.Conv2d(3, 4, 3, stride=2), nn.BatchNorm2d(4)), torch.randn(1, 3, 6, 6)
-    made = folded(network, pixels, {1})
-    assert norms(made) == 0
-    torch.testing.assert_close(made(pixels)[0], network(pixels)[0])
+def norm(**options):
+    return nn.BatchNorm2d(3, **options)
 
 
-@pytest.mark.parametrize("size", [(8, 8), (9, 9), (8, 9), (7, 12)])
-@pytest.mark.parametrize("kernel", [1, 2, 3, (5, 4)])
-@pytest.mark.parametrize("options", [{}, {"stride": 2}, {"stride": (1, 3)}, {"dilation": 2}])
-def test_padding_as_tensorflow_s_is_the_convolution_s_own(size, kernel, options):
-    from timm.layers import Conv2dSame
-
-    torch.manual_seed(4)
-    parts = [Conv2dSame(3, 6, kernel, groups=3, **options), nn.BatchNorm2d(6), nn.Conv2d(6, 2, 1)]
-    network = Network(*parts)
-    pixels = torch.randn(2, 3, *size)
-    made = folded(network, pixels[:1])
-    assert made is not network
-    torch.testing.assert_close(made(pixels)[0], network(pixels)[0])
-    assert norms(made) == 0
-    assert (type(made.parts[0]) is Convolution) == ("dilation" not in options)
-
-
-def test_another_size_is_padded_otherwise():
-    encoder = used(CNNEncoder("efficientnet_lite0", 64, weights=None).eval())
-    learning = CNNEncoder("efficientnet_lite0", 64, weights=None, trainable=True).eval()
-    learning.load_state_dict(encoder.state_dict())
-    for size in (64, 65, 33, 64):
-        with torch.no_grad():
-            expected = learning(photos(size)).vectors
-        torch.testing.assert_close(encoder(photos(size)).vectors, expected, rtol=1e-3, atol=1e-3)
+USED_TWICE = convolution(), norm()
 
 
 @pytest.mark.parametrize(
-    "parts",
+    ("network", "left"),
     [
-        (nn.Conv2d(3, 3, 1), nn.ReLU(), nn.BatchNorm2d(3)),
-        (nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3, track_running_stats=False)),
+        (Network(convolution(), norm(), convolution(), nn.ReLU(), norm()), 1),
+        (Network(convolution(), norm(), convolution(), norm(track_running_stats=False)), 1),
+        (Network(convolution(), norm(), nn.ConvTranspose2d(3, 3, 1), norm()), 1),
+        (Network(convolution(), norm(), USED_TWICE[0], norm(), USED_TWICE[0], norm()), 2),
+        (Network(convolution(), norm(), convolution(), USED_TWICE[1], USED_TWICE[1]), 1),
+        (Branching(convolution(), norm()), 1),
     ],
+    ids=["activation", "no statistics", "transposed", "convolution twice", "norm twice", "branch"],
 )
-def test_a_norm_of_something_else_is_left(parts):
+def test_norms_that_cannot_be_folded_are_left(network, left):
     pixels = torch.randn(2, 3, 4, 4)
-    network = Network(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), *parts)
-    made = folded(network, pixels)
-    assert made is not network
-    assert norms(made) == 1
-    torch.testing.assert_close(made(pixels)[0], network(pixels)[0])
+    folded = fold(network, pixels)
+    assert norms(folded) == left
+    same(folded(pixels)[0], network(pixels)[0])
 
 
-def test_a_network_that_would_become_another_is_left():
-    """Here more than the norm reads what the convolution found."""
-
-    class Branching(Network):
-        def forward(self, pixels):
-            found = self.parts[0](pixels)
-            return [found + self.parts[1](found)]
-
-    network = Branching(nn.Conv2d(3, 5, 1), nn.BatchNorm2d(5))
-    network.parts[1].running_mean.fill_(2.0)
-    assert folded(network, torch.randn(1, 3, 4, 4)) is network
-
-
-def test_an_encoder_is_folded_where_it_does_not_learn(monkeypatch):
-    frozen = used(CNNEncoder("torchvision/resnet18", 64, weights=None).eval())
-    learning = CNNEncoder("torchvision/resnet18", 64, weights=None, trainable=True).eval()
-    learning.load_state_dict(frozen.state_dict())
-    calls = []
-    monkeypatch.setattr(module, "folded", lambda *given: calls.append(1) or folded(*given))
-    keys = frozen.state_dict().keys()
-    fingerprint = frozen.fingerprint()
-    for _ in range(2):
-        torch.testing.assert_close(
-            frozen(photos(64)).vectors, learning(photos(64)).vectors.detach(), rtol=1e-3, atol=1e-3
-        )
-    assert calls == [1]  # once, and the one that learns not at all
-    assert frozen.state_dict().keys() == keys
-    assert frozen.fingerprint() == fingerprint
-    assert not any(part.requires_grad for part in frozen.parameters())
-    assert norms(frozen) > 0
+@pytest.mark.parametrize("size", [(9, 9), (7, 12)])
+@pytest.mark.parametrize("kernel", [1, 2, (5, 4)])
+@pytest.mark.parametrize("options", [{"stride": 2}, {"stride": (1, 3)}, {"dilation": 2}])
+def test_same_padding_becomes_a_setting_of_the_convolution(size, kernel, options):
+    torch.manual_seed(4)
+    parts = [Conv2dSame(3, 6, kernel, groups=3, **options), nn.BatchNorm2d(6), nn.Conv2d(6, 2, 1)]
+    network, pixels = Network(*parts), torch.randn(2, 3, *size)
+    folded = fold(network, pixels[:1])
+    same(folded(pixels)[0], network(pixels)[0])
+    assert norms(folded) == 0
+    assert isinstance(folded.parts[0], Conv2dSame) == ("dilation" in options)
 
 
-def test_an_empty_batch_folds_nothing(monkeypatch):
-    """Nothing to compare the copy by."""
-    encoder = CNNEncoder("torchvision/resnet18", 64, weights=None).eval()
-    examples = []
-    monkeypatch.setattr(module, "folded", lambda n, x, _: examples.append(len(x)) or folded(n, x))
-    assert encoder(photos(64, 0)).vectors.shape == (0, 4, 512)
-    assert encoder(photos(64)).vectors.shape == (2, 4, 512)
-    assert examples == [1]
+def test_padding_follows_the_size_of_the_images():
+    plain, faster = encoders("efficientnet_lite0")
+    for size in (64, 65, 33, 64):
+        same(faster(photos(size)).vectors, plain(photos(size)).vectors)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_other_weights_are_folded_anew(mode):
-    encoder = CNNEncoder("torchvision/resnet18", 64, weights=None).eval()
-    other = used(CNNEncoder("torchvision/resnet18", 64, weights=None).eval())
+def test_new_weights_are_folded_again(mode):
+    plain, faster = encoders("torchvision/resnet18")
+    other = CNNEncoder("torchvision/resnet18", 64, weights=None).eval()
     with mode():
-        first = encoder(photos(64)).vectors
+        first = faster(photos(64)).vectors
         expected = other(photos(64)).vectors
-    encoder.load_state_dict(other.state_dict())
+    faster.load_state_dict(other.state_dict())
     with mode():
-        found = encoder(photos(64)).vectors
-    assert not torch.allclose(found, first)
-    torch.testing.assert_close(found, expected)
-    copied = copy.deepcopy(encoder)
+        same(faster(photos(64)).vectors, expected)
+    with torch.no_grad():
+        for tensor, value in zip(faster.parameters(), plain.parameters(), strict=True):
+            tensor.copy_(value)
+        for tensor, value in zip(faster.buffers(), plain.buffers(), strict=True):
+            tensor.copy_(value)
     with mode():
-        torch.testing.assert_close(encoder(photos(64)).vectors, found)
-    encoder.double()
-    with mode():
-        assert encoder(photos(64)).vectors.dtype == torch.double
-        torch.testing.assert_close(encoder(photos(64)).vectors.float(), found, rtol=1e-3, atol=1e-3)
-        torch.testing.assert_close(copied(photos(64)).vectors, found)
+        same(faster(photos(64)).vectors, first)
+        assert faster.double()(photos(64)).vectors.dtype == torch.double
 
 
-@pytest.mark.parametrize(
-    ("name", "through"),
-    [
-        ("torchvision/densenet121", copy.deepcopy),  # still has norms when it is folded
-        ("efficientnet_lite0", lambda encoder: pickle.loads(pickle.dumps(encoder))),
-    ],
-)
-def test_a_copy_of_an_encoder_in_use_says_the_same(name, through):
-    encoder = used(CNNEncoder(name, 64, 8, weights=None).eval())
-    found = encoder(photos(64)).vectors
-    copied = through(encoder)
-    for _ in range(2):
-        torch.testing.assert_close(copied(photos(64)).vectors, found)
+@pytest.mark.parametrize(("count", "pixels"), [(0, 1), (3, 1), (8, 3 * 64 * 64), (3, 10**6)])
+def test_a_batch_in_chunks_gives_the_same(count, pixels, monkeypatch):
+    plain, faster = encoders("efficientnet_lite0", 64, 16, extra_strides=[8])
+    sizes = []
+    monkeypatch.setattr(folding, "fold", lambda network, _: network)
+    monkeypatch.setattr(folding, "CPU_PIXELS", pixels)
+    faster.backbone.register_forward_hook(lambda _, inputs, __: sizes.append(len(inputs[0])))
+    actual, expected = faster(photos(64, count)), plain(photos(64, count))
+    assert actual.grid == expected.grid
+    torch.testing.assert_close(actual.vectors, expected.vectors, rtol=1e-3, atol=1e-4)
+    assert sum(sizes) == count
+    assert max(sizes) <= max(1, pixels // 64**2)
+
+
+def test_training_in_chunks_gives_the_gradients_of_the_batch(monkeypatch):
+    """In float32 on a CPU, even under autocast."""
+    monkeypatch.setattr(folding, "CPU_PIXELS", 1)
+    plain, faster = encoders("efficientnet_lite0", trainable=True)
+    images = photos(64, 3)
+    plain(images).vectors.square().mean().backward()
+    for autocast in (False, True):
+        faster.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            vectors = faster(images).vectors
+        assert vectors.dtype == torch.float32
+        vectors.square().mean().backward()
+        for one, other in zip(faster.parameters(), plain.parameters(), strict=True):
+            same(one.grad, other.grad)

@@ -1,161 +1,256 @@
-"""captioner ground: what its report counts, keeps and takes from the run."""
+"""The command ``captioner ground``: its tables, its report, and the images it evaluates."""
 
 import json
+import math
 import shutil
-from dataclasses import replace
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
+from PIL import Image
 
+import layouts
 from captioner import load
-from captioner.cli import main
-from captioner.comparison.results import read_run
+from captioner.cli import ground as module
+from captioner.cli.ground_images import images
+from captioner.cli.main import _parser, main
+from captioner.comparison.run_results import read_run
 from captioner.comparison.table import compare
-from captioner.data import shapes_folder
-from captioner.data.grammar import true_of
-from captioner.data.masks import read
+from captioner.data import pixels, shapes_dataset
+from captioner.data.scene_grammar import true_of
 from captioner.data.shapes import scene
-from captioner.errors import DataError
-from captioner.evaluation.captions import read_references
-from captioner.evaluation.grounding import grounding
-from captioner.text import Tokenizer
-from test_grounding import captioner, data, phrases, root, value  # noqa: F401 - fixtures
+from captioner.evaluation.grounding import MAPS
+from test_grounding import FIRST, phrases
 
-FIRST = 2 * shapes_folder.SPLIT_ROOM + 1
+SIDE, SCENES = 64, 6
 
 
-def ground(folder, output, *more):
-    """The report of a few scenes of the command."""
-    given = ["--model", str(folder), "--output", str(output), "--device=cpu", *more]
-    assert main(["ground", *given]) == 0
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data") / "scenes"
+    shapes_dataset.write(folder, sizes={"train": 1, "val": 1, "test": SCENES}, image_size=SIDE)
+    return folder
+
+
+def coco_files(root):
+    annotations = root / "annotations"
+    return [
+        *("--instances", str(annotations / "instances_test.json")),
+        *("--captions", str(annotations / "captions_test.json")),
+        *("--images", str(root / "test")),
+    ]
+
+
+def ground(folder, output, *options, status=0):
+    """Run the command and return its report."""
+    arguments = ["--model", str(folder), "--output", str(output), "--device=cpu", *options]
+    assert main(["ground", *arguments]) == status
     return json.loads(output.read_text())
 
 
-def test_words_the_model_does_not_know_are_counted_apart(data):  # noqa: F811
-    """Their maps are those of <unk>, whatever word it stands for."""
-    without = [
-        replace(p, captions=tuple(c for c in p.captions if "red" not in c.split()))
-        for p in data.pictures
-    ]
-    model = captioner(replace(data, pictures=tuple(without)), "LSTMDecoder", hidden=8, embedding=6)
-    words = set(model.vocabulary.words)
-    scored = unknown = 0
-    for picture in data.pictures:
-        for caption in picture.captions:
-            for places, meant in phrases(caption, picture.things):
-                named = [Tokenizer()(caption)[place] for place in places]
-                scored += bool(meant) and set(named) <= words
-                unknown += bool(meant) and not set(named) <= words
-    assert unknown > 5
-    coverage = grounding(model, data, "forced", resamples=10).report["coverage"]
-    assert coverage["mentions_of_unknown_words"] == unknown
-    assert coverage["mentions_with_mask"] == scored
+def test_tables_and_report(root, run_folder, tmp_path, capsys):
+    trained_on = str(root / "annotations" / "instances_train.json")
+    options = [*coco_files(root), "--limit=4", "--regime=forced", "--train-instances", trained_on]
+    report = ground(run_folder, tmp_path / "report.json", *options, "--full")
+    printed = capsys.readouterr().out
+    part = report["regimes"]["forced"]
+    assert set(part["scores"]) == set(MAPS) - {"chances"}  # no hard attention
+    assert all(f"| {MAPS[name]}" in printed for name in part["scores"])
+    assert f"Priors: masks of 1 training images: {trained_on}" in printed
+    assert {"command", "commit", "model", "mechanism", "transform", "machine"} <= set(report)
+    model = part["scores"]["model"]["discrimination"]
+    [row] = [line for line in printed.splitlines() if line.startswith("| model  ")]
+    assert "{value:.1f} [{low:.1f}, {high:.1f}]".format(**model) == row.split("|")[2].strip()
+    # The same command gives the same report; its page has two sentences and six rows at most.
+    again = ground(run_folder, tmp_path / "report.json", *options)
+    assert again["regimes"] == report["regimes"]
+    lines = capsys.readouterr().out.splitlines()
+    assert part["verdict"] in lines[2]
+    drop = part["faithfulness"]["scores"]["content"]["area_most"]["value"]
+    assert f"content words become {100 - 100 * math.exp(-drop):.1f} % less likely" in lines[3]
+    cells = [[cell.strip() for cell in line.split("|")] for line in lines if line[:1] == "|"]
+    assert [row[2:3] for row in cells[2:3]] == [[row.split("|")[2].strip()]]
+    assert len(cells) == 2 + 5  # no generated captions, so none that name absent objects
+    assert len(lines) <= 16
 
 
-def test_masks_beyond_the_limit_are_not_read(root, tmp_path):  # noqa: F811
-    content = json.loads((root / "annotations" / "instances_test.json").read_text())
-    last = content["images"][-1]["id"]
-    for annotation in content["annotations"]:
-        if annotation["image_id"] == last:
-            annotation["segmentation"] = {"size": [1, 1], "counts": [1]}
-    file = tmp_path / "instances.json"
-    file.write_text(json.dumps(content))
-    captions = read_references(root / "annotations" / "captions_test.json")
-    assert len(read(file, root / "test", captions, limit=3).pictures) == 3
-    with pytest.raises(DataError, match="cannot be used"):
-        read(file, root / "test", captions)
+def test_every_photo_is_read_once_under_one_bar(root, run_folder, tmp_path, monkeypatch):
+    """Whatever is measured on a photo; with ``--limit`` no other photo is opened."""
+    shown, opened, load_image = [], [], pixels.images.load
+
+    @contextmanager
+    def stages():
+        yield lambda stage, total=None, advance=0: shown.append((stage, total, advance))
+
+    def load(source):
+        opened.append(source)
+        return load_image(source)
+
+    monkeypatch.setattr(module, "stages", stages)
+    monkeypatch.setattr(pixels.images, "load", load)
+    ground(run_folder, tmp_path / "report.json", *coco_files(root), "--limit=4", "--batch-size=2")
+    assert len(opened) == len(set(opened)) == 4
+    names = ["reading masks and captions", "loading the model", "measuring photos"]
+    assert list(dict.fromkeys(s for s, *_ in shown)) == [*names, "computing confidence intervals"]
+    bar = [(total, done) for stage, total, done in shown if stage == names[2]]
+    assert bar == [(4, 0), (4, 2), (4, 2)]
 
 
-def test_hard_attention_is_scored_by_its_choice_and_by_what_it_chose_by(data):  # noqa: F811
-    """Without input feeding no query depends on a choice: soft, the same weights are the chances."""
-    reports = {}
-    for law in ("Soft", "Hard"):
-        attention = {
-            "class_path": "Attention",
-            "init_args": {"score": {"class_path": "General"}, "distribution": {"class_path": law}},
-        }
-        options = {"hidden": 8, "embedding": 6, "input_feeding": False, "attention": attention}
-        few = replace(data, pictures=data.pictures[:6])
-        model = captioner(data, "LuongDecoder", **options)
-        reports[law] = grounding(model, few, "forced", resamples=10).report
-    soft, hard = reports["Soft"], reports["Hard"]
-    assert "chances" not in soft["scores"]
-    for metric in ("mass", "gain", "pointing", "discrimination", "iou"):
-        assert value(hard, "chances", metric) == pytest.approx(
-            value(soft, "model", metric), abs=0.01
-        )
-    assert hard["map_entropy"] == soft["map_entropy"]
-    # All weight on one cell, and not as soft attention's was.
-    assert value(hard, "model", "mass") != pytest.approx(value(soft, "model", "mass"), abs=0.1)
-
-
-def test_reports_of_two_models_are_compared_picture_by_picture(run_folder, hard_folder, tmp_path):
+def test_compare_reads_reports(run_folder, hard_folder, tmp_path):
+    parts = {}
     for name, folder in (("soft", run_folder), ("hard", hard_folder)):
         (tmp_path / name / "results").mkdir(parents=True)
-        few = ["--scenes=8", "--scene-options", "image_size=64"]  # one of them is no run
-        ground(folder, tmp_path / name / "results" / "ground.json", *few)
-    comparison = compare([read_run(tmp_path / n, n) for n in ("soft", "hard")], resamples=50)
+        options = ["--scenes=8", "--scene-options", "image_size=64"]
+        output = tmp_path / name / "results" / "ground.json"
+        parts[name] = ground(folder, output, *options)["regimes"]["forced"]
+    runs = [read_run(tmp_path / name, name) for name in parts]
+    results = {r.section: r for r in runs[0].results if "forced" in r.setting}
+    part, grounding = parts["soft"], results["grounding"]
+    assert grounding.values["gain"] == part["scores"]["model"]["gain"]["value"]
+    assert grounding.values["lead_over_time_averaged_map.gain"] == part["delta"]["gain"]["value"]
+    difference = part["faithfulness"]["scores"]["all"]["most_over_random"]["value"]
+    assert results["faithfulness"].values["all.most_over_random"] == difference
     groups = {
-        (g.section, "forced" in g.setting): g for g in comparison.groups if "captions" in g.setting
+        (group.section, "forced" in group.setting): group
+        for group in compare(runs, resamples=50).groups
+        if "captions" in group.setting
     }
-    assert len(groups) == 4
-    wanted = {
-        ("grounding", True): [
-            "discrimination",
-            "pointing",
-            "gain",
-            "average_precision",
-            "map_entropy",
-        ],
+    measures = {
+        ("grounding", True): ["discrimination", "pointing", "average_precision", "map_entropy"],
         ("grounding", False): ["chair_i", "f1_all", "true_captions"],
         ("faithfulness", True): ["all.area_most", "all.most_over_random"],
         ("faithfulness", False): ["all.area_most"],
     }
-    for key, measures in wanted.items():
-        for measure in measures:
-            first, second = groups[key].rows[measure]
+    assert set(groups) == set(measures)
+    for key, names in measures.items():
+        for name in names:
+            first, second = groups[key].rows[name]
             assert second.paired.value == pytest.approx(second.value - first.value, abs=0.01)
             assert second.paired.low <= second.paired.value <= second.paired.high
 
 
-def test_scenes_are_those_of_the_run(run_folder, tmp_path):
+def test_scenes_are_made_like_those_of_the_run(run_folder, tmp_path):
     report = ground(run_folder, tmp_path / "own.json", "--scenes=6", "--regime=generated")
     assert report["data"].startswith("6 generated scenes, seed 0, test split, ")
     assert {"image size 64", "max objects 3"} <= set(report["data"].split(", "))
-    made = [scene(0, FIRST + number, image_size=64) for number in range(6)]
-    said = load(run_folder, "cpu").caption([one.image for one in made])
-    share = np.mean([true_of(c.text, one.things) for c, one in zip(said, made, strict=True)])
+    scenes = [scene(0, FIRST + number, image_size=64) for number in range(6)]
+    captions = load(run_folder, "cpu").caption([s.image for s in scenes])
+    share = np.mean([true_of(c.text, s.objects) for c, s in zip(captions, scenes, strict=True)])
     true = report["regimes"]["generated"]["objects"]["true_captions"]
     assert true["value"] == pytest.approx(100 * share, abs=0.01)
     assert true["low"] <= true["value"] <= true["high"]
-    # From its checkpoint too; but a model without a run has none.
+    # The checkpoint of a run, with another option.
+    options = ["--scenes=7", "--scene-options", "max_objects=5", "--regime=forced"]
     best = run_folder / "checkpoints" / "best.ckpt"
-    harder = ["--scenes=7", "--scene-options", "max_objects=5", "--regime=forced"]
-    report = ground(best, tmp_path / "5.json", *harder)
+    report = ground(best, tmp_path / "5.json", *options)
     assert {"image size 64", "max objects 5"} <= set(report["data"].split(", "))
-    made = [scene(0, FIRST + number, image_size=64, max_objects=5) for number in range(7)]
-    assert max(len(one.things) for one in made) > 3
-    named = [meant for one in made for c in one.captions for _, meant in phrases(c, one.things)]
-    seen = report["regimes"]["forced"]["coverage"]
-    left_out = seen["mentions_of_unknown_words"] + seen["masks_of_whole_picture"]
-    assert seen["mentions_with_mask"] + left_out == sum(map(bool, named))
+    scenes = [scene(0, FIRST + number, image_size=64, max_objects=5) for number in range(7)]
+    assert max(len(s.objects) for s in scenes) > 3
+    named = [objects for s in scenes for c in s.captions for _, objects in phrases(c, s.objects)]
+    coverage = report["regimes"]["forced"]["coverage"]
+    left_out = coverage["mentions_of_unknown_words"] + coverage["masks_of_whole_picture"]
+    assert coverage["mentions_with_mask"] + left_out == sum(map(bool, named))
+    # A model folder without a run.
     shutil.copytree(run_folder / "model", tmp_path / "alone")
-    report = ground(tmp_path / "alone", tmp_path / "alone.json", "--scenes=2", "--regime=forced")
+    options = ["--scenes=200", "--limit=2", "--regime=forced"]
+    report = ground(tmp_path / "alone", tmp_path / "alone.json", *options)
     assert {"image size 112", "max objects 3"} <= set(report["data"].split(", "))
+    assert report["data"].startswith("2 generated scenes")
+
+
+def test_data_set_without_masks(tiny_folder, tmp_path, capsys):
+    captions = {f"{i}.jpg": ["a red circle", "two blue stars"] for i in range(3)}
+    root = layouts.flickr8k(tmp_path / "data", {"train": {"t.jpg": ["a star"]}, "val": captions})
+    for name in captions:
+        layouts.picture(root / "Flicker8k_Dataset" / name)
+    arguments = ["--data", "flickr8k", "--root", str(root), "--regime", "forced"]
+    report = ground(tiny_folder, tmp_path / "report.json", *arguments, "--limit=2")
+    part = report["regimes"]["forced"]
+    assert set(part) == {"faithfulness"}
+    assert part["faithfulness"]["images"] == 2
+    printed = capsys.readouterr().out
+    assert "flickr8k, split val" in printed
+    assert "Paired" not in printed
+
+
+def test_unusable_photos_are_left_out(root, run_folder, tmp_path, capsys):
+    """One file is broken, and one photo was rotated after its masks were drawn."""
+    shutil.copytree(root / "test", tmp_path / "photos")
+    instances = json.loads((root / "annotations" / "instances_test.json").read_text())
+    broken, rotated = instances["images"][:2]
+    (tmp_path / "photos" / broken["file_name"]).write_text("no image")
+    file = tmp_path / "photos" / rotated["file_name"]
+    with Image.open(file) as image:
+        image.resize((SIDE + 8, SIDE)).save(file)
+    rotated.update(width=SIDE, height=SIDE + 8)
+    for annotation in instances["annotations"]:
+        if annotation["image_id"] == rotated["id"]:
+            counts = [0, 9, SIDE * (SIDE + 8) - 9]
+            annotation["segmentation"] = {"size": [SIDE + 8, SIDE], "counts": counts}
+    (tmp_path / "instances.json").write_text(json.dumps(instances))
+    options = coco_files(root)
+    options[1], options[5] = str(tmp_path / "instances.json"), str(tmp_path / "photos")
+    output = tmp_path / "report.json"
+    report = ground(run_folder, output, *options, "--regime=forced", status=1)
+    part = report["regimes"]["forced"]
+    assert part["images"] == part["faithfulness"]["images"] == SCENES - 2
+    errors = capsys.readouterr().err
+    assert f"{broken['file_name']} is text" in errors
+    sizes = f"found {SIDE + 8} × {SIDE} pixels, expected {SIDE} × {SIDE + 8}"
+    assert f"{rotated['file_name']}: {sizes}" in errors
+    assert f"2 of {SCENES} photos left out" in errors
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("data: {name: shapes, shapes: {image_size: 64, level: varied, test: 9}}", (64, "varied")),
+        ("data: {name: shapes, shapes: {image_size: wide, level: varied}}", (112, "varied")),
+        ("data: {name: shapes}", (112, "plain")),
+        ("data: {name: coco}", (112, "plain")),
+        ("data: [1, 2]", (112, "plain")),
+        ("- a list of another program", (112, "plain")),
+        ("text", (112, "plain")),
+        ("", (112, "plain")),
+        ("key: [", (112, "plain")),
+        ("[" * 5000, (112, "plain")),
+        ("\udcff", (112, "plain")),
+    ],
+)
+def test_scenes_are_those_of_the_training_whatever_lies_beside_the_model(text, options, tmp_path):
+    (tmp_path / "config.yaml").write_text(text, "utf-8", "surrogateescape")
+    call = ["ground", "--model", str(tmp_path / "model"), "--scenes=1"]
+    found = images(_parser()[0].parse_args(call), "scenes", tmp_path / "scratch")
+    size, level = options
+    assert f"image size {size}, level {level}, max objects 3" in found.source
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["max_objects"], "takes NAME=VALUE with one of image_size, max_objects"),
-        (["seed=3"], "takes NAME=VALUE with one of image_size, max_objects"),
-        (["max_objects=many"], "max_objects is of kind int, got 'many'"),
-        (["max_objects=70"], "no scene for"),
+        (["--instances", __file__], "give --instances --captions --images together"),
+        (
+            ["--limit", "-2"],
+            "argument --limit: expected a whole number from 1 to 999,999,999, got '-2'",
+        ),
+        (["--data", "flickr8k"], "or --data --root together, or --scenes; got --data"),
+        (["--data", "flickr8k", "--root", ".", "--scenes", "3"], "got --scenes --data --root"),
+        (["--split", "val"], "got --split"),
+        (["--train-instances", __file__], "got --train-instances"),
+        (
+            ["--scene-options", "max_objects"],
+            "max_objects must be a whole number from 1 to 6, got ''",
+        ),
+        (["--scene-options", "seed=3"], "got 'seed=3'"),
+        (
+            ["--scene-options", "max_objects=many"],
+            "max_objects must be a whole number from 1 to 6, got 'many'",
+        ),
+        (["--scene-options", "max_objects=70"], "from 1 to 6, got '70'"),
     ],
 )
-def test_impossible_scenes_are_one_line(options, message, run_folder, capsys):
-    given = ["--model", str(run_folder), "--scenes=2", "--scene-options", *options]
-    assert main(["ground", *given]) == 2
+def test_errors_are_one_line(options, message, tiny_folder, capsys):
+    assert main(["ground", "--model", str(tiny_folder), *options]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1

@@ -1,4 +1,4 @@
-"""``kill -9`` at any moment: then every photo has one record, and no file is half written."""
+"""After ``kill -9`` at any moment, every photo has one record and no file is incomplete."""
 
 import os
 import random
@@ -9,13 +9,13 @@ import time
 import pytest
 
 import libraries
-from captioner.library.batch import BatchCaptioner
+from captioner.batch.batch_captioner import BatchCaptioner
 
 BROKEN = (4, 17)
 
 
 def killed(command, seconds, output):
-    """Starts the command, kills it that long after its first shard (or its start, if negative)."""
+    """Kill a command some seconds after its next shard, or after its start if negative."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment
@@ -32,7 +32,7 @@ def killed(command, seconds, output):
 
 
 def survives(tmp_path, model, photos, delays, *more):
-    """How many of the kills came before the end of the work."""
+    """Kill, finish and check a run; return how many kills came before its end."""
     folder, output = tmp_path / "photos", tmp_path / "captions"
     names = libraries.draw(folder, photos, BROKEN)
     options = ["--model", model, "--device=cpu", "--batch-size=1", "--shard-size=3", *more]
@@ -43,18 +43,18 @@ def survives(tmp_path, model, photos, delays, *more):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr[-2000:]
     libraries.whole(output, names)
-    # One by one, here and there: the last bits of a product depend on the size of the batch.
+    # Also one by one: rounding differs between batch sizes.
     captioner = BatchCaptioner(str(model), "cpu")
-    found = {record["image"]: record for record in libraries.records(output)}
+    records = {record["image"]: record for record in libraries.records(output)}
     for name in names:
-        known = captioner({"image": [name]})
-        assert found[name].get("caption") == known["caption"][0]
-        assert found[name].get("error") == known["error"][0]
+        expected = captioner({"image": [name]})
+        for field in ("caption", "error"):
+            assert records[name].get(field) == expected[field][0]
     return kills
 
 
 @pytest.mark.slow
-def test_a_killed_call_is_gone_on_with(tiny_folder, tmp_path):
+def test_a_killed_run_is_continued(tiny_folder, tmp_path):
     assert survives(tmp_path, tiny_folder, 40, [0.05], "--workers=1") == 1
 
 

@@ -1,4 +1,4 @@
-"""The LSTM decoder against its equations, written out with numpy for one caption."""
+"""The LSTM decoders against their equations, written out with numpy for one caption."""
 
 from functools import partial
 
@@ -6,114 +6,122 @@ import numpy as np
 import pytest
 import torch
 
-from captioner.models import Additive, Annotations, Attention, LSTMDecoder
+from captioner.models import Additive, Annotations, Attention, LSTMDecoder, LuongDecoder
+from captioner.models.scores import General
 from captioner.text import UNK
 
-B, R, T, L, D, V = 2, 3, 5, 6, 7, 9  # all different: a mixed-up axis cannot go unnoticed
-MASK = torch.tensor([[1, 1, 0, 1, 1, 1], [0, 1, 1, 0, 0, 1]], dtype=torch.bool)
-
-variants = pytest.mark.parametrize("gate", [True, False], ids=["gate", "no gate"])
-outputs = pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+B, R, T, L, D, V = 2, 3, 5, 6, 7, 9  # all different, so that mixed-up axes are found
+SIZES = {"hidden": 8, "embedding": 3}
 
 
-def make(gate: bool = True, tied: bool = True, intra: bool = False) -> LSTMDecoder:
-    """A small decoder, in eval mode and double precision, its parameters large enough to matter."""
-    torch.manual_seed(4)
-    attention = partial(Attention, score=partial(Additive, dim=4))
-    decoder = LSTMDecoder(V, D, attention, hidden=8, embedding=3, gate=gate, tied=tied, intra=intra)
-    for parameter in decoder.parameters():
-        torch.nn.init.normal_(parameter, std=0.7)
-    return decoder.double().eval()
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
 
 
-def seen(mask: torch.Tensor | None = MASK) -> Annotations:
-    generator = torch.Generator().manual_seed(5)
-    return Annotations(torch.randn(B, L, D, generator=generator, dtype=torch.double), (2, 3), mask)
+def softmax(energy):
+    return np.exp(energy) / np.exp(energy).sum()
 
 
-def captions() -> torch.Tensor:
-    return torch.randint(UNK + 1, V, (B, R, T), generator=torch.Generator().manual_seed(6))
+class Equations:
+    """A decoder's parameters, and the equations that both decoders share."""
 
-
-def close(one, other):
-    torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
-
-
-def reference(decoder, vectors, tokens, gate, tied, intra=False):
-    """The docstring's equations for one picture and one caption; those of the LSTMN if ``intra``."""
-    p = {name: value.detach().numpy() for name, value in decoder.named_parameters()}
-    if tied:
-        p["output.weight"] = p["embedding.weight"]
-
-    def sigmoid(x):
-        return 1 / (1 + np.exp(-x))
-
-    def linear(name, x):
-        return p[f"{name}.weight"] @ x + p.get(f"{name}.bias", 0)
-
-    a = vectors.numpy()
-    h, c = (np.tanh(linear(f"start_{part}.0", a.mean(0))) for part in ("hidden", "cell"))
-    logits, weights, tape, looks = [], [], [], []
-    read = h
-    for token in tokens.tolist():
-        query = p["attention.score.query.weight"] @ h
-        energy = np.array(
-            [
-                p["attention.score.energy.weight"][0]
-                @ np.tanh(query + linear("attention.score.key", a_i))
-                for a_i in a
-            ]
+    def __init__(self, decoder, vectors):
+        self.p = {name: value.detach().numpy() for name, value in decoder.state_dict().items()}
+        self.a = vectors.numpy()
+        self.h, self.c = (
+            np.tanh(self.linear(f"start_{part}.0", self.a.mean(0))) for part in ("hidden", "cell")
         )
-        alpha = np.exp(energy) / np.exp(energy).sum()
-        z = sum(alpha_i * a_i for alpha_i, a_i in zip(alpha, a, strict=True))
-        if gate:
-            z = sigmoid(linear("gate.0", h)) * z
-        word = p["embedding.weight"][token]
-        x = np.concatenate([word, z])
-        look = np.zeros(len(tokens))
-        if tape:
-            w_x, w_read = np.split(p["intra.attention.score.query.weight"], [len(x)], axis=1)
-            energy = [
-                p["intra.attention.score.energy.weight"][0]
-                @ np.tanh(linear("intra.attention.score.key", h_i) + w_x @ x + w_read @ read)
-                for h_i, _ in tape
-            ]
-            s = np.exp(energy) / np.exp(energy).sum()
-            h = sum(s_i * h_i for s_i, (h_i, _) in zip(s, tape, strict=True))
-            c = sum(s_i * c_i for s_i, (_, c_i) in zip(s, tape, strict=True))
-            look[: len(tape)] = s
-        read = h
-        looks.append(look)
-        gates = p["lstm.weight_ih"] @ x + p["lstm.bias_ih"]
-        gates = gates + p["lstm.weight_hh"] @ h + p["lstm.bias_hh"]
+
+    def linear(self, name, x):
+        return self.p[f"{name}.weight"] @ x + self.p.get(f"{name}.bias", 0)
+
+    def lstm(self, x, layer=""):
+        gates = self.p[f"lstm.weight_ih{layer}"] @ x + self.p[f"lstm.bias_ih{layer}"]
+        gates = gates + self.p[f"lstm.weight_hh{layer}"] @ self.h + self.p[f"lstm.bias_hh{layer}"]
         i, f, g, o = np.split(gates, 4)
-        c = sigmoid(f) * c + sigmoid(i) * np.tanh(g)
-        h = sigmoid(o) * np.tanh(c)
-        if intra:
-            tape.append((h, c))
-        deep = np.tanh(word + linear("output_hidden", h) + linear("output_context", z))
-        logits.append(linear("output", deep))
+        self.c = sigmoid(f) * self.c + sigmoid(i) * np.tanh(g)
+        self.h = sigmoid(o) * np.tanh(self.c)
+
+
+def show_attend_and_tell(decoder, vectors, tokens):
+    """Attend, then update; with the memory of the LSTMN if the decoder has ``intra``."""
+    m = Equations(decoder, vectors)
+    logits, weights, tape, past = [], [], [], []
+    summary = m.h
+    for token in tokens.tolist():
+        query = m.p["attention.score.query.weight"] @ m.h
+        v = m.p["attention.score.energy.weight"][0]
+        keys = [m.linear("attention.score.key", a_i) for a_i in m.a]
+        alpha = softmax(np.array([v @ np.tanh(query + key) for key in keys]))
+        z = alpha @ m.a
+        if decoder.gate is not None:
+            z = sigmoid(m.linear("gate.0", m.h)) * z
+        word = m.p["embedding.weight"][token]
+        x, s_t = np.concatenate([word, z]), np.zeros(len(tokens))
+        if tape:
+            w_x, w_summary = np.split(m.p["intra.attention.score.query.weight"], [len(x)], axis=1)
+            v, query = m.p["intra.attention.score.energy.weight"][0], w_x @ x + w_summary @ summary
+            keys = [m.linear("intra.attention.score.key", h_i) for h_i, _ in tape]
+            s = softmax(np.array([v @ np.tanh(key + query) for key in keys]))
+            m.h = sum(s_i * h_i for s_i, (h_i, _) in zip(s, tape, strict=True))
+            m.c = sum(s_i * c_i for s_i, (_, c_i) in zip(s, tape, strict=True))
+            s_t[: len(tape)] = s
+        summary = m.h
+        past.append(s_t)
+        m.lstm(x)
+        if decoder.intra is not None:
+            tape.append((m.h, m.c))
+        deep = np.tanh(word + m.linear("output_hidden", m.h) + m.linear("output_context", z))
+        logits.append(m.linear("output", deep))
         weights.append(alpha)
-    return tuple(torch.tensor(np.array(found)) for found in (logits, weights, looks))
+    return logits, weights, past
 
 
-@pytest.mark.parametrize("intra", [False, True], ids=["one memory", "all memories"])
-@variants
-@outputs
-def test_equals_the_equations(gate, tied, intra):
-    decoder, annotations, tokens = make(gate, tied, intra), seen(mask=None), captions()
-    decoded = decoder(annotations, tokens, "all")
+def luong(decoder, vectors, tokens):
+    """Update, then attend."""
+    m = Equations(decoder, vectors)
+    fed, logits, weights = np.zeros(SIZES["embedding"]), [], []
+    for token in tokens.tolist():
+        x = m.p["embedding.weight"][token]
+        m.lstm(np.concatenate([x, fed]) if decoder.input_feeding else x, "_l0")
+        alpha = softmax(np.array([m.h @ m.p["attention.score.key.weight"] @ a_i for a_i in m.a]))
+        fed = np.tanh(m.p["attentional.weight"] @ np.concatenate([alpha @ m.a, m.h]))
+        logits.append(m.linear("output", fed))
+        weights.append(alpha)
+    return logits, weights, None
+
+
+@pytest.mark.parametrize(
+    ("kind", "score", "equations", "options"),
+    [
+        (LSTMDecoder, partial(Additive, dim=4), show_attend_and_tell, {}),
+        (
+            LSTMDecoder,
+            partial(Additive, dim=4),
+            show_attend_and_tell,
+            {"gate": False, "tied": False},
+        ),
+        (LSTMDecoder, partial(Additive, dim=4), show_attend_and_tell, {"intra": True}),
+        (LuongDecoder, General, luong, {"tied": False}),
+        (LuongDecoder, General, luong, {"input_feeding": False}),
+    ],
+)
+def test_equals_the_equations(kind, score, equations, options):
+    torch.manual_seed(4)
+    decoder = kind(V, D, attention=partial(Attention, score=score), **SIZES, **options)
+    for parameter in decoder.parameters():  # large enough to matter
+        torch.nn.init.normal_(parameter, std=0.6)
+    decoder = decoder.double().eval()
+    vectors = torch.randn(B, L, D, dtype=torch.double)
+    tokens = torch.randint(UNK + 1, V, (B, R, T))
+    decoded = decoder(Annotations(vectors, (2, 3)), tokens, "all")
+    past_weights = None if decoded.past_weights is None else decoded.past_weights[..., 0, 0, :]
     for b in range(B):
         for r in range(R):
-            logits, weights, looks = reference(
-                decoder, annotations.vectors[b], tokens[b, r], gate, tied, intra
-            )
-            close(decoded.logits[b, r], logits)
-            close(decoded.weights[b, r], weights)
-            if intra:
-                close(decoded.past[b, r, :, 0, 0], looks)
-
-
-def test_tying_saves_the_output_matrix():
-    sizes = [sum(p.numel() for p in make(tied=tied).parameters()) for tied in (False, True)]
-    assert sizes[0] - sizes[1] == V * 3
+            found = decoded.logits[b, r], decoded.weights[b, r]
+            *expected, past = equations(decoder, vectors[b], tokens[b, r])
+            if past_weights is not None:
+                found, expected = (*found, past_weights[b, r]), [*expected, past]
+            for one, other in zip(found, expected, strict=True):
+                other = torch.tensor(np.array(other))
+                torch.testing.assert_close(one, other, rtol=0, atol=1e-10)

@@ -1,4 +1,4 @@
-"""Masks of every form, and the truth they make on the grid."""
+"""Masks of every form, and their coverage of the grid's cells."""
 
 import json
 
@@ -28,14 +28,10 @@ def write(folder, annotations, **image):
     """An instances file of one portrait with a dog, a cat and no horse."""
     content = {
         "images": [{"id": 7, "file_name": "a.png", "height": HEIGHT, "width": WIDTH, **image}],
-        "categories": [
-            {"id": 1, "name": "dog"},
-            {"id": 2, "name": "cat"},
-            {"id": 3, "name": "horse"},
-        ],
+        "categories": [{"id": i, "name": n} for i, n in enumerate(("dog", "cat", "horse"), 1)],
         "annotations": [
-            {"id": i, "image_id": 7, "category_id": 1, "iscrowd": 0, **given}
-            for i, given in enumerate(annotations)
+            {"id": i, "image_id": 7, "category_id": 1, "iscrowd": 0, **annotation}
+            for i, annotation in enumerate(annotations)
         ],
     }
     file = folder / "instances.json"
@@ -44,7 +40,7 @@ def write(folder, annotations, **image):
 
 
 def box(left, top, right, bottom):
-    """A polygon of whole pixels and the mask it stands for."""
+    """A polygon of whole pixels, and its mask."""
     mask = np.zeros((HEIGHT, WIDTH), bool)
     mask[top:bottom, left:right] = True
     return [left, top, right, top, right, bottom, left, bottom], mask
@@ -53,71 +49,77 @@ def box(left, top, right, bottom):
 def test_polygons_and_run_lengths_are_the_same_mask(tmp_path):
     polygon, mask = box(10, 20, 30, 50)
     size = [HEIGHT, WIDTH]
-    given = [
+    annotations = [
         {"segmentation": [polygon]},
         {"segmentation": {"size": size, "counts": counts(mask)}},
         # Two halves of one object.
         {"segmentation": [box(10, 20, 30, 35)[0], box(10, 35, 30, 50)[0]]},
     ]
-    (picture,) = read(write(tmp_path, given), tmp_path).pictures
-    assert picture.categories == ("dog",) * 3
+    (image,) = read(write(tmp_path, annotations), tmp_path).images
+    assert image.categories == ("dog",) * 3
     for i in range(3):
-        found = picture.truth([i], (HEIGHT, WIDTH)).reshape(HEIGHT, WIDTH)
-        np.testing.assert_array_equal(found, mask)
+        truth = image.truth([i], (HEIGHT, WIDTH)).reshape(HEIGHT, WIDTH)
+        np.testing.assert_array_equal(truth, mask)
 
 
-def test_a_known_mask_lies_in_known_cells(tmp_path):
+def test_a_mask_covers_the_expected_cells(tmp_path):
     """A portrait on a square grid: cells are 10 × 20 pixels, rows downward."""
-    given = [{"segmentation": [box(10, 20, 20, 40)[0]]}, {"segmentation": [box(30, 70, 40, 80)[0]]}]
-    (picture,) = read(write(tmp_path, given), tmp_path).pictures
+    annotations = [
+        {"segmentation": [box(10, 20, 20, 40)[0]]},
+        {"segmentation": [box(30, 70, 40, 80)[0]]},
+    ]
+    (image,) = read(write(tmp_path, annotations), tmp_path).images
     expected = np.zeros((4, 4))
     expected[1, 1] = 1.0
-    np.testing.assert_allclose(picture.truth([0], (4, 4)).reshape(4, 4), expected)
+    np.testing.assert_allclose(image.truth([0], (4, 4)).reshape(4, 4), expected)
     expected[3, 3] = 0.5
-    np.testing.assert_allclose(picture.truth([0, 1], (4, 4)).reshape(4, 4), expected)
+    np.testing.assert_allclose(image.truth([0, 1], (4, 4)).reshape(4, 4), expected)
 
 
 def test_a_union_counts_no_pixel_twice(tmp_path):
-    given = [{"segmentation": [box(0, 0, 20, 40)[0]]}, {"segmentation": [box(10, 0, 40, 40)[0]]}]
-    (picture,) = read(write(tmp_path, given), tmp_path).pictures
-    assert picture.truth([0, 1], (1, 1)) == pytest.approx(0.5)
-    assert picture.overlap([0], [1]) == pytest.approx(0.5)  # half of the smaller
-    assert picture.overlap([1], [0]) == pytest.approx(0.5)
+    annotations = [
+        {"segmentation": [box(0, 0, 20, 40)[0]]},
+        {"segmentation": [box(10, 0, 40, 40)[0]]},
+    ]
+    (image,) = read(write(tmp_path, annotations), tmp_path).images
+    assert image.truth([0, 1], (1, 1)) == pytest.approx(0.5)
+    assert image.overlap([0], [1]) == pytest.approx(0.5)  # half of the smaller
+    assert image.overlap([1], [0]) == pytest.approx(0.5)
 
 
 def test_crowds_and_empty_masks_are_dropped_and_counted(tmp_path):
     polygon, mask = box(0, 0, 20, 20)
     size = [HEIGHT, WIDTH]
-    given = [
+    annotations = [
         {"segmentation": [polygon]},
         {"segmentation": {"size": size, "counts": counts(mask)}, "iscrowd": 1, "category_id": 3},
         {"segmentation": {"size": size, "counts": [HEIGHT * WIDTH]}},
         {"segmentation": [[1, 1, 5, 5]], "category_id": 2},  # two corners are no polygon
     ]
-    data = read(write(tmp_path, given), tmp_path)
-    (picture,) = data.pictures
-    assert picture.categories == ("dog",)
+    data = read(write(tmp_path, annotations), tmp_path)
+    (image,) = data.images
+    assert image.categories == ("dog",)
     assert (data.crowds, data.empty) == (1, 2)
-    assert picture.present == {"dog", "horse", "cat"}
+    assert image.present == {"dog", "horse", "cat"}
 
 
-def test_pictures_without_captions_are_left_out(tmp_path):
+def test_images_without_captions_are_left_out(tmp_path):
     file = write(tmp_path, [])
-    (picture,) = read(file, tmp_path, {7: ["a dog"]}).pictures
-    assert picture.captions == ("a dog",)
-    with pytest.raises(DataError, match="no picture in common"):
+    (image,) = read(file, tmp_path, {7: ["a dog"]}).images
+    assert image.captions == ("a dog",)
+    with pytest.raises(DataError, match="no photo in common"):
         read(file, tmp_path, {8: ["a dog"]})
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("no json", "is not JSON"),
+        ("no json", "is not readable JSON"),
         ("[]", "expected COCO instances"),
         ('{"images": [], "annotations": []}', "categories.*expected COCO instances"),
     ],
 )
-def test_a_file_that_is_something_else(tmp_path, content, message):
+def test_other_files_are_refused(tmp_path, content, message):
     file = tmp_path / "instances.json"
     file.write_text(content)
     with pytest.raises(DataError, match=message):
@@ -125,36 +127,49 @@ def test_a_file_that_is_something_else(tmp_path, content, message):
 
 
 def test_a_mask_of_another_size_is_named(tmp_path):
-    given = [{"segmentation": {"size": [10, 10], "counts": [100]}}]
-    with pytest.raises(
-        DataError, match=r"mask 0 is of \[10, 10\] pixels, its picture of \[80, 40\]"
-    ):
-        read(write(tmp_path, given), tmp_path)
-    with pytest.raises(DataError, match="cannot read"):
+    annotations = [{"segmentation": {"size": [10, 10], "counts": [100]}}]
+    with pytest.raises(DataError, match=r"mask 0 has \[10, 10\] pixels, its photo \[80, 40\]"):
+        read(write(tmp_path, annotations), tmp_path)
+    with pytest.raises(DataError, match=r"missing\.json' cannot be read: No such file"):
         read(tmp_path / "missing.json", tmp_path)
 
 
-def test_real_masks_lie_on_their_photos(shared_data):
-    """Every mask of real photos against Pillow's own polygons, within the width of an outline."""
+@pytest.mark.parametrize(
+    "segmentation",
+    [
+        [[0, 0, 1e9, 0, 1e9, 1e9]],
+        [[float("nan")] * 6],
+        [[0, 0, 1, 1, 2, 2, 3]],
+        *({"size": [HEIGHT, WIDTH], "counts": c} for c in ("", "0", "zzz", "\u20ac", 7)),
+        *({"size": [HEIGHT, WIDTH], "counts": c} for c in ([], [5], [-5, 3205], [2**40], ["a"])),
+    ],
+)
+def test_masks_that_would_crash_the_library(segmentation, tmp_path):
+    with pytest.raises(DataError, match="cannot be used: "):
+        read(write(tmp_path, [{"segmentation": segmentation}]), tmp_path)
+
+
+def test_real_masks_match_polygons_drawn_by_pillow(shared_data):
+    """Within the width of an outline."""
     file = shared_data / "coco" / "annotations" / "instances_train2017.json"
     content = json.loads(file.read_text())
     names = {c["id"]: c["name"] for c in content["categories"]}
     data = read(file, shared_data / "coco" / "train2017")
-    assert len(data.pictures) == 80
+    assert len(data.images) == 80
     assert data.crowds == sum(a["iscrowd"] for a in content["annotations"]) > 0
-    for picture in data.pictures[:20]:
-        given = [
+    for image in data.images[:20]:
+        annotations = [
             a
             for a in content["annotations"]
-            if a["image_id"] == picture.image_id and not a["iscrowd"]
+            if a["image_id"] == image.image_id and not a["iscrowd"]
         ]
-        assert picture.categories == tuple(names[a["category_id"]] for a in given)
-        assert load(picture.path).size == picture.size
-        for i, annotation in enumerate(given):
-            canvas = Image.new("1", picture.size)
+        assert image.categories == tuple(names[a["category_id"]] for a in annotations)
+        assert load(image.path).size == image.size
+        for i, annotation in enumerate(annotations):
+            canvas = Image.new("1", image.size)
             for polygon in annotation["segmentation"]:
                 ImageDraw.Draw(canvas).polygon(polygon, fill=1)
-            width, height = picture.size
+            width, height = image.size
             expected = np.asarray(canvas).reshape(height, width).mean()
             outline = sum(map(len, annotation["segmentation"])) + sum(annotation["bbox"][2:])
-            assert abs(picture.truth([i], (1, 1))[0] - expected) * width * height <= 2 * outline
+            assert abs(image.truth([i], (1, 1))[0] - expected) * width * height <= 2 * outline

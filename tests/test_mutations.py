@@ -1,4 +1,4 @@
-"""Thousands of damaged and hostile picture files: each ends as a caption or as a named error."""
+"""Each damaged or hostile image file gives a caption or an error that names it."""
 
 import os
 import subprocess
@@ -8,13 +8,13 @@ import time
 import pytest
 
 import libraries
-from captioner.library.batch import BatchCaptioner
-from captioner.library.records import rows
-from mutations import FORMATS, mutants
+from captioner.batch.batch_captioner import BatchCaptioner
+from captioner.batch.rows import from_columns
+from mutations import mutants
 
 
 def checked(records, names):
-    """Each file has one record: a caption, or an error of one line that names the file."""
+    """Check that each file has one record, a caption or a one-line error; return the errors."""
     assert sorted(record["image"] for record in records) == sorted(names)
     for record in records:
         if "error" in record:
@@ -26,34 +26,30 @@ def checked(records, names):
     return sum("error" in record for record in records)
 
 
-def test_the_generator_repeats_itself_and_knows_every_format():
-    files = dict(mutants(400))
-    assert dict(mutants(400)) == files
-    for name in FORMATS:
-        assert any(file.endswith(f".{name}") for file in files), name
-    assert sum("bomb" in file for file in files) == 8
+def written(count, folder, seed=0):
+    """Write mutants into a folder and return their paths."""
+    for name, data in mutants(count, seed):
+        (folder / name).write_bytes(data)
+    return [str(file) for file in folder.iterdir()]
 
 
-@pytest.mark.filterwarnings("ignore:::PIL")  # Pillow says what it overlooked
+@pytest.mark.filterwarnings("ignore:::PIL")  # Pillow warns of what it ignores
 def test_some_mutants(tiny_folder, tmp_path):
-    names = []
-    for name, data in mutants(300):
-        (tmp_path / name).write_bytes(data)
-        names.append(str(tmp_path / name))
+    names = written(300, tmp_path)
     captioner = BatchCaptioner(str(tiny_folder), "cpu")
     began = time.monotonic()
     records = [
         row
         for start in range(0, len(names), 32)
-        for row in rows(captioner({"image": names[start : start + 32]}))
+        for row in from_columns(captioner({"image": names[start : start + 32]}))
     ]
     failed = checked(records, names)
-    assert 50 < failed < 280  # neither kind is there by mistake
+    assert 50 < failed < 280
     assert time.monotonic() - began < 200
 
 
-# A command, and the greatest of its processes in KB. From a small process: a child is counted with what
-# it was, a copy of its parent, before it was a program of its own.
+# Run a command and print the peak memory of its processes in KB. This runs in a small process, because
+# a child counts with the memory of the process that it is forked from.
 WEIGHED = """
 import resource, subprocess, sys
 status = subprocess.call(sys.argv[1:])
@@ -65,23 +61,13 @@ sys.exit(status)
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_five_thousand_mutants(tiny_folder, tmp_path):
-    """Through the command, in memory that would not hold what the bombs claim."""
+    """The command needs much less memory than the bombs claim."""
     folder = tmp_path / "photos"
     folder.mkdir()
-    names = []
-    for name, data in mutants(5000, seed=1):
-        (folder / name).write_bytes(data)
-        names.append(str(folder / name))
-    arguments = (
-        folder,
-        "--model",
-        tiny_folder,
-        "--device=cpu",
-        "--output",
-        f"{tmp_path}/captions/",
-    )
+    names = written(5000, folder, seed=1)
+    options = ("--model", tiny_folder, "--device=cpu", "--output", f"{tmp_path}/captions/")
     done = subprocess.run(
-        [sys.executable, "-c", WEIGHED, *libraries.command(*arguments)],
+        [sys.executable, "-c", WEIGHED, *libraries.command(folder, *options)],
         capture_output=True,
         text=True,
         check=False,

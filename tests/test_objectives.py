@@ -1,4 +1,4 @@
-"""Likelihood against torch's cross-entropy and loops; what is padded counts nowhere."""
+"""Likelihood against torch's cross-entropy and the definition of the doubly stochastic term."""
 
 import pytest
 import torch
@@ -6,17 +6,17 @@ import torch.nn.functional as F
 
 from captioner.models import Decoded
 from captioner.text import END, PAD
-from captioner.training.objectives import Likelihood
+from captioner.training import Likelihood
 
 B, R, T, V, L = 2, 3, 5, 8, 4
-# Words per caption; picture 1 has but one caption, its other rows are padding.
+# Words per caption; image 1 has one caption, its other rows are padding.
 LENGTHS = torch.tensor([[5, 2, 3], [4, 0, 0]])
-THERE = torch.arange(T) < LENGTHS.unsqueeze(-1)  # (B, R, T)
+VALID = torch.arange(T) < LENGTHS.unsqueeze(-1)  # (B, R, T)
 
 
 def targets() -> torch.Tensor:
     words = torch.randint(END, V, (B, R, T), generator=torch.Generator().manual_seed(1))
-    return words.where(THERE, PAD)
+    return words.where(VALID, PAD)
 
 
 def decoded(dtype=torch.double) -> Decoded:
@@ -25,95 +25,65 @@ def decoded(dtype=torch.double) -> Decoded:
     return Decoded(logits.to(dtype).requires_grad_(), weights.to(dtype).requires_grad_())
 
 
-def by_loops(weights: torch.Tensor) -> float:
-    """The doubly stochastic term, from the definition."""
+def doubly_stochastic_by_loops(weights: torch.Tensor) -> float:
     squares = []
-    for b in range(B):
-        for r in range(R):
-            for i in range(L):
-                if LENGTHS[b, r]:
-                    looked = sum(weights[b, r, t, i].item() for t in range(LENGTHS[b, r]))
-                    squares.append((1 - looked) ** 2)
+    for b, r in LENGTHS.nonzero().tolist():
+        for i in range(L):
+            attended = sum(weights[b, r, t, i].item() for t in range(LENGTHS[b, r]))
+            squares.append((1 - attended) ** 2)
     return sum(squares) / len(squares)
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.5])
-@pytest.mark.parametrize("factor", [0.0, 0.5, 2.0])
-def test_equals_cross_entropy_and_the_definition(smoothing, factor):
-    given = decoded()
-    loss = Likelihood(factor, smoothing)(given, targets())
-    flat = given.logits.flatten(0, -2), targets().flatten()
-    smoothed = F.cross_entropy(*flat, ignore_index=PAD, label_smoothing=smoothing)
-    exact = {"likelihood": smoothed.item()}
+@pytest.mark.parametrize(("factor", "smoothing"), [(0.0, 0.0), (0.0, 0.1), (0.5, 0.0), (2.0, 0.5)])
+def test_loss_and_gradient_equal_cross_entropy_and_the_definition(factor, smoothing):
+    output = decoded()
+    loss = Likelihood(factor, smoothing)(output, targets())
+    logits = output.logits.detach().requires_grad_()
+    flat = logits.flatten(0, -2), targets().flatten()
+    expected = F.cross_entropy(*flat, ignore_index=PAD, label_smoothing=smoothing)
+    terms = {"likelihood": expected.item()}
     if factor:
-        exact["doubly_stochastic"] = factor * by_loops(given.weights)
-    # The likelihood is summed in single precision whatever the decoder's.
-    assert {name: term.item() for name, term in loss.terms.items()} == pytest.approx(
-        exact, rel=1e-5
-    )
-    assert loss.total.item() == pytest.approx(sum(exact.values()), rel=1e-5)
+        terms["doubly_stochastic"] = factor * doubly_stochastic_by_loops(output.weights)
+    assert {n: term.item() for n, term in loss.terms.items()} == pytest.approx(terms, rel=1e-5)
+    assert loss.total.item() == pytest.approx(sum(terms.values()), rel=1e-5)
     nll = F.cross_entropy(*flat, ignore_index=PAD).item()
     assert loss.measures["nll"].item() == pytest.approx(nll, rel=1e-5)
     assert not loss.measures["nll"].requires_grad
 
+    loss.total.backward()
+    expected.backward()
+    torch.testing.assert_close(output.logits.grad, logits.grad, rtol=1e-4, atol=1e-7)
+    if factor:  # d/dα of λ · mean (1 - Σ_t α)²
+        attended = (output.weights * VALID.unsqueeze(-1)).sum(2, keepdim=True)
+        gradient = -2 * factor * (1 - attended) / ((LENGTHS > 0).sum() * L) * VALID.unsqueeze(-1)
+        torch.testing.assert_close(output.weights.grad, gradient.detach())
 
-def test_padding_counts_nowhere():
-    given, gone = decoded(), ~THERE.unsqueeze(-1)
-    other = Decoded(
-        torch.where(gone, 100 * torch.randn(B, R, T, V), given.logits.detach()),
-        torch.where(gone, torch.randn(B, R, T, L), given.weights.detach()),
+
+def test_padding_does_not_count():
+    output, padding = decoded(), ~VALID.unsqueeze(-1)
+    noisy = Decoded(
+        torch.where(padding, 100 * torch.randn(B, R, T, V), output.logits.detach()),
+        torch.where(padding, torch.randn(B, R, T, L), output.weights.detach()),
     )
-    one, two = Likelihood()(given, targets()), Likelihood()(other, targets())
-    assert one.total.item() == two.total.item()
-    one.total.backward()
-    for gradient in (given.logits.grad, given.weights.grad):
-        assert not gradient[~THERE].any()
-        assert gradient[THERE].any(-1).all()
-
-
-def test_empty_captions_count_nowhere():
-    given = decoded()
     rows = LENGTHS > 0
-    only = Decoded(given.logits[rows].unsqueeze(0), given.weights[rows].unsqueeze(0))
-    one, two = Likelihood()(given, targets()), Likelihood()(only, targets()[rows].unsqueeze(0))
-    assert one.total.item() == pytest.approx(two.total.item(), rel=1e-6)
+    without = Decoded(output.logits[rows].unsqueeze(0), output.weights[rows].unsqueeze(0))
+    expected = Likelihood()(output, targets()).total.item()
+    assert Likelihood()(noisy, targets()).total.item() == expected
+    total = Likelihood()(without, targets()[rows].unsqueeze(0)).total.item()
+    assert total == pytest.approx(expected, rel=1e-6)
 
 
-def test_nothing_but_padding_costs_nothing():
-    given = decoded()
-    loss = Likelihood()(given, torch.full((B, R, T), PAD))
+def test_a_batch_of_padding_costs_nothing():
+    output = decoded()
+    loss = Likelihood()(output, torch.full((B, R, T), PAD))
     assert loss.total.item() == 0
     loss.total.backward()
-    assert not given.logits.grad.any()
-
-
-def test_gradient_is_that_of_cross_entropy_plus_the_penalty():
-    given = decoded()
-    Likelihood(0.5, 0.1)(given, targets()).total.backward()
-    logits = given.logits.detach().requires_grad_()
-    F.cross_entropy(
-        logits.flatten(0, -2), targets().flatten(), ignore_index=PAD, label_smoothing=0.1
-    ).backward()
-    torch.testing.assert_close(given.logits.grad, logits.grad, rtol=1e-4, atol=1e-7)
-    # d/dα of λ · mean (1 - Σ_t α)²
-    looked = (given.weights * THERE.unsqueeze(-1)).sum(2, keepdim=True)
-    expected = -0.5 * 2 * (1 - looked) / ((LENGTHS > 0).sum() * L) * THERE.unsqueeze(-1)
-    torch.testing.assert_close(given.weights.grad, expected.detach())
-
-
-def test_looking_at_every_region_once_in_all_costs_least():
-    even = torch.full((1, 1, T, L), 1 / T, dtype=torch.double)
-    words = torch.full((1, 1, T), END)
-    logits = torch.zeros(1, 1, T, V, dtype=torch.double)
-    assert Likelihood(1.0)(Decoded(logits, even), words).terms["doubly_stochastic"] < 1e-12
-    stare = torch.eye(L, dtype=torch.double)[0].expand(1, 1, T, L)
-    cost = Likelihood(1.0)(Decoded(logits, stare), words).terms["doubly_stochastic"].item()
-    assert cost == pytest.approx(((1 - T) ** 2 + (L - 1)) / L)
+    assert not output.logits.grad.any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_summed_in_single(dtype):
-    half, full = decoded(dtype), decoded()
-    loss = Likelihood()(half, targets())
+def test_half_precision_is_summed_in_float32(dtype):
+    loss = Likelihood()(decoded(dtype), targets())
     assert loss.terms["likelihood"].dtype == torch.float32
-    assert loss.total.item() == pytest.approx(Likelihood()(full, targets()).total.item(), rel=2e-2)
+    expected = Likelihood()(decoded(), targets()).total.item()
+    assert loss.total.item() == pytest.approx(expected, rel=2e-2)

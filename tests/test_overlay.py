@@ -1,225 +1,218 @@
-"""What is drawn lies where the model looked, on one scale, and the numbers are the model's own."""
+"""Maps are drawn at the right place and scale, and exported numbers are the model's."""
 
 import io
 import json
 import math
-import subprocess
-import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
 
-import captioner
 from captioner import overlay
 from captioner.errors import UsageError
 from captioner.images import load
-from captioner.overlay import Style, colours, heat
-from looks import SIZES, heat_centre, hot, looked, save_photo
+from captioner.overlay import Style, colormap, export, figures, heatmap
+from known_maps import (
+    CELLS,
+    HARD,
+    SIZES,
+    gray,
+    local_caption,
+    make_caption,
+    one_hot,
+    red_centre,
+    save_photo,
+)
 
-CELLS = [(0, 0), (1, 3), (6, 4), (3, 2)]
-BARE = Style(opacity=1, smoothing="none")
-
-
-def grey(size):
-    return Image.new("RGB", size, (90, 90, 90))
+CYAN = (25, 230, 255)
+PHOTO = gray((100, 140))
 
 
 @pytest.fixture
 def soft():
-    """Four words that look at one cell each."""
-    return looked(hot(CELLS), (100, 140))
+    """Four words that attend to one cell each."""
+    return make_caption(one_hot(CELLS), PHOTO.size)
 
 
 @pytest.mark.parametrize("smoothing", ["bicubic", "gaussian", "none"])
 @pytest.mark.parametrize("kind", SIZES)
-def test_a_hot_cell_lands_on_its_pixels(kind, smoothing, tmp_path):
+def test_each_cell_is_drawn_on_its_pixels(kind, smoothing, tmp_path):
     file = tmp_path / "photo.jpg"
     size = save_photo(kind, file)
-    caption = looked(hot(CELLS), size, image=str(file))
+    caption = make_caption(one_hot(CELLS), size, image=str(file))
     photo = load(file)
-    assert photo.getpixel((3, 3)) > (200, 200, 200)  # upright: the corner is where it was drawn
+    assert photo.getpixel((3, 3)) > (200, 200, 200)  # upright
     for index, (row, column) in enumerate(CELLS):
         drawn = overlay.blend(caption, index, style=Style(smoothing=smoothing))
         assert drawn.size == size
-        x, y = heat_centre(drawn, photo)
-        left, top, right, bottom = caption.geometry.cell_box(row, column)
-        # A gaussian wider than a cell leans inwards at the edge of the photo, where it is cut.
-        slack = 1.0 if smoothing == "gaussian" else 0.5
-        assert abs(x * size[0] - (left + right) / 2) <= slack * (right - left)
-        assert abs(y * size[1] - (top + bottom) / 2) <= slack * (bottom - top)
-        values = colours.spread(caption.weights[index], size, smoothing)
+        x, y = red_centre(drawn, photo)
+        left, right = (size[0] * edge / 5 for edge in (column, column + 1))
+        top, bottom = (size[1] * edge / 7 for edge in (row, row + 1))
+        # At the edge of the photo a wide gaussian is cut off, which moves its centre inwards.
+        tolerance = 1.0 if smoothing == "gaussian" else 0.5
+        assert abs(x * size[0] - (left + right) / 2) <= tolerance * (right - left)
+        assert abs(y * size[1] - (top + bottom) / 2) <= tolerance * (bottom - top)
+        values = colormap.upsample(caption.weights[index], size, smoothing)
         y, x = np.unravel_index(values.argmax(), values.shape)
-        assert caption.geometry.cell_at(x + 0.5, y + 0.5) == (row, column)
+        assert left <= x + 0.5 <= right
+        assert top <= y + 0.5 <= bottom
 
 
-def test_no_opacity_is_the_photo(soft, tmp_path):
+@pytest.mark.parametrize("size", [(35, 28), (50, 33), (31, 90), (3, 2)])
+def test_unsmoothed_pixels_show_the_cell_they_are_in(size):
+    cells = np.arange(35, dtype=np.float32).reshape(7, 5)
+    width, height = size
+    drawn = colormap.upsample(cells, size, "none")
+    for y, x in np.ndindex(drawn.shape):
+        assert drawn[y, x] == cells[int((y + 0.5) * 7 / height), int((x + 0.5) * 5 / width)]
+
+
+def test_gaussian_is_a_normalised_sum():
+    cells = np.random.default_rng(0).random((3, 4))
+    drawn = colormap.upsample(cells, (20, 18), "gaussian")
+    for y, x in [(0, 0), (7, 13), (17, 19)]:
+        row, column = (y + 0.5) / 6, (x + 0.5) / 5
+        value, total = 0.0, 0.0
+        for r, c in np.ndindex(3, 4):
+            squared = (row - r - 0.5) ** 2 + (column - c - 0.5) ** 2
+            weight = math.exp(-squared / (2 * 1.25**2))
+            total, value = total + weight, value + weight * cells[r, c]
+        assert drawn[y, x] == pytest.approx(value / total)
+
+
+def test_opacity_0_shows_the_photo(soft, tmp_path):
     file = tmp_path / "photo.png"
-    caption = looked(hot(CELLS), save_photo("turned", file))
+    caption = make_caption(one_hot(CELLS), save_photo("turned", file))
     drawn = overlay.blend(caption, 0, file, Style(opacity=0))
     assert np.array_equal(drawn, load(file))
 
 
-@pytest.mark.parametrize("size", [(70, 35), (500, 333), (81, 190)])
-def test_bicubic_is_that_of_pillow(size):
-    cells = np.random.default_rng(0).random((5, 7), np.float32)
-    expected = Image.fromarray(cells).resize(size, Image.Resampling.BICUBIC)
-    found = colours.spread(cells, size, "bicubic")
-    np.testing.assert_allclose(found, np.maximum(expected, 0), atol=2e-5)
-
-
-def test_gaussian_is_the_plain_sum():
-    cells = np.random.default_rng(0).random((3, 4))
-    found = colours.spread(cells, (20, 18), "gaussian")
-    for y, x in [(0, 0), (7, 13), (17, 19)]:
-        row, column = (y + 0.5) / 6, (x + 0.5) / 5
-        weight, total = 0.0, 0.0
-        for r in range(3):
-            for c in range(4):
-                squared = (row - r - 0.5) ** 2 + (column - c - 0.5) ** 2
-                share = math.exp(-squared / (2 * 1.25**2))
-                total, weight = total + share * cells[r, c], weight + share
-        assert found[y, x] == pytest.approx(total / weight)
-
-
 @pytest.mark.parametrize("smoothing", ["bicubic", "gaussian", "none"])
 @pytest.mark.parametrize("scale", ["shared", "own"])
-def test_a_flat_map_looks_flat(smoothing, scale):
+def test_even_attention_paints_nothing(smoothing, scale):
     flat = np.full((1, 4, 6), 1 / 24)
-    sharp = hot([(1, 1)], (4, 6))
-    caption = looked(np.concatenate([flat, sharp]), (60, 40))
-    drawn = np.asarray(overlay.blend(caption, 0, grey((60, 40)), Style(1, scale, smoothing)))
-    above_the_tag = drawn[:15]
-    assert np.ptp(above_the_tag, axis=(0, 1)).max() <= 1
-    if scale == "shared" and smoothing != "gaussian":
-        assert above_the_tag.mean() < 20  # next to a sharp one it is dark, too
+    caption = make_caption(np.concatenate([flat, one_hot([(1, 1)], (4, 6))]), (60, 40))
+    drawn = np.asarray(overlay.blend(caption, 0, gray((60, 40)), Style(1, scale, smoothing)))
+    above_label = drawn[:15]
+    assert (above_label == 90).all()
+
+
+def test_the_photo_glows_only_where_attention_is_more_than_even():
+    weights = np.full((1, 4, 4), 0.9 / 12, np.float32)
+    weights[0, 0] = 0.1 / 4
+    photo = gray((80, 80))
+    drawn = np.asarray(
+        overlay.blend(make_caption(weights, (80, 80)), 0, photo, Style(smoothing="none"))
+    )
+    assert (drawn[:20] == 90).all()  # below even attention: not darkened either
+    assert (drawn[20:, :, 0] > 90).all()
+
+
+def test_nearly_even_maps_hardly_glow():
+    """Their small differences do not become the whole colour scale."""
+    weights = np.full((1, 8, 8), 1 / 64, np.float32)
+    weights[0, :, :4] *= 1.1
+    weights[0, :, 4:] *= 0.9
+    drawn = np.asarray(overlay.blend(make_caption(weights, (80, 80)), 0, gray((80, 80))), int)
+    assert np.abs(drawn - 90).max() < 10
+
+
+def test_the_look_of_the_paper():
+    weights = one_hot([(0, 0), (1, 1)], (2, 2)) * np.array([0.5, 0.1]).reshape(2, 1, 1)
+    style = Style(0.75, look="paper", smoothing="none")
+    photo = Image.new("RGB", (200, 200), (200, 0, 0))
+    drawn = overlay.blend(make_caption(weights, (200, 200)), 0, photo, style)
+    luminance = photo.convert("L").getpixel((0, 0))
+    assert drawn.getpixel((50, 50)) == (round(0.25 * luminance + 0.75 * 255),) * 3
+    r, g, b = drawn.getpixel((150, 150))
+    assert r == g == b < luminance  # darker where there is less
+
+
+def test_contours_are_at_half_of_the_scale():
+    ramp = np.tile(np.arange(8, dtype=np.float32), (4, 1)) / 112
+    lines, _ = heatmap.outlines(make_caption(ramp[None], (80, 40)), 0, Style(contours=True))
+    peak = max(7 / 112, 3 / 32)
+    expected = (1 / 32 + peak) / 2 * 112 + 0.5  # the column, in cells
+    assert lines
+    assert all(x == pytest.approx(expected, abs=0.06) for x, *_ in lines)
 
 
 def test_shared_and_own_scale():
-    weights = hot([(0, 0), (1, 1)], (2, 2))
-    weights[0] *= 0.5
-    weights[1] *= 0.1
-    caption = looked(weights, (200, 200))
+    weights = one_hot([(0, 0), (1, 1)], (3, 3)) * np.array([0.5, 0.2]).reshape(2, 1, 1)
+    caption = make_caption(weights, (300, 300))
 
-    def at(index, scale, x, y):
-        drawn = overlay.blend(caption, index, grey((200, 200)), Style(1, scale, "none"))
+    def color(index, scale, x, y):
+        drawn = overlay.blend(caption, index, gray((300, 300)), Style(1, scale, "none"))
         return drawn.getpixel((x, y))
 
-    lightest, fifth = tuple(colours.TABLE[255]), tuple(colours.TABLE[51])
-    assert at(0, "shared", 50, 50) == at(0, "own", 50, 50) == lightest
-    assert at(1, "shared", 150, 120) == fifth
-    assert at(1, "own", 150, 120) == lightest
+    lightest = (252, 255, 164)  # inferno at 1
+    assert color(0, "shared", 50, 50) == color(0, "own", 50, 50) == lightest
+    assert color(1, "own", 150, 120) == lightest
+    level = round(255 * (0.2 - 1 / 9) / (0.5 - 1 / 9))
+    *expected, alpha = colormap.table("glow")[level] / 255
+    painted = (1 - alpha) * 90 + alpha * 255 * np.array(expected)
+    np.testing.assert_allclose(color(1, "shared", 150, 120), painted, atol=1)
 
 
-def test_an_own_scale_says_so(soft):
-    shared = overlay.blend(soft, 0, grey((100, 140)), Style(scale="shared"))
-    own = overlay.blend(soft, 0, grey((100, 140)), Style(scale="own"))
-    changed = np.asarray(shared, int) != np.asarray(own, int)  # each map's top is 1: same colours
-    rows, columns = np.nonzero(changed.any(2))
-    assert rows.min() > 110
+def test_own_scale_is_labelled(soft):
+    shared, own = (overlay.blend(soft, 0, PHOTO, Style(scale=scale)) for scale in ("shared", "own"))
+    rows, columns = np.nonzero((np.asarray(shared, int) != np.asarray(own, int)).any(2))
+    assert rows.min() > 110  # the colours are the same, because all maxima are 1
     assert columns.min() < 10
-    assert overlay.figure(soft, grey((100, 140)), Style(scale="own")).height > (
-        overlay.figure(soft, grey((100, 140))).height
-    )
 
 
-def test_the_colour_map_is_inferno():
-    """Values of matplotlib's inferno; its lightness rises evenly, by the formula of CIELAB."""
-    known = {
-        0: (0, 0, 4),
-        64: (87, 16, 110),
-        128: (188, 55, 84),
-        192: (249, 142, 9),
-        255: (252, 255, 164),
-    }
-    for level, colour in known.items():
-        assert np.abs(colours.TABLE[level].astype(int) - colour).max() <= 2
-    shares = colours.TABLE / 255
-    linear = np.where(shares <= 0.04045, shares / 12.92, ((shares + 0.055) / 1.055) ** 2.4)
-    light = linear @ [0.2126, 0.7152, 0.0722]
-    lightness = np.where(light > 0.008856, 116 * np.cbrt(light) - 16, 903.3 * light)
-    even = np.linspace(lightness[0], lightness[-1], 256)
-    assert (np.diff(lightness) > -0.05).all()
-    assert np.abs(lightness - even).max() < 6  # evenness itself was made in CAM02-UCS
+def test_hard_attention_outlines_the_chosen_cells():
+    caption = make_caption(one_hot([(1, 3)]), (200, 280), HARD)
+    photo = gray((200, 280))
+    drawn = overlay.blend(caption, 0, photo, Style(smoothing="bicubic"))
+    for x, y in [(120, 60), (160, 60), (140, 40), (140, 80)]:  # the middle of each side
+        assert drawn.getpixel((x, y)) == CYAN
+    assert drawn.getpixel((140, 60)) == drawn.getpixel((128, 50))  # the cell is not smoothed
+    assert drawn.getpixel((140, 95)) == drawn.getpixel((20, 200))
+    soft = overlay.blend(make_caption(one_hot([(1, 3)]), (200, 280)), 0, photo)
+    expectation = replace(caption, attends="soft")
+    assert np.array_equal(overlay.blend(expectation, 0, photo), soft)
 
 
-def test_hard_attention_outlines_the_cells_it_chose():
-    caption = looked(hot([(1, 3)]), (200, 280), "LSTMDecoder: Additive × Hard (argmax)")
-    drawn = overlay.blend(caption, 0, grey((200, 280)), Style(smoothing="bicubic"))
-    cyan = (25, 230, 255)
-    for x, y in [(120, 60), (160, 60), (140, 40), (140, 80)]:  # the middles of its four sides
-        assert drawn.getpixel((x, y)) == cyan
-    inside, outside = drawn.getpixel((140, 60)), drawn.getpixel((140, 95))
-    assert inside == drawn.getpixel((128, 50))  # the whole cell is lit, nothing runs over
-    assert outside == drawn.getpixel((20, 200))
-    soft = overlay.blend(looked(hot([(1, 3)]), (200, 280)), 0, grey((200, 280)))
-    expected = "LSTMDecoder: Additive × Hard (expectation)"
-    mean = overlay.blend(looked(hot([(1, 3)]), (200, 280), expected), 0, grey((200, 280)))
-    assert np.array_equal(mean, soft)
-
-
-def test_the_cells_outlined_are_those_of_the_head_shown():
-    layers = np.stack([hot([(0, 0)]), hot([(2, 1)])], 1)[:, None]  # one layer of two heads
-    hard = "TransformerDecoder × 1: MultiHead × Hard (argmax)"
-    caption = looked(layers.mean((1, 2)), (50, 70), hard, layers=layers)
-    assert len(heat.marks(caption, 0, Style())[0]) == 8
-    assert set(heat.marks(caption, 0, Style(head=1))[0]) == {
-        (1, 2, 2, 2),
-        (1, 3, 2, 3),
-        (1, 2, 1, 3),
-        (2, 2, 2, 3),
-    }
+def test_outlines_follow_the_chosen_head():
+    layers = np.stack([one_hot([(0, 0)]), one_hot([(2, 1)])], 1)[:, None]  # one layer, two heads
+    caption = make_caption(layers.mean((1, 2)), (50, 70), HARD, layers=layers)
+    assert len(heatmap.outlines(caption, 0, Style())[0]) == 8
+    cell = {(1, 2, 2, 2), (1, 3, 2, 3), (1, 2, 1, 3), (2, 2, 2, 3)}
+    assert set(heatmap.outlines(caption, 0, Style(head=1))[0]) == cell
 
 
 def test_local_attention_shows_its_window_and_centre():
-    weights = np.zeros((1, 7, 5), np.float32)
-    weights[0, 2:5, 1:4] = 1 / 9
-    centre = np.array([[3.5, 2.5]], np.float32)
-    caption = looked(
-        weights, (200, 280), "LuongDecoder: General × LocalP2D", centre=centre, window=1
-    )
-    drawn = overlay.blend(caption, 0, grey((200, 280)))
-    cyan = (25, 230, 255)
+    drawn = overlay.blend(local_caption(), 0, gray((200, 280)))
     for x, y in [(40, 140), (160, 140), (100, 80), (100, 200), (100, 140)]:
-        assert drawn.getpixel((x, y)) == cyan
-    lines, place = heat.marks(caption, 0, Style())
-    assert len(lines) == 12  # around three by three cells, a line for each cell's side
-    assert place == (2.5, 3.5)
+        assert drawn.getpixel((x, y)) == CYAN
+    lines, centre = heatmap.outlines(local_caption(), 0, Style())
+    assert len(lines) == 12  # a line per cell side around 3 x 3 cells
+    assert centre == (2.5, 3.5)
 
 
-def test_a_window_in_raster_order_wraps_around_rows():
-    cells = np.zeros((3, 4), bool)
-    cells[0, 3] = cells[1, 0] = True
-    right = {(3, 0, 4, 0), (3, 1, 4, 1), (3, 0, 3, 1), (4, 0, 4, 1)}
-    left = {(0, 1, 1, 1), (0, 2, 1, 2), (0, 1, 0, 2), (1, 1, 1, 2)}
-    assert set(heat.outline(cells)) == right | left
-
-
-def test_entropy_is_that_of_shares():
+def test_entropy_of_normalised_weights():
     flat, one, half = np.ones((2, 3)), np.eye(2, 3) * [[1], [0]], np.eye(2, 3) * 0.25
     weights = np.stack([flat, one, half, flat * 0]).astype(np.float32)
-    found = overlay.entropies(weights)
-    np.testing.assert_allclose(found, [math.log(6), 0, math.log(2), 0], atol=1e-6)
+    expected = [math.log(6), 0, math.log(2), 0]
+    np.testing.assert_allclose(overlay.entropies(weights), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(("layer", "head"), [(1, 2), (None, 2), (1, None)])
 def test_layers_and_heads(layer, head):
     layers = np.random.default_rng(0).random((2, 3, 4, 2, 2), np.float32)
-    caption = looked(layers[:, -1].mean(1), (8, 8), layers=layers)
+    caption = make_caption(layers[:, -1].mean(1), (8, 8), layers=layers)
+    layer_indices = range(3) if layer is None else [layer]
+    head_indices = range(4) if head is None else [head]
     for word, shown in enumerate(overlay.maps(caption, Style(layer=layer, head=head))):
-        chosen = [
-            layers[word, i, j]
-            for i in range(3)
-            for j in range(4)
-            if i in (layer, i if layer is None else layer)
-            and j in (head, j if head is None else head)
-        ]
+        chosen = [layers[word, i, j] for i in layer_indices for j in head_indices]
         np.testing.assert_allclose(shown, sum(chosen) / len(chosen), rtol=1e-5)
     assert overlay.maps(caption) is caption.weights
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"opacity": 1.5}, "0 to 1"),
         ({"layer": -1}, "no layer 0"),
@@ -227,124 +220,136 @@ def test_layers_and_heads(layer, head):
         ({"layer": 3}, "no layer 4: there are 3"),
     ],
 )
-def test_a_style_that_does_not_exist(options, said):
+def test_invalid_styles(options, message):
     layers = np.zeros((1, 3, 4, 2, 2), np.float32)
-    caption = looked(layers[:, 0, 0], (8, 8), layers=layers)
-    with pytest.raises(UsageError, match=said):
+    caption = make_caption(layers[:, 0, 0], (8, 8), layers=layers)
+    with pytest.raises(UsageError, match=message):
         overlay.maps(caption, Style(**options))
 
 
-def test_a_name_that_does_not_exist():
-    """In a process of its own: here, the run-time checker of the tests would be faster."""
-    code = "from captioner.overlay import Style; Style(scale='each')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stderr.endswith("UsageError: scale is shared or own, got 'each'\n")
+@pytest.mark.parametrize(
+    ("draw", "message"),
+    [
+        (lambda caption: overlay.figure(caption), "give the image as photo="),
+        (lambda caption: overlay.figure(caption, gray((140, 100))), "the photo that was captioned"),
+        (lambda caption: overlay.blend(caption, 4, PHOTO), "counted from 0 to 3"),
+        (lambda caption: overlay.blend(caption, 0, PHOTO, longest_side=0), "1 pixel or more"),
+        (lambda caption: overlay.maps(caption, Style(layer=0)), "leave out layer and head"),
+        (lambda caption: overlay.word_attention(caption), "details=True"),
+        (lambda _: overlay.page([]), "one caption or more"),
+        (lambda caption: overlay.page([caption], [PHOTO] * 2), "as many photos, got 2"),
+    ],
+)
+def test_wrong_calls(draw, message, soft):
+    with pytest.raises(UsageError, match=message):
+        draw(soft)
 
 
-def test_what_cannot_be_drawn(soft):
-    with pytest.raises(UsageError, match="give it as photo="):
-        overlay.figure(soft)
-    with pytest.raises(UsageError, match="give the photo that was captioned"):
-        overlay.figure(soft, grey((140, 100)))
-    with pytest.raises(UsageError, match="counted from 0 to 3"):
-        overlay.blend(soft, 4, grey((100, 140)))
-    with pytest.raises(UsageError, match="leave out layer and head"):
-        overlay.figure(soft, grey((100, 140)), Style(layer=0))
-    with pytest.raises(UsageError, match="1 pixel or more"):
-        overlay.blend(soft, 0, grey((100, 140)), longest_side=0)
-    with pytest.raises(UsageError, match="one caption or more"):
-        overlay.page([])
-    with pytest.raises(UsageError, match="as many photos, got 2"):
-        overlay.page([soft], [grey((100, 140))] * 2)
-
-
+@pytest.mark.parametrize("name", export.names())
 @pytest.mark.parametrize("size", [(1, 1), (3, 900), (1000, 4)])
-def test_pictures_of_odd_shapes(size):
-    caption = looked(hot(CELLS), size)
-    assert overlay.blend(caption, 1, grey(size)).size == size
-    assert overlay.figure(caption, grey(size)).width > 200
-    assert overlay.animation(caption, grey(size))
-    assert overlay.page([caption], [grey(size)])
+def test_every_format_of_every_shape(name, size):
+    """Also with words that Pillow's own font cannot draw, and more of them than fit a line."""
+    words = ("собака", "狗", "Straße", "a") * 6
+    caption = make_caption(one_hot(CELLS * 6), size, words=words, text=" ".join(words))
+    first, *others = export.formats([name])
+    content = first.render(caption, gray(size), Style())
+    signatures = {"png": b"\x89PNG", "gif": b"GIF89a", "html": b"<!do", "json": b"{", "npz": b"PK"}
+    signatures |= {"svg": b"<?xml", "pdf": b"%PDF"}
+    assert content.startswith(signatures.get(name, b""))
+    assert [other.render(caption, gray(size), Style()) for other in others] == [None] * len(others)
 
 
-@pytest.mark.parametrize("words", [1, 5, 24])
-def test_the_figure_shows_every_map(words):
-    cells = [CELLS[i % len(CELLS)] for i in range(words)]
-    caption = looked(hot(cells), (100, 140))
-    drawn = np.asarray(overlay.figure(caption, grey((100, 140)), BARE), int)
-    lit = (np.abs(drawn - colours.TABLE[255]).max(2) <= 2).sum()
-    cell = 270 * 270 * 100 / 140 / 35
-    assert lit == pytest.approx(words * cell, rel=0.1)
+def lightest(drawn, look="glow"):
+    """Where a drawing has the colour of the highest level."""
+    return np.abs(np.asarray(drawn, int) - colormap.table(look)[255, :3]).max(2) <= 2
 
 
-def test_the_animation_goes_through_the_words(soft):
-    film = Image.open(io.BytesIO(overlay.animation(soft, grey((100, 140)))))
-    assert film.n_frames == 5
+def test_the_figure_leads_with_content_words():
+    """Their maps are large; those of the others are small, or left out."""
+    words = ("dog", "on", "grass", "a")
+    caption = make_caption(one_hot([(3, 2)] * 4), PHOTO.size, words=words, text=" ".join(words))
+    style = Style(1, smoothing="none")
+    full, short = (
+        overlay.figure(caption, PHOTO, replace(style, content_words=only)) for only in (False, True)
+    )
+    rows, columns = np.nonzero(lightest(full))
+    large = rows < rows.min() + 150
+    assert 3 * large.sum() > 2 * len(rows)
+    assert short.height < full.height
+    cell = (figures.TILE * 300 / 5) * (figures.TILE * 300 * 1.4 / 7)
+    assert lightest(short)[:-150].sum() == pytest.approx(2 * cell, rel=0.15)  # without the legend
+    assert abs(figures.TILE * 300 - np.ptp(columns[large]) + 1) < 300
+
+
+@pytest.mark.parametrize(("name", "dpi"), [("png", 300), ("svg", None), ("pdf", None)])
+def test_the_figure_as_a_file(name, dpi, soft):
+    content = export.formats([name])[0].render(soft, PHOTO, Style())
+    assert content == export.formats([name])[0].render(soft, PHOTO, Style())  # no date, no chance
+    if dpi:
+        with Image.open(io.BytesIO(content)) as image:
+            assert image.info["dpi"] == pytest.approx((dpi, dpi), abs=1)
+            assert image.size == overlay.figure(soft, PHOTO).size
+
+
+def test_a_nearly_even_map_says_so():
+    weights = np.random.default_rng(0).dirichlet(np.full(35, 50), 1).reshape(1, 7, 5)
+    caption = make_caption(weights, PHOTO.size)
+    assert figures.describe_spread(caption, 0, Style()) == "looked everywhere"
+    assert "looked everywhere" in overlay.page([caption], [PHOTO])
+
+
+def test_the_animation_cross_fades_from_word_to_word(soft):
+    film = Image.open(io.BytesIO(overlay.animation(soft, PHOTO)))
     assert film.info["loop"] == 0
-    frames = []
+    frames = {False: [], True: []}
     for number in range(film.n_frames):
         film.seek(number)
-        assert film.info["duration"] >= 500
-        frames.append(film.convert("RGB").crop((0, 0, film.width, 480)))
-    for (row, column), frame in zip(CELLS, frames[1:], strict=True):
-        x, y = heat_centre(frame, frames[0])
-        left, width = (film.width - 343) / 2, 343  # the photo stands in the middle
-        assert abs((x * film.width - left) / width * 5 - column - 0.5) <= 0.5
-        assert abs(y * 7 - row - 0.5) <= 0.5
+        frames[film.info["duration"] >= 500].append(
+            film.convert("RGB").crop((0, 0, film.width, 588))
+        )
+    held, faded = frames[True], frames[False]
+    assert (film.width, len(held), len(faded)) == (420, 5, 10)  # the photo fills the width
+    for (row, column), frame in zip(CELLS, held[1:], strict=True):
+        x, y = red_centre(frame, held[0])
+        assert abs(5 * x - column - 0.5) <= 0.5
+        assert abs(7 * y - row - 0.5) <= 0.5
+    third = (2 * np.asarray(held[1], float) + np.asarray(held[2])) / 3
+    assert np.abs(np.asarray(faded[2]) - third).mean() < 6  # 256 colours a frame
 
 
-def test_earlier_words_are_where_rows_and_columns_say():
+def test_word_attention_is_drawn_in_rows_and_columns():
     past = np.zeros((3, 1, 2, 3), np.float32)
     past[2, 0, :, 1] = 1.0
-    caption = looked(hot(CELLS[:3]), (50, 70), past=past)
-    drawn = np.asarray(overlay.past(caption), int)
-    dark = (np.abs(drawn - colours.TABLE[0]).max(2) <= 1).astype(int)
-    light = np.abs(drawn - colours.TABLE[255]).max(2) <= 1
-    rows, columns = np.nonzero(light)
-    assert np.ptp(rows) + 1 == np.ptp(columns) + 1 == 43
-    y, x = rows.min() + 3, columns.min() + 3
-    here = [[dark[y + 44 * r, x + 44 * c] for c in (-1, 0, 1)] for r in (-2, -1, 0)]
-    assert here == [[1, 0, 0], [1, 1, 0], [1, 0, 1]]  # 0: nothing, or the light one itself
-    assert overlay.past(caption, 0, 1).size == overlay.past(caption).size
+    caption = make_caption(one_hot(CELLS[:3]), (50, 70), past=past)
+    drawn = np.asarray(overlay.word_attention(caption), int)
+    rows, columns = np.nonzero(lightest(drawn))
+    side = np.ptp(rows) + 1
+    assert abs(side - np.ptp(columns) - 1) <= 2
+    y, x = rows.min() + 5, columns.min() + 5
+    dark = (np.abs(drawn - (0, 0, 4)).max(2) <= 2).astype(int)
+    neighbours = [[dark[y + side * r, x + side * c] for c in (-1, 0, 1)] for r in (-2, -1, 0)]
+    assert neighbours == [[1, 0, 0], [1, 1, 0], [1, 0, 1]]  # 0: empty, or the light cell itself
+    assert overlay.word_attention(caption, 0, 1).size == overlay.word_attention(caption).size
+    _, matrix = export.formats(["png"])
+    content = matrix.render(caption, None, Style())
+    assert Image.open(io.BytesIO(content)).size == overlay.word_attention(caption).size
 
 
-def test_without_earlier_words(soft):
-    with pytest.raises(UsageError, match="details=True"):
-        overlay.past(soft)
-
-
-def test_json_holds_the_models_own_numbers(soft):
+def test_json_and_npz_hold_the_models_numbers():
     weights = np.random.default_rng(0).dirichlet(np.ones(35), 4).reshape(4, 7, 5)
-    caption = looked(weights, (100, 140), image="dog.jpg")
+    caption = make_caption(weights, (100, 140), image="dog.jpg")
     text = json.dumps(overlay.record(caption, Style(smoothing="gaussian")), allow_nan=False)
     record = json.loads(text)
     assert list(record) == ["image", "size", "grid", "caption", "model", "mechanism", "words"]
     assert (record["image"], record["size"], record["grid"]) == ("dog.jpg", [100, 140], [7, 5])
     assert (record["caption"], record["mechanism"]) == (caption.text, caption.mechanism)
-    for word, told, expected in zip(record["words"], caption.words, weights, strict=True):
-        assert set(word) == {"word", "log_prob", "entropy", "weights"}
-        assert (word["word"], word["log_prob"]) == (told, -0.5)
-        np.testing.assert_array_equal(np.array(word["weights"], np.float32), expected.astype("f"))
-        shannon = -(expected * np.log(expected)).sum()
-        assert word["entropy"] == pytest.approx(shannon, abs=1e-4)
-
-
-def test_npz_holds_the_models_own_numbers(soft):
-    with np.load(io.BytesIO(overlay.npz(soft)), allow_pickle=False) as stored:
+    for entry, word, expected in zip(record["words"], caption.words, weights, strict=True):
+        assert set(entry) == {"word", "log_prob", "entropy", "weights"}
+        assert (entry["word"], entry["log_prob"]) == (word, -0.5)
+        np.testing.assert_array_equal(np.array(entry["weights"], np.float32), expected.astype("f"))
+        assert entry["entropy"] == pytest.approx(-(expected * np.log(expected)).sum(), abs=1e-4)
+    with np.load(io.BytesIO(overlay.npz(caption)), allow_pickle=False) as stored:
         assert set(stored) == {"weights", "words"}
         assert stored["weights"].dtype == np.float32
-        np.testing.assert_array_equal(stored["weights"], soft.weights)
-        assert tuple(stored["words"]) == soft.words
-
-
-def test_words_of_any_script(soft):
-    words = ("собака", "狗", "Straße", "a")
-    caption = looked(hot(CELLS), (100, 140), words=words, text=" ".join(words))
-    photo = grey((100, 140))
-    assert overlay.figure(caption, photo).width > 0
-    assert overlay.animation(caption, photo)
-    assert "Straße" in overlay.page([caption], [photo])
-
-
-def test_it_is_reached_from_the_front_door():
-    assert captioner.overlay.figure is overlay.figure
+        np.testing.assert_array_equal(stored["weights"], caption.weights)
+        assert tuple(stored["words"]) == caption.words

@@ -1,27 +1,26 @@
-"""Which pictures files, folders and globs name."""
+"""The images that files, folders and globs name."""
 
+import io
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from captioner import images, paths
+from captioner.cli.writers import WRITERS
 from captioner.errors import ImageError, UsageError
 
-
-def one_line(error, *parts):
-    text = str(error.value)
-    assert text.isprintable()
-    for part in parts:
-        assert part in text
+FILES = (
+    *("b.jpg", "a.PNG", "notes.txt", ".hidden.jpg", "sub/c.webp", "sub/deep/d.tiff"),
+    *(".cache/e.jpg", "odd[1].jpg", "odd1.jpg", "x.jfif", "empty/readme.md"),
+)
+IMAGES = ["a.PNG", "b.jpg", "odd1.jpg", "odd[1].jpg", "sub/c.webp", "sub/deep/d.tiff"]
 
 
 @pytest.fixture
 def tree(tmp_path, monkeypatch):
-    for name in (
-        "b.jpg", "a.PNG", "notes.txt", ".hidden.jpg", "sub/c.webp", "sub/deep/d.tiff",
-        ".cache/e.jpg", "odd[1].jpg", "odd1.jpg", "x.jfif", "empty/readme.md",
-    ):  # fmt: skip
+    for name in FILES:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "folder.jpg").mkdir()
@@ -33,81 +32,105 @@ def names(*inputs):
     return [path.as_posix() for path in paths.find(list(inputs))]
 
 
-def test_folders_are_searched_in_order(tree):
-    everything = ["a.PNG", "b.jpg", "odd1.jpg", "odd[1].jpg", "sub/c.webp", "sub/deep/d.tiff"]
-    assert names(".") == everything
-    assert paths.find([tree]) == [tree / name for name in everything]
-    assert names("sub", "b.jpg") == ["sub/c.webp", "sub/deep/d.tiff", "b.jpg"]
-    assert names(".cache") == [".cache/e.jpg"]  # hidden, but asked for
+@pytest.mark.parametrize(
+    ("inputs", "expected"),
+    [
+        (["."], IMAGES),
+        (["*"], IMAGES),
+        (["sub", "b.jpg"], ["sub/c.webp", "sub/deep/d.tiff", "b.jpg"]),
+        ([".cache"], [".cache/e.jpg"]),  # hidden, but named
+        (["x.jfif", "notes.txt", ".hidden.jpg"], ["x.jfif", "notes.txt", ".hidden.jpg"]),
+        ([], []),
+        (["[ab].*"], ["a.PNG", "b.jpg"]),
+        (["**/*.tiff"], ["sub/deep/d.tiff"]),
+        (["*.jfif"], ["x.jfif"]),
+    ],
+)
+def test_images_are_found_in_order(inputs, expected, tree):
+    assert names(*inputs) == expected
 
 
-def test_files_are_kept_as_named_in_the_order_given(tree):
-    assert names("x.jfif", "notes.txt", ".hidden.jpg") == ["x.jfif", "notes.txt", ".hidden.jpg"]
-    assert paths.find([]) == []
-    assert paths.find("b.jpg") == [Path("b.jpg")]  # not "b", ".", "j", …
-
-
-def test_globs(tree):
-    assert names("*") == [
-        "a.PNG",
-        "b.jpg",
-        "odd1.jpg",
-        "odd[1].jpg",
-        "sub/c.webp",
-        "sub/deep/d.tiff",
-    ]
-    assert names("[ab].*") == ["a.PNG", "b.jpg"]
-    assert names("**/*.tiff") == ["sub/deep/d.tiff"]
-    assert names("*.jfif") == ["x.jfif"]  # spelt out
+def test_absolute_inputs_give_absolute_paths_and_a_string_is_one_input(tree):
+    assert paths.find([tree]) == [tree / name for name in IMAGES]
     assert names(f"{tree}/s*/*") == [f"{tree}/sub/c.webp", f"{tree}/sub/deep/d.tiff"]
+    assert paths.find("b.jpg") == [Path("b.jpg")]
 
 
-def test_a_literal_name_wins_over_its_glob_reading(tree):
+def test_an_existing_name_is_not_read_as_a_glob(tree):
     assert names("odd[1].jpg") == ["odd[1].jpg"]
     Path("odd[1].jpg").unlink()
     assert names("odd[1].jpg") == ["odd1.jpg"]
 
 
-def test_nothing_is_listed_twice(tree):
+def test_an_image_is_listed_once(tree):
     assert names("b.jpg", tree / "b.jpg", "./b.jpg", "b*", ".")[:2] == ["b.jpg", "a.PNG"]
     assert len(names(".", str(tree))) == len(names("."))
 
 
 @pytest.mark.parametrize(
-    "given", ["missing.jpg", "empty", "folder.jpg", "*.nope", "n*", "", "a\0", "z" * 5000]
+    "name", ["missing.jpg", "empty", "folder.jpg", "*.nope", "n*", "", "a\0", "z" * 5000]
 )
-def test_an_input_without_pictures_is_a_usage_error(tree, given):
-    if given == "":
+def test_an_input_without_images(tree, name):
+    """Alone it is an error; beside other inputs it is reported when it is read."""
+    if name == "":
         (tree / "void").mkdir()
         os.chdir(tree / "void")
     with pytest.raises(UsageError) as error:
-        paths.find([given or "."])
-    one_line(error, ".jpg", ".tiff", *([given] if given.isalpha() and len(given) < 20 else []))
-
-
-@pytest.mark.parametrize("given", ["missing.jpg", "empty", "folder.jpg", "*.nope", "a\0"])
-def test_an_input_without_pictures_costs_only_itself(tree, given):
-    assert names(given, "b.jpg", "missing too.jpg") == [given, "b.jpg", "missing too.jpg"]
-    with pytest.raises(ImageError) as error:
-        images.load(given)
-    one_line(error)
+        paths.find([name or "."])
+    assert str(error.value).isprintable()
+    for part in (".jpg", ".tiff", *([name] if name == "empty" else [])):
+        assert part in str(error.value)
+    if name not in ("", "n*"):
+        assert names(name, tree / "b.jpg", "missing too.jpg")[::2] == [name, "missing too.jpg"]
+        with pytest.raises(ImageError) as unreadable:
+            images.load(name)
+        assert str(unreadable.value).isprintable()
 
 
 def test_links_to_folders_are_not_followed(tree):
-    (tree / "sub" / "loop").symlink_to(tree)
+    """Two of them lead to as many folders as a path may be long: 2 to the power of 40."""
+    for name in ("loop", "again", "loop.jpg"):
+        (tree / "sub" / name).symlink_to(tree)
     (tree / "sub" / "link.jpg").symlink_to(tree / "b.jpg")
     assert names("sub") == ["sub/c.webp", "sub/deep/d.tiff", "sub/link.jpg"]
+    assert names("**/*.tiff") == ["sub/deep/d.tiff"]
+    assert names(f"{tree}/**/*.tiff") == [f"{tree}/sub/deep/d.tiff"]
+    assert names("sub/**") == names("sub")
+    assert names("**/deep/**/d*") == ["sub/deep/d.tiff"]
 
 
-def test_a_stream_holds_what_matched_nothing_until_something_does(tree):
-    coming = paths.stream(["missing.jpg", ".", "b.jpg"])
-    assert [next(coming).as_posix() for _ in range(3)] == ["missing.jpg", "a.PNG", "b.jpg"]
-    assert [path.as_posix() for path in coming][-2:] == ["sub/deep/d.tiff", "b.jpg"]  # again
+def test_what_is_no_regular_file_is_listed_and_reported_when_it_is_read(tree):
+    os.mkfifo(tree / "sub" / "pipe.jpg")
+    (tree / "sub" / "circle.png").symlink_to("circle.png")
+    (tree / "sub" / "zero.gif").symlink_to("/dev/zero")
+    deep = "sub/" + "/".join("x" * 1500)  # deeper than Python's recursion
+    subprocess.run(["mkdir", "-p", deep], check=True)
+    Path(deep, "last.png").touch()
+    found = names("sub")
+    subprocess.run(["rm", "-r", "sub/x"], check=True)  # pytest cannot
+    assert found[0] == "sub/c.webp"
+    assert [name[4:] for name in found if "/x/" not in name and "deep" not in name][1:] == [
+        *("circle.png", "pipe.jpg", "zero.gif")
+    ]
+    assert found[-2].endswith("/x/last.png")
+    for name, problem in (
+        ("circle.png", "a link"),
+        ("pipe.jpg", "a named pipe"),
+        ("zero.gif", "a"),
+    ):
+        with pytest.raises(ImageError, match=f"sub/{name} is {problem}"):
+            images.load(f"sub/{name}")
 
 
-def test_a_stream_does_not_read_ahead(tree):
-    """Of a million folders, those not come to yet are not looked at."""
-    coming = paths.stream(["."])
-    assert next(coming) == Path("a.PNG")
+def test_iterate_does_not_read_ahead(tree):
+    """Inputs without a match follow the first match; subfolders are read when they are reached."""
+    stream = paths.iterate(["missing.jpg", ".", "b.jpg"])
+    assert [next(stream).as_posix() for _ in range(2)] == ["missing.jpg", "a.PNG"]
     (tree / "sub" / "deep" / "new.png").touch()
-    assert Path("sub/deep/new.png") in list(coming)
+    assert [path.as_posix() for path in stream][-2:] == ["sub/deep/new.png", "b.jpg"]
+
+
+def test_names_are_printed_on_one_line_without_escapes_for_terminals():
+    stream = io.StringIO()
+    WRITERS["text"]([(Path("a\x1b[31m\nb.jpg"), {"caption": "a dog"})], stream)
+    assert stream.getvalue() == "a\\x1b[31m\\nb.jpg\ta dog\n"

@@ -1,47 +1,50 @@
-"""Pictures read ahead, beside whoever uses them."""
-
-import sys
-from pathlib import Path
+"""Batches of pixels from many images."""
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from captioner import load
 from captioner.data.pixels import read_batches
+from captioner.errors import ImageError
 from captioner.models.encoder import Preprocessing
 
 SIZE = Preprocessing(48, 64, "bicubic", (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
 
 
 @pytest.fixture
-def pictures():
+def images():
     rng = np.random.default_rng(0)
     return [Image.fromarray(rng.integers(0, 256, (48, 64, 3), np.uint8)) for _ in range(10)]
 
 
-def test_batches_hold_the_pictures_in_order(pictures):
-    batches = list(read_batches(pictures, 4, SIZE))
+def test_batches_hold_the_images_in_order(images):
+    batches = list(read_batches(images, 4, SIZE))
     assert [batch.indices for batch in batches] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     pixels = torch.cat([batch.pixels for batch in batches])
     assert pixels.is_contiguous()
-    expected = np.stack([np.asarray(picture).transpose(2, 0, 1) for picture in pictures])
+    expected = np.stack([np.asarray(image).transpose(2, 0, 1) for image in images])
     np.testing.assert_array_equal(pixels.numpy(), expected)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="counts threads as Linux shows them")
-def test_reading_ahead_wakes_none_of_torch_s_helpers():
-    def threads():
-        return len(list(Path("/proc/self/task").iterdir()))
+def test_a_rotated_image_counts_as_unreadable(images):
+    """Its masks would not fit."""
+    expected = [(64, 48)] * 9 + [(48, 64)]
+    *_, last = read_batches(images, 4, SIZE, expected)
+    assert last.indices == [8]
+    assert "found 64 × 48 pixels, expected 48 × 64 like its masks" in str(last.failed[9])
 
-    # Large enough that torch would share the work.
-    large = Preprocessing(512, 512, "bicubic", (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
-    pictures = [Image.new("RGB", (512, 512)) for _ in range(6)]
-    cores = torch.get_num_threads()
-    torch.set_num_threads(4)
-    before = threads()
-    try:
-        most = max(threads() for _ in read_batches(pictures, 2, large))
-    finally:
-        torch.set_num_threads(cores)
-    assert most <= before + 1
+
+def test_a_model_captions_arrays_and_tensors(tiny_folder, images):
+    model = load(tiny_folder)
+    array = np.asarray(images[0])
+    expected = model.caption(images[0]).log_prob
+    for source in (array, torch.from_numpy(array.copy()), array / 255.0):
+        caption = model.caption(source)
+        assert (caption.image, caption.log_prob) == (None, pytest.approx(expected, abs=1e-5))
+    assert len(model.caption([array, array])) == 2
+    with pytest.raises(
+        ImageError, match=r"<array> has shape \(3, 48, 64\), .*; expected \(height, w"
+    ):
+        model.caption(array.transpose(2, 0, 1))

@@ -1,44 +1,56 @@
-"""What a caption says about where its model looked, for every kind of decoder."""
+"""``Predictor``: captions, their attention weights and the options, for every decoder."""
+
+import base64
+import copy
+import os
+import pickle
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+import captioner
+import runs
 from captioner.decoding import Decoding
-from captioner.errors import ImageError
-from captioner.models.captioner import Captioner
+from captioner.errors import ImageError, UsageError
 from captioner.predictor import Predictor
-from captioner.text import Vocabulary
+from forgeries import resident
 
 WORDS = ["a", "red", "blue", "circle", "square", "above", "below", "the", "of", "and"]
 SOFT = {"class_path": "Soft"}
-MULTI = {"class_path": "MultiHead", "init_args": {"heads": 2, "dim": 8, "distribution": SOFT}}
-LOCAL = {
-    "class_path": "Attention",
-    "init_args": {"distribution": {"class_path": "LocalP2D", "init_args": {"window": 1}}},
-}
+SAMPLED = {"class_path": "Hard", "init_args": {"test_time": "sample"}}
+LOCAL = {"class_path": "LocalP2D", "init_args": {"window": 1}}
+
+
+def single(distribution):
+    return {"class_path": "Attention", "init_args": {"distribution": distribution}}
+
+
+def multi(distribution):
+    options = {"heads": 2, "dim": 8, "distribution": distribution}
+    return {"class_path": "MultiHead", "init_args": options}
+
+
 LSTM = {"hidden": 8, "embedding": 6}
-TRANSFORMER = {"dim": 8, "layers": 3, "heads": 4, "feed_forward": 8, "attention": MULTI}
+INTRA = {**LSTM, "intra": True}
+HEADS = {**LSTM, "attention": multi(SOFT)}
+TRANSFORMER = {"dim": 8, "layers": 3, "heads": 4, "feed_forward": 8, "attention": multi(SOFT)}
 
 
 def predictor(name, **options):
-    """Untrained, and so sure of nothing; what it says of itself can be checked all the same."""
-    tree = {
-        "encoder": {
-            "class_path": "CNNEncoder",
-            "init_args": {"name": "efficientnet_lite0", "image_size": 64, "stride": 16},
-        },
-        "refiner": {"class_path": "Projection", "init_args": {"dim": 8}},
-        "decoder": {"class_path": name, "init_args": options},
-    }
-    captioner = Captioner.from_config(tree, Vocabulary(WORDS))
-    captioner.encoder.load_pretrained()
-    return Predictor(captioner, "tiny", "cpu")
+    """An untrained model."""
+    return Predictor(runs.small_captioner(WORDS, name, **options), "tiny", "cpu")
 
 
 @pytest.fixture(scope="module")
-def picture():
+def image():
     noise = np.random.default_rng(1).integers(0, 255, (90, 120, 3), dtype=np.uint8)
     return Image.fromarray(noise)
 
@@ -47,20 +59,8 @@ def picture():
     ("name", "options", "mechanism", "layers", "past"),
     [
         ("LSTMDecoder", LSTM, "LSTMDecoder: Additive × Soft", None, None),
-        (
-            "LSTMDecoder",
-            {**LSTM, "intra": True},
-            "LSTMDecoder: Additive × Soft, intra-attention",
-            None,
-            (1, 1),
-        ),
-        (
-            "LuongDecoder",
-            {**LSTM, "attention": MULTI},
-            "LuongDecoder: MultiHead × Soft",
-            (1, 2),
-            None,
-        ),
+        ("LSTMDecoder", INTRA, "LSTMDecoder: Additive × Soft, intra-attention", None, (1, 1)),
+        ("LuongDecoder", HEADS, "LuongDecoder: MultiHead × Soft", (1, 2), None),
         (
             "TransformerDecoder",
             TRANSFORMER,
@@ -70,13 +70,19 @@ def picture():
         ),
     ],
 )
-def test_details_say_all_there_is(name, options, mechanism, layers, past, picture):
+def test_details(name, options, mechanism, layers, past, image):
     model = predictor(name, **options)
-    plain = model.caption(picture, beam_size=3, max_length=6)
-    told = model.caption(picture, beam_size=3, max_length=6, details=True)
+    plain = model.caption(image, beam_size=3, max_length=6)
+    full = model.caption(image, beam_size=3, max_length=6, details=True)
     assert (plain.layers, plain.past, plain.centre) == (None, None, None)
-    assert told.words == plain.words
-    for caption in (told, *told.alternatives, model.explain(picture, "a red zebra above")):
+    assert full.words == plain.words
+    for caption in (full, *full.alternatives):
+        alone = model.explain(image, caption.text)
+        for weights, expected in ((caption.layers, alone.layers), (caption.past, alone.past)):
+            assert (weights is None) == (expected is None)
+            assert weights is None or np.allclose(weights, expected, atol=1e-6)
+        assert caption.score == pytest.approx(caption.log_prob / (len(caption.words) + 1))
+    for caption in (full, *full.alternatives, model.explain(image, "a red zebra above")):
         words = len(caption.words)
         assert caption.mechanism == mechanism
         assert caption.window is None
@@ -90,77 +96,259 @@ def test_details_say_all_there_is(name, options, mechanism, layers, past, pictur
             assert (np.triu(caption.past.transpose(1, 2, 0, 3), 1) == 0).all()
 
 
-def test_local_attention_says_where_its_window_is(picture):
-    model = predictor("LuongDecoder", **LSTM, attention=LOCAL)
-    told = model.explain(picture, "a red circle")
-    assert told.window == 1
-    assert told.centre.shape == (3, 2)
+def test_window_of_local_attention(image):
+    model = predictor("LuongDecoder", **LSTM, attention=single(LOCAL))
+    full = model.explain(image, "a red circle")
+    assert full.window == 1
+    assert full.centre.shape == (3, 2)
     rows, columns = np.indices((4, 4)) + 0.5
-    for weights, (row, column) in zip(told.weights, told.centre, strict=True):
+    for weights, (row, column) in zip(full.weights, full.centre, strict=True):
         outside = (abs(rows - row) > 1) | (abs(columns - column) > 1)
         assert outside.any()
         assert (weights[outside] == 0).all()
         assert weights.any()
 
 
-def test_a_model_of_many_paths_says_the_same_twice_and_draws_anew_when_asked_to(picture):
-    """What it writes and explains is settled; its sampler looks at one place, another each time."""
-    law = {"class_path": "Hard", "init_args": {"test_time": "sample"}}
-    drawing = {"class_path": "Attention", "init_args": {"distribution": law}}
-    model = predictor("LSTMDecoder", **LSTM, attention=drawing)
-    model.decoding = model.decoding.with_options({"samples": 8, "max_length": 6})
-    first, again = (model.caption(picture) for _ in range(2))
-    told = model.explain(picture, first.text)
-    for other in (again, told):
+def test_a_mean_over_paths_is_repeatable_and_its_sampler_is_not(image):
+    """The sampler attends to one cell per word and samples it in every call."""
+    model = predictor("LSTMDecoder", **LSTM, attention=single(SAMPLED))
+    first, again = (model.caption(image, samples=8, max_length=6) for _ in range(2))
+    full = model.explain(image, first.text, samples=8)
+    for other in (again, full):
+        assert other.attends == "sample"
         assert other.words == first.words
         assert other.mechanism == "LSTMDecoder: Additive × Hard (sample), mean of 8 paths"
         assert other.log_prob == pytest.approx(first.log_prob, abs=1e-4)
         np.testing.assert_allclose(other.weights, first.weights, atol=1e-4)
     sampler = model.sampler()
-    assert sampler.caption(picture).mechanism == "LSTMDecoder: Additive × Hard (sample)"
-    drawn = [sampler.explain(picture, first.text).weights for _ in range(4)]
-    for weights in drawn:
+    assert sampler.caption(image).mechanism == "LSTMDecoder: Additive × Hard (sample)"
+    samples = [sampler.explain(image, first.text).weights for _ in range(4)]
+    for weights in samples:
         assert set(np.unique(weights)) == {0.0, 1.0}
-    assert any(not np.array_equal(drawn[0], other) for other in drawn[1:])
+    assert any(not np.array_equal(samples[0], other) for other in samples[1:])
 
 
-def test_details_are_of_the_places_that_were_looked_at(picture):
-    """Of places that are drawn anew there are none; of the most probable ones there are."""
-    for test_time, known in (("argmax", True), ("sample", False)):
-        law = {"class_path": "Hard", "init_args": {"test_time": test_time}}
-        heads = {
-            "class_path": "MultiHead",
-            "init_args": {"heads": 2, "dim": 8, "distribution": law},
-        }
-        model = predictor("LuongDecoder", **LSTM, attention=heads)
-        assert (model.caption(picture, details=True).layers is not None) == known
-        assert model.explain(picture, "a red circle").layers is not None
+@pytest.mark.parametrize(
+    ("test_time", "attends"),
+    [("argmax", "argmax"), ("sample", "sample"), ("expectation", "soft"), (None, "soft")],
+)
+def test_the_kind_of_attention_and_details_of_sampled_locations(test_time, attends, image):
+    """A second pass would sample other locations than those of the caption."""
+    hard = {"class_path": "Hard", "init_args": {"test_time": test_time}}
+    model = predictor("LuongDecoder", **LSTM, attention=multi(hard if test_time else SOFT))
+    assert model.draws_locations == (test_time == "sample")
+    assert model.caption(image).attends == attends
+    if model.draws_locations:
+        with pytest.raises(UsageError, match="samples other locations in every pass"):
+            model.caption(image, details=True)
+    else:
+        assert model.caption(image, details=True).layers is not None
+    assert model.explain(image, "a red circle").layers is not None
+
+
+def test_a_loaded_model_can_be_pickled_and_copied(tiny_folder, image):
+    model = captioner.load(tiny_folder, "cpu")
+    expected = model.caption(image)
+    for other in (pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        assert other.caption(image).words == expected.words
+
+
+def test_options_of_a_search(image):
+    model = predictor("LSTMDecoder", **LSTM)
+    options = {"beam_size": 2, "max_length": 3, "length_penalty": 0.0, "no_repeat": 1}
+    caption = model.caption(image, **options)
+    (expected,) = model.captions([image], Decoding(**options))
+    assert caption.words == expected.words
+    assert len(caption.alternatives) == 1
+    assert len(caption.words) <= 3
+    with pytest.raises(TypeError, match="beam"):
+        model.caption(image, beam=2)
+    with pytest.raises(UsageError, match="from 1 to 100, got"):
+        model.caption(image, beam_size=0)
+    with pytest.raises(UsageError, match="averages over sampled locations"):
+        model.caption(image, samples=2)
+
+
+def test_a_notebook_shows_the_figure(image, tmp_path):
+    file = tmp_path / "noise.png"
+    image.save(file)
+    model = predictor("LSTMDecoder", **LSTM)
+    caption = model.caption(file, max_length=3)
+    html = caption._repr_html_()
+    head, data = html.removesuffix('">').split("base64,")
+    figure = Image.open(BytesIO(base64.b64decode(data)))
+    assert figure.size == captioner.overlay.figure(caption, dpi=120).size
+    assert f'alt="{caption.text}"' in head
+    file.unlink()
+    for unknown in (caption, model.caption(image), replace(caption, text="<b>")):
+        assert unknown._repr_html_() == f"<p>{unknown.text.replace('<b>', '&lt;b&gt;')}</p>"
 
 
 @pytest.mark.parametrize("samples", [1, 3])
-def test_several_batches_are_captioned_as_if_each_picture_were_alone(samples, tmp_path):
-    """What cannot be read keeps its place."""
-    hard = {"class_path": "Hard", "init_args": {"test_time": "sample"}}
-    law = {"class_path": "Attention", "init_args": {"distribution": hard if samples > 1 else SOFT}}
-    model = predictor("LSTMDecoder", **LSTM, attention=law)
+def test_batches_are_captioned_as_if_each_image_were_alone(samples, tmp_path):
+    """An image that cannot be read gives an error at its position."""
+    attention = single(SAMPLED if samples > 1 else SOFT)
+    model = predictor("LSTMDecoder", **LSTM, attention=attention)
     torch.manual_seed(3)
-    for parameter in model.captioner.decoder.parameters():  # so that it tells pictures apart
+    for parameter in model.captioner.decoder.parameters():  # so that captions differ
         torch.nn.init.normal_(parameter)
     rng = np.random.default_rng(2)
     sources = [
         Image.fromarray((rng.random((60, 80, 3)) * rng.integers(9, 255, 3)).astype(np.uint8))
         for _ in range(11)
     ]
-    (tmp_path / "no.jpg").write_text("no picture")
+    (tmp_path / "no.jpg").write_text("no image")
     sources[4] = str(tmp_path / "no.jpg")
     decoding = Decoding(3, 8, samples=samples, no_repeat=1)
-    found = list(model.captions(sources, decoding, 3, details=True))
-    alone = [one for s in sources for one in model.captions([s], decoding, details=True)]
-    assert isinstance(found.pop(4), ImageError)
+    details = not model.draws_locations
+    batched = list(model.captions(sources, decoding, 3, details))
+    alone = [one for s in sources for one in model.captions([s], decoding, details=details)]
+    assert isinstance(batched.pop(4), ImageError)
     assert isinstance(alone.pop(4), ImageError)
-    assert len({caption.text for caption in found}) > 1
-    for one, other in zip(found, alone, strict=True):
+    assert len({caption.text for caption in batched}) > 1
+    for one, other in zip(batched, alone, strict=True):
         assert one.words == other.words
         assert one.log_prob == pytest.approx(other.log_prob, abs=1e-3)
         np.testing.assert_allclose(one.weights, other.weights, rtol=0, atol=1e-4)
         assert [a.words for a in one.alternatives] == [a.words for a in other.alternatives]
+
+
+# Run without the type checks of the tests, which would refuse wrong types first.
+WRONG = """
+import sys, captioner
+model = captioner.load(sys.argv[1], "cpu")
+caption = model.explain(sys.argv[2], "a red zebra")
+for call in (
+    lambda: model.caption(3),
+    lambda: model.caption(sys.argv[2], beam_size="5"),
+    lambda: model.caption(sys.argv[2], length_penalty=[1]),
+    lambda: model.caption(sys.argv[2], batch_size=0),
+    lambda: model.explain(sys.argv[2], 5),
+    lambda: model.explain(sys.argv[2], "!!!"),
+    lambda: model.explain(sys.argv[2], "x" * 100_000),
+    lambda: model.explain(sys.argv[2], "a red zebra", samples=0),
+    lambda: model.explain(sys.argv[2], "a red zebra", samples=2.5),
+    lambda: captioner.load(5),
+    lambda: captioner.load("luong-dto"),
+    lambda: captioner.load(sys.argv[1], "gpu"),
+    lambda: caption.save("caption.bmp"),
+    lambda: caption.save(sys.argv[2]),
+):
+    try:
+        print(call())
+    except captioner.CaptionerError as error:
+        print(f"{type(error).__name__}: {error}")
+"""
+
+
+def test_wrong_arguments_get_a_sentence(tiny_folder, image, tmp_path):
+    photo = tmp_path / "noise.png"
+    image.save(photo)
+    done = subprocess.run(
+        [sys.executable, "-c", WRONG, str(tiny_folder), str(photo)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=runs.environment(),
+    )
+    assert done.returncode == 0, done.stderr
+    expected = (
+        *("ImageError", "UsageError: beam", "UsageError: length", "UsageError: batch_size must be"),
+        *(
+            "UsageError: a sentence to explain is a text, got int",
+            "UsageError: a caption to explain",
+        ),
+        "UsageError: a caption to explain has at most 200 words of",
+        "UsageError: samples must be a whole number from 1 to 100, got 0",
+        "UsageError: samples must be a whole number from 1 to 100, got 2.5",
+        "UsageError: a model is a name",
+        *("CheckpointError: no model at 'luong-dto'", "UsageError: device 'gpu' cannot be used"),
+        *("UsageError: cannot write 'caption.bmp': unknown suffix", "UsageError: '"),
+    )
+    for line, start in zip(done.stdout.splitlines(), expected, strict=True):
+        assert line.startswith(start), done.stdout
+        assert len(line) < 400
+    assert "did you mean luong-dot" in done.stdout
+    with Image.open(photo) as unchanged:
+        assert unchanged.size == image.size
+
+
+def test_a_caption_at_the_prompt(tiny_folder, image, tmp_path):
+    assert {"load", "Caption", "Predictor", "bundled_models"} <= set(dir(captioner))
+    assert "importlib" not in dir(captioner)
+    photo = tmp_path / "noise.png"
+    image.save(photo)
+    model = captioner.load(tiny_folder, "cpu")
+    caption = model.caption(photo)
+    start = (
+        f"Caption({caption.text!r}, image={str(photo)!r}, model={str(tiny_folder)!r}, log_prob=-"
+    )
+    assert repr(caption).startswith(start)
+    assert len(repr(caption)) < len(start) + 20
+    assert caption.to_dict()["words"] == list(caption.words)
+    assert "unknown" not in caption.to_dict()
+    for name in ("x.png", "x.GIF", "x.html", "x.json", "x.npz", "x.pdf", "x.svg"):
+        caption.save(tmp_path / name)
+        assert (tmp_path / name).stat().st_size > 500
+    with Image.open(tmp_path / "x.png") as figure:
+        assert figure.size == captioner.overlay.figure(caption).size
+
+
+def test_unknown_words_are_marked_and_maps_depend_on_earlier_words_only(image, tmp_path):
+    """The first map is the same for every sentence; an LSTMDecoder's second one, too."""
+    photo = tmp_path / "noise.png"
+    image.save(photo)
+    for name, same in (("LSTMDecoder", 2), ("LuongDecoder", 1)):
+        model = predictor(name, **LSTM)
+        torch.manual_seed(4)
+        for parameter in model.captioner.decoder.parameters():
+            torch.nn.init.normal_(parameter)
+        known, other = (model.explain(image, text) for text in ("a red circle", "asdf blue zebra"))
+        assert (known.unknown, other.unknown) == ((), (0, 2))
+        assert "unknown=['asdf', 'zebra']" in repr(other)
+        assert other.to_dict()["unknown"] == [0, 2]
+        record = captioner.overlay.record(other)["words"]
+        assert [word.get("unknown", False) for word in record] == [True, False, True]
+        assert captioner.overlay.page([replace(other, image=str(photo))]).count("word unknown") == 2
+        for word in range(3):
+            assert np.allclose(known.weights[word], other.weights[word]) == (word < same)
+
+
+def test_threads_get_the_sequential_answers(tmp_path):
+    model = predictor("LSTMDecoder", **LSTM, attention=single(SAMPLED))
+    torch.manual_seed(3)
+    for parameter in model.captioner.decoder.parameters():
+        torch.nn.init.normal_(parameter)
+    rng = np.random.default_rng(2)
+    images = [Image.fromarray(rng.integers(0, 256, (60, 80, 3), dtype=np.uint8)) for _ in range(8)]
+    options = [{"beam_size": 1 + n % 3, "samples": 4, "max_length": 6 + n} for n in range(8)]
+
+    def captions(number):
+        return [model.caption(i, **options[number]) for i in [*images[number:], images[:3]]]
+
+    expected = [captions(number) for number in range(8)]
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(captions, range(8)))
+    flat = [[str(caption) for caption in one] for one in expected]
+    assert len({text for one in flat for text in one}) > 20
+    assert [[str(caption) for caption in one] for one in found] == flat
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads /proc")
+def test_two_thousand_captions_leak_nothing(tiny_folder, image, tmp_path):
+    photo = tmp_path / "noise.jpg"
+    image.save(photo)
+    model = captioner.load(tiny_folder, "cpu")
+
+    def held():
+        return resident(os.getpid()), len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+    for number in range(2000):
+        model.caption(photo if number % 2 else image)
+        if number == 199:
+            memory, files = held()
+    grown, more = held()
+    assert more <= files
+    assert grown - memory < 30e6

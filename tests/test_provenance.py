@@ -1,4 +1,4 @@
-"""Which commit a result says that it is of."""
+"""The commit that is recorded with a result."""
 
 import re
 import subprocess
@@ -6,8 +6,8 @@ import subprocess
 from captioner import provenance
 
 
-def test_a_result_beside_it_does_not_change_a_commit(tmp_path, monkeypatch):
-    """Two measurements one after the other are of one commit; of changed code none is."""
+def test_the_commit(tmp_path, monkeypatch):
+    """Changes in docs/results do not mark the commit as changed; changes of code do."""
     code, results = tmp_path / "captioner" / "provenance.py", tmp_path / "docs" / "results"
     code.parent.mkdir()
     code.write_text("code")

@@ -1,58 +1,56 @@
-"""Pages and cards are made from the files of results, whatever could be measured."""
+"""The results page and the model cards are made from the files in docs/results."""
 
 import json
 import shutil
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from captioner import shipped
+from captioner import resources
 
 ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "docs" / "results"
 sys.path.insert(0, str(ROOT / "scripts"))
 import results_page  # noqa: E402
 from pretrained.cards import card  # noqa: E402
 
 
-@pytest.mark.parametrize("name", shipped.models())
-def test_a_card_is_made_from_the_files(name):
-    written = (shipped.models()[name] / "README.md").read_text("utf-8")
-    assert written == card(name, ROOT / "docs" / "results")
+@pytest.fixture
+def results(tmp_path):
+    """A copy of docs/results to change."""
+    return shutil.copytree(RESULTS, tmp_path / "results")
 
 
-def test_without_java_there_are_dashes_instead_of_meteor(tmp_path):
-    shutil.copytree(ROOT / "docs" / "results", tmp_path / "results")
+@pytest.mark.parametrize("name", resources.models())
+def test_the_cards_are_up_to_date(name):
+    written = (resources.models()[name] / "README.md").read_text("utf-8")
+    assert written == card(name, RESULTS)
 
-    for file in (tmp_path / "results").glob("*.json"):
+
+def test_the_page_uses_every_file(results):
+    page = results_page.page(results)
+    for file in sorted(results.glob("*.json")):
+        moved = file.rename(file.with_suffix(".away"))
+        with suppress(KeyError):  # the page cannot be made without the file
+            assert results_page.page(results) != page, f"{file.name} is in no table"
+        moved.rename(file)
+
+
+def test_without_java_meteor_is_a_dash(results):
+    for file in results.glob("*.json"):
         record = json.loads(file.read_text("utf-8"))
         designs = record.get("designs", {}).values()
         for scored in (record, *designs, *record.get("searches", [])):
             if "tokenizer" in scored.get("scores", {}):
                 scored["scores"]["meteor"] = None
         file.write_text(json.dumps(record), "utf-8")
-    dashes = results_page.page(tmp_path / "results")
-    assert len(dashes.splitlines()) == len(results_page.page().splitlines())
-    for name in shipped.models():
-        row = next(line for line in dashes.splitlines() if line.startswith(f"| {name} |"))
+    dashes = results_page.page(results).splitlines()
+    assert len(dashes) == len(results_page.page().splitlines())
+    for name in resources.models():
+        row = next(line for line in dashes if line.startswith(f"| [{name}](results/pretrained-"))
         cells = [cell.strip() for cell in row.split("|")]
-        assert cells[8] == "–"
-        assert "–" not in cells[4:8]
-        assert "| – |" in card(name, tmp_path / "results")
-
-
-def test_speed_on_another_machine_stands_below(tmp_path):
-    shutil.copytree(ROOT / "docs" / "results", tmp_path / "results")
-    record = json.loads((tmp_path / "results" / "speed-memory.json").read_text("utf-8"))
-    before = results_page.page(tmp_path / "results").splitlines()
-    record["machine"] = "an abacus"
-    record["rows"][0]["seconds"] = 123456
-    (tmp_path / "results" / "speed-memory-on-beads.json").write_text(json.dumps(record), "utf-8")
-    after = results_page.page(tmp_path / "results").splitlines()
-    added = [line for line in after if line not in before]
-    assert len(added) == 2
-    assert added[0].endswith(", an abacus.")
-    assert "| 123456 |" in added[1]
-    ours = next(number for number, line in enumerate(before) if record["command"] in line)
-    assert after[: ours + 1] == before[: ours + 1]
-    assert after.index(added[0]) > ours + len(record["rows"])
+        assert cells[6] == "–"
+        assert "–" not in cells[2:6]
+        assert "| – |" in card(name, results)

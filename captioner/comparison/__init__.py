@@ -1,1 +1,1 @@
-"""Runs beside each other: what they were scored at, in one table and in plots."""
+"""Comparison of training runs: one table with differences and intervals, and plots."""

@@ -1,24 +1,26 @@
-"""Measures of several runs: one table, its groups never mixed, differences from the first run."""
+"""Measures of several runs in one table, with differences from the first run."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from captioner.comparison.results import SECTIONS, Result, Run
+from captioner.comparison.run_results import SECTIONS, Result, Run
 from captioner.evaluation.bootstrap import Bootstrap, Estimate, Statistic
-from captioner.evaluation.tallies import statistics
+from captioner.evaluation.image_statistics import statistics as resampled_measures
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A measure of a run.
+    """One measure of one run.
 
     Attributes:
         value: the measure.
-        interval: with its 95 % interval, where images are known.
-        difference: from the first run; None for that run itself, and where that has no such measure.
-        paired: with the 95 % interval of the paired bootstrap over images, where both runs' are known.
+        interval: its 95 % confidence interval, if per-image statistics are known.
+        difference: from the first run; None for the first run, or if the first run lacks the measure.
+        paired: the difference with the 95 % interval of a paired bootstrap over images, if both runs
+            have per-image statistics of the same images.
     """
 
     value: float
@@ -29,7 +31,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Group:
-    """What was measured in one setting: for every measure a cell of each column; None if not taken."""
+    """All measures of one setting: per measure, one cell per run, None if it was not measured."""
 
     section: str
     setting: str
@@ -39,13 +41,13 @@ class Group:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All groups, in the order of ``SECTIONS``.
+    """All groups in the order of ``SECTIONS``.
 
     Attributes:
-        columns: the runs; one that was measured twice in a setting, as hard attention may be by its
-            argmax and by sampling, has a column for each.
-        groups: one for each setting.
-        notes: what must be known to read it.
+        columns: the runs. A run that was measured twice in a setting, for example hard attention by
+            argmax and by sampling, has two columns.
+        groups: one per setting.
+        notes: remarks for the reader.
     """
 
     columns: list[str]
@@ -54,12 +56,12 @@ class Comparison:
 
 
 def compare(runs: Sequence[Run], resamples: int = 2000, seed: int = 0) -> Comparison:
-    """Puts runs beside each other.
+    """Compare runs with the first of them.
 
     Args:
-        runs: the first is what the others differ from.
-        resamples: of the bootstrap.
-        seed: of the resamples, which all differences in a setting share.
+        runs: the first is the reference.
+        resamples: number of bootstrap samples.
+        seed: of the bootstrap; all differences of a setting share the samples.
     """
     settings: dict[tuple[str, str], None] = {}
     columns: dict[str, dict[tuple[str, str], Result]] = {}
@@ -75,101 +77,122 @@ def compare(runs: Sequence[Run], resamples: int = 2000, seed: int = 0) -> Compar
     groups = []
     for section, setting in sorted(settings, key=lambda key: SECTIONS.index(key[0])):
         results = [column.get((section, setting)) for column in columns.values()]
-        rows, said = _rows(list(columns), results, resamples, seed)
+        rows, remarks = _rows(list(columns), results, resamples, seed)
         groups.append(Group(section, setting, rows, results))
-        notes += [f"{section}: {note}" for note in said]
-    lone = [group.section for group in groups if _lacks_intervals(group)]
-    if lone:
+        notes += [f"{section}: {note}" for note in remarks]
+    numbers = Counter(group.section for group in groups)
+    several = [
+        f"{section}: measured in {number} different settings (data, decoding, tokenizer, machine …); "
+        "each has its own part of the table and is not compared with the others"
+        for section, number in numbers.items()
+        if number > 1
+    ]
+    if without := dict.fromkeys(group.section for group in groups if _lacks_intervals(group)):
         notes.append(
-            f"{', '.join(dict.fromkeys(lone))}: a difference without an interval is of a measure of "
-            "which it is not kept what each image adds to it"
+            f"{', '.join(without)}: differences of measures without per-image statistics have no "
+            "interval"
         )
-    return Comparison(list(columns), groups, _apart(groups) + list(dict.fromkeys(notes)))
+    return Comparison(list(columns), groups, several + list(dict.fromkeys(notes)))
 
 
 def _lacks_intervals(group: Group) -> bool:
-    """Whether some differences over images have none; speed and size are not measured over images."""
+    """Return whether a difference has no interval; speed and size never have one."""
     cells = [cell for row in group.rows.values() for cell in row if cell is not None]
     over_images = group.section not in ("speed", "size")
     return over_images and any(c.difference is not None and c.paired is None for c in cells)
 
 
-def _apart(groups: Sequence[Group]) -> list[str]:
-    """Says which sections have several settings."""
-    notes = []
-    for section in SECTIONS:
-        number = sum(group.section == section for group in groups)
-        if number > 1:
-            notes.append(
-                f"{section}: measured in {number} different settings (data, decoding, tokenizer, "
-                "machine …); each has its own part of the table, and none is compared with another"
-            )
-    return notes
-
-
 def _rows(
     names: Sequence[str], results: Sequence[Result | None], resamples: int, seed: int
 ) -> tuple[dict[str, list[Cell | None]], list[str]]:
-    """The cells of a group, and what is to be said of them."""
-    notes: list[str] = []
-    known: list[dict[str, Statistic]] = []
-    for name, result in zip(names, results, strict=True):
-        measured, note = _statistics(result)
-        known.append(measured)
-        if note:
-            notes.append(f"{name}: {note}")
-    first = results[0]
-    if first is None:
-        notes.append(f"{names[0]} was not measured in a setting that others were; no differences")
-    ids = [[tally.image_id for tally in result.tallies] if result else [] for result in results]
-    asked = [[tally.asked for tally in result.tallies] if result else [] for result in results]
-    bootstraps = {
-        len(of_run): Bootstrap(len(of_run), resamples, seed)
-        for of_run, measured in zip(ids, known, strict=True)
-        if measured
-    }
+    """Return the cells of a group by measure, and remarks."""
     measures = dict.fromkeys(name for r in results if r is not None for name in r.values)
     rows: dict[str, list[Cell | None]] = {measure: [] for measure in measures}
-    for column, result in enumerate(results):
-        same = bool(known[0] and known[column]) and ids[column] == ids[0]
-        if known[0] and known[column] and not same:
-            notes.append(f"{names[column]}: scored on other pictures than {names[0]}; no intervals")
-        elif same and asked[column] != asked[0]:
-            same = False
-            notes.append(
-                f"{names[column]}: scored on other words or mentions than {names[0]}, as models of "
-                "different vocabularies are; no intervals"
-            )
-        for measure, row in rows.items():
-            if result is None or measure not in result.values:
+    first, notes = results[0], []
+    if first is None:
+        notes.append(f"{names[0]} was not measured in this setting; no differences")
+    first_statistics: dict[str, Statistic] = {}
+    for column, (name, result) in enumerate(zip(names, results, strict=True)):
+        if result is None:
+            for row in rows.values():
                 row.append(None)
-                continue
-            value, interval = result.values[measure], result.intervals.get(measure)
-            own = known[column].get(measure)
-            if own is not None and interval is None:
-                interval = bootstraps[len(ids[column])].estimate(own)
-            difference, paired = None, None
-            if column and first is not None and measure in first.values:
-                difference = value - first.values[measure]
-                other = known[0].get(measure)
-                if same and own is not None and other is not None:
-                    paired = bootstraps[len(ids[0])].estimate(_difference(own, other))
-            row.append(Cell(value, interval, difference, paired))
+            continue
+        statistics = _statistics(result)
+        if statistics is None:
+            statistics = {}
+            notes.append(
+                f"{name}: {result.source}: the per-image statistics do not match the scores; left out"
+            )
+        if not column:
+            first_statistics = statistics
+        references: dict[str, Statistic] = {}
+        if first is not None and first_statistics and statistics:
+            if reason := _not_comparable(first, result, names[0]):
+                notes.append(f"{name}: {reason}")
+            else:
+                references = first_statistics
+        bootstrap = Bootstrap(len(result.image_statistics), resamples, seed) if statistics else None
+        for measure, row in rows.items():
+            row.append(
+                _cell(
+                    result,
+                    measure,
+                    first.values.get(measure) if column and first else None,
+                    bootstrap,
+                    statistics.get(measure),
+                    references.get(measure),
+                )
+            )
     return rows, notes
 
 
-def _statistics(result: Result | None) -> tuple[dict[str, Statistic], str]:
-    """The measures that any resample of the images can be given; and why there are none."""
-    if result is None or not result.tallies:
-        return {}, ""
-    found = statistics(result.tallies)
-    whole = np.ones((1, len(result.tallies)))
+def _cell(
+    result: Result,
+    measure: str,
+    first: float | None,
+    bootstrap: Bootstrap | None,
+    statistic: Statistic | None,
+    reference: Statistic | None,
+) -> Cell | None:
+    """Return a measure of a run, with its difference from the ``first`` run's value."""
+    if measure not in result.values:
+        return None
+    value, interval = result.values[measure], result.intervals.get(measure)
+    difference = None if first is None else value - first
+    if bootstrap is None or statistic is None:
+        return Cell(value, interval, difference)
+    interval = interval or bootstrap.estimate(statistic)
+    if first is None or reference is None:
+        return Cell(value, interval, difference)
+    paired = bootstrap.estimate(lambda counts: statistic(counts) - reference(counts))
+    return Cell(value, interval, difference, paired)
+
+
+def _not_comparable(first: Result, other: Result, name: str) -> str | None:
+    """The reason why there can be no paired bootstrap of two results; None if there can."""
+    scored = [result.image_statistics for result in (first, other)]
+    ids, asked = (
+        [[getattr(image, name) for image in images] for images in scored]
+        for name in ("image_id", "asked")
+    )
+    if ids[0] != ids[1]:
+        return f"scored on other images than {name}; no intervals"
+    if asked[0] != asked[1]:
+        return (
+            f"scored on other words or mentions than {name}, because the vocabularies differ; "
+            "no intervals"
+        )
+    return None
+
+
+def _statistics(result: Result) -> dict[str, Statistic] | None:
+    """Return the measures that can be resampled; None if they do not reproduce the result's values."""
+    if not result.image_statistics:
+        return {}
+    found = resampled_measures(result.image_statistics)
+    all_images = np.ones((1, len(result.image_statistics)))
     for measure in set(found) & set(result.values):
         value = result.values[measure]
-        if abs(float(found[measure](whole)[0]) - value) > 1e-3 * max(1.0, abs(value)):
-            return {}, f"{result.source}: its tallies of images are of other scores; left out"
-    return found, ""
-
-
-def _difference(one: Statistic, other: Statistic) -> Statistic:
-    return lambda counts: one(counts) - other(counts)
+        if abs(float(found[measure](all_images)[0]) - value) > 1e-3 * max(1.0, abs(value)):
+            return None
+    return found

@@ -1,4 +1,4 @@
-"""The pictures of one split: read, varied by chance, and put into batches."""
+"""The images of one split: read, augmented at random, and collated into batches."""
 
 import logging
 import math
@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms.v2.functional import resized_crop
 
-from captioner.data.order import Draw
+from captioner.data.mask_supervision import Supervision
 from captioner.data.records import Record
-from captioner.data.supervision import Supervision
+from captioner.data.sampler import Draw
 from captioner.errors import ImageError
 from captioner.text import PAD
 
@@ -25,16 +25,18 @@ _SIDE = re.compile(r"\b(left|right)", re.IGNORECASE)
 
 
 class Batch(NamedTuple):
-    """B pictures, each with R captions; either their annotation vectors or their pixels.
+    """B images with R captions each; either cached annotation vectors or pixels.
 
     Attributes:
-        image_ids: one per picture.
-        tokens: ``<start> words <end> <pad> …``; a picture with fewer captions has rows of ``<pad>``.
+        image_ids: one per image.
+        tokens: ``<start> words <end> <pad> …``; missing captions are rows of ``<pad>``.
         vectors: cached annotation vectors, or None.
         grid: (rows, columns) of the cached feature map.
-        pixels: images at the encoder's size, or None.
-        masks: where attention is supervised, for every token the mask of the object that it names, which
-            sums to 1; zeros where it names none.
+        pixels: images at the encoder's input size, or None.
+        masks: for supervised attention, the mask of the object that each token names, which sums to
+            1, or zeros if it names none.
+        keys: cached keys of a second stream, or None.
+        key_grid: (rows, columns) of the keys.
     """
 
     image_ids: list[int | str]
@@ -43,24 +45,27 @@ class Batch(NamedTuple):
     grid: tuple[int, int]
     pixels: UInt8[Tensor, "B 3 H W"] | None
     masks: Float32[Tensor, "B R T L"] | None = None
+    keys: Float16[Tensor, "B _ K"] | None = None
+    key_grid: tuple[int, int] | None = None
 
 
 class Item(NamedTuple):
-    """One picture before collation."""
+    """One image before collation."""
 
     image_id: int | str
     values: Tensor
     captions: list[list[int]]
     masks: list[np.ndarray] | None = None
+    keys: Tensor | None = None
 
 
 @dataclass(frozen=True)
-class Variation:
-    """What chance may do to a picture while training. Colours stay: captions name them.
+class Augmentation:
+    """Random changes of a training image. Colours do not change, because captions name them.
 
     Attributes:
-        mirror: probability of mirroring it left to right, unless a caption says left or right.
-        crop: the least part of its area that is kept; 1 keeps all. For pixels only.
+        mirror: the probability of mirroring it, unless a caption says left or right.
+        crop: the least fraction of its area that a crop keeps; 1 does not crop. For pixels only.
     """
 
     mirror: float = 0.0
@@ -68,16 +73,18 @@ class Variation:
 
 
 class CaptionDataset(Dataset[Item | None]):
-    """The pictures of one split with their captions as ids.
+    """The images of one split with their captions as token ids.
 
     Args:
-        records: the pictures.
-        captions: the ids of each one's captions.
-        source: path → cached annotation vectors, or pixels.
+        records: the images.
+        captions: the token ids of each image's captions.
+        source: reads the cached annotation vectors, or the pixels, of a path.
         grid: (rows, columns) of the cached feature map; (0, 0) for pixels.
-        rows: R, the number of captions per picture in a batch.
-        variation: of pictures that are drawn with a seed.
-        supervision: where the words of a caption are to look, if attention is supervised.
+        rows: R, the number of captions per image in a batch.
+        augmentation: applied to images that are drawn with a seed.
+        supervision: gives the target masks of captions, if attention is supervised.
+        keys: reads the cached keys of a path, if there is a second stream.
+        key_grid: (rows, columns) of the keys.
     """
 
     def __init__(
@@ -87,105 +94,94 @@ class CaptionDataset(Dataset[Item | None]):
         source: Callable[[str], np.ndarray | Tensor],
         grid: tuple[int, int],
         rows: int,
-        variation: Variation,
+        augmentation: Augmentation,
         supervision: Supervision | None = None,
+        keys: Callable[[str], np.ndarray | None] | None = None,
+        key_grid: tuple[int, int] | None = None,
     ) -> None:
-        self.supervision = supervision
         self.records, self.captions, self.source, self.grid = records, captions, source, grid
-        self.rows, self.variation = rows, variation
-        sided = [any(map(_SIDE.search, record.captions)) for record in records]
-        self.mirror = [0.0 if said else variation.mirror for said in sided]
+        self.rows, self.augmentation, self.supervision = rows, augmentation, supervision
+        self.keys, self.key_grid = keys, key_grid
+        self._has_side = np.array([any(map(_SIDE.search, r.captions)) for r in records], bool)
 
     def __len__(self) -> int:
         return len(self.records)
 
-    def __getitems__(self, draws: Sequence[int | Draw | None]) -> list[Item | None]:
-        """A batch, read in the order of the files, which a disk likes better than chance."""
-        items: list[Item | None] = [None] * len(draws)
-        places = [draw.place if isinstance(draw, Draw) else draw for draw in draws]
-        for n in sorted(range(len(draws)), key=lambda n: places[n] or 0):
-            items[n] = self[draws[n]]
-        return items
-
     def __getitem__(self, draw: int | Draw | None) -> Item | None:
-        """A picture; None, with a warning, if it cannot be read, and for an empty place."""
+        """Read an image; None for padding, and, with a warning, for an unreadable image."""
         if draw is None:
             return None
-        place, seed = draw if isinstance(draw, Draw) else (draw, 0)
-        record, captions = self.records[place], self.captions[place]
+        row, seed = draw if isinstance(draw, Draw) else (draw, None)
+        record, captions = self.records[row], self.captions[row]
         try:
-            read = self.source(record.path)
+            values = torch.as_tensor(self.source(record.path))
+            keys = None if self.keys is None else torch.as_tensor(self.keys(record.path))
         except ImageError as error:
             _LOG.warning("left out: %s", error)
             return None
-        # A row of the cache is a view of the file: copied before anything else may touch it.
-        values = read if isinstance(read, Tensor) else torch.from_numpy(np.array(read))
-        if not isinstance(draw, Draw):
-            return Item(record.image_id, values, captions[: self.rows])
+        if seed is None:
+            return Item(record.image_id, values, captions[: self.rows], keys=keys)
         rng = np.random.default_rng(seed)
-        mirrored = rng.random() < self.mirror[place]
+        mirrored = rng.random() < self.augmentation.mirror * (not self._has_side[row])
         if mirrored:
-            values = self._mirrored(values)
+            values = _mirrored(values, self.grid)
+            keys = None if keys is None else _mirrored(keys, self.key_grid)
         chosen = rng.permutation(len(captions))[: self.rows]
-        if self.variation.crop < 1:
-            values = cropped(values, self.variation.crop, rng)
-        item = Item(record.image_id, values, [captions[i] for i in chosen])
-        if self.supervision is None:
-            return item
-        masks = [self.supervision(record, int(i), captions[i]) for i in chosen]
-        if mirrored:
-            rows, columns = self.supervision.grid
-            masks = [m.reshape(-1, rows, columns)[..., ::-1].reshape(m.shape) for m in masks]
-        return item._replace(masks=masks)
-
-    def _mirrored(self, values: Tensor) -> Tensor:
-        if self.grid == (0, 0):  # pixels (3, H, W)
-            return values.flip(-1)
-        return values.view(*self.grid, -1).flip(1).flatten(0, 1)
+        if self.augmentation.crop < 1:
+            values = cropped(values, self.augmentation.crop, rng)
+        masks = None
+        if self.supervision is not None:
+            masks = [self.supervision(record, int(i), captions[i]) for i in chosen]
+            if mirrored:
+                grid = (-1, *self.supervision.grid)
+                masks = [mask.reshape(grid)[..., ::-1].reshape(mask.shape) for mask in masks]
+        return Item(record.image_id, values, [captions[i] for i in chosen], masks, keys)
 
     def collate(self, items: Sequence[Item | None]) -> Batch:
-        """Pictures that could be read, as a batch."""
-        read = [item for item in items if item is not None]
-        if not read:  # each has been named; they cost only themselves
-            nothing = torch.empty(0, 3, 1, 1, dtype=torch.uint8)
-            return Batch([], torch.empty(0, self.rows, 2, dtype=torch.long), None, (0, 0), nothing)
-        longest = max(len(caption) for item in read for caption in item.captions)
-        tokens = torch.full((len(read), self.rows, longest), PAD)
+        """Collate the images that could be read."""
+        readable = [item for item in items if item is not None]
+        if not readable:
+            pixels = torch.empty(0, 3, 1, 1, dtype=torch.uint8)
+            return Batch([], torch.empty(0, self.rows, 2, dtype=torch.long), None, (0, 0), pixels)
+        longest = max(len(caption) for item in readable for caption in item.captions)
+        tokens = torch.full((len(readable), self.rows, longest), PAD)
         masks = None
         if self.supervision is not None:
             masks = torch.zeros(*tokens.shape, math.prod(self.supervision.grid))
-        for b, item in enumerate(read):
-            # The longest first: decoders leave rows out as captions end.
+        for b, item in enumerate(readable):
+            # Longest first, because decoders drop rows as captions end.
             order = sorted(range(len(item.captions)), key=lambda i: -len(item.captions[i]))
-            for r, place in enumerate(order):
-                caption = item.captions[place]
-                tokens[b, r, : len(caption)] = torch.tensor(caption)
+            for r, i in enumerate(order):
+                length = len(item.captions[i])
+                tokens[b, r, :length] = torch.tensor(item.captions[i])
                 if masks is not None and item.masks is not None:
-                    masks[b, r, : len(caption)] = torch.from_numpy(item.masks[place].copy())
-        values = torch.stack([item.values for item in read])
-        cached = self.grid != (0, 0)
-        return Batch(
-            [item.image_id for item in read],
-            tokens,
-            values if cached else None,
-            self.grid,
-            None if cached else values,
-            masks,
-        )
+                    masks[b, r, :length] = torch.from_numpy(item.masks[i].copy())
+        values = torch.stack([item.values for item in readable])
+        ids = [item.image_id for item in readable]
+        if self.grid == (0, 0):
+            return Batch(ids, tokens, None, self.grid, values, masks)
+        keys = None
+        if self.key_grid is not None:
+            keys = torch.stack([item.keys for item in readable if item.keys is not None])
+        return Batch(ids, tokens, values, self.grid, None, masks, keys, self.key_grid)
+
+
+def _mirrored(values: Tensor, grid: tuple[int, int] | None) -> Tensor:
+    if not grid or grid == (0, 0):  # pixels (3, H, W)
+        return values.flip(-1)
+    return values.view(*grid, -1).flip(1).flatten(0, 1)
 
 
 def cropped(
     pixels: UInt8[Tensor, "3 H W"], least: float, rng: np.random.Generator
 ) -> UInt8[Tensor, "3 H W"]:
-    """A part of the picture, at least so much of its area, in the picture's own shape and size.
+    """A random crop of at least this fraction of the area, resized to the size of the image.
 
-    The shape is kept, so that nothing gets thinner or wider: what is above, beside or larger stays so.
+    The aspect ratio is kept, so that nothing gets thinner or wider.
     """
     height, width = pixels.shape[-2:]
     side = float(np.sqrt(rng.uniform(least, 1)))
-    size = [max(1, round(side * height)), max(1, round(side * width))]
-    top, left = (int(rng.integers(whole - part + 1)) for whole, part in zip((height, width), size))  # noqa: B905
-    part: Tensor = resized_crop(
-        pixels, top, left, size[0], size[1], [height, width], antialias=True
-    )
-    return part
+    rows, columns = max(1, round(side * height)), max(1, round(side * width))
+    top, left = int(rng.integers(height - rows + 1)), int(rng.integers(width - columns + 1))
+    crop: Tensor = resized_crop(pixels, top, left, rows, columns, [height, width], antialias=True)
+    return crop

@@ -1,16 +1,14 @@
-"""Pictures with object masks, and the truth that they make on the annotation grid.
+"""Images with object masks, and the masks on the annotation grid.
 
-    instances JSON + captions JSON + pictures ─▶ read() ─▶ MaskedPicture ── truth() ─▶ (L,)
+    instances JSON + captions JSON + images ─▶ read() ─▶ MaskedImage ── truth() ─▶ (L,)
 
-COCO's instances format: polygons or run-length encodings, decoded by COCO's own library. Crowd regions
-(``iscrowd``), which are drawn by the heap and not by the object, and empty masks are dropped.
+Reads COCO's instances format: polygons or run-length encodings, decoded by COCO's own library. Crowd
+regions (``iscrowd``), which outline many objects at once, and empty masks are dropped.
 """
 
-import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +16,14 @@ import numpy as np
 from jaxtyping import Float64
 from pycocotools import mask as rle
 
-from captioner.data.objects import CategoryWords, Namer, ShapePhrases
-from captioner.data.things import Thing
+from captioner.data.object_words import CategoryWords
+from captioner.data.readers.files import MALFORMED, read_json
+from captioner.data.scene_grammar import Mention, find_mentions
+from captioner.data.scene_objects import SceneObject
 from captioner.errors import DataError
-from captioner.images import Geometry
+from captioner.images import MAX_PIXELS, Geometry
+
+MAX_OUTLINE = 1e6  # largest length of a polygon's outline, in pixels
 
 _EXPECTED = (
     "COCO instances: images (id, file_name, height, width), categories (id, name), and annotations "
@@ -30,18 +32,18 @@ _EXPECTED = (
 
 
 @dataclass(frozen=True)
-class MaskedPicture:
-    """A picture, its reference captions and the masks of its objects.
+class MaskedImage:
+    """An image, its reference captions and the masks of its objects.
 
     Attributes:
-        image_id: COCO's.
-        path: of the file.
-        size: (width, height) in pixels of the picture that the masks were drawn on.
-        captions: by people; may be empty.
-        categories: of every instance that has a mask.
-        masks: of every instance, as compressed run-length encodings.
-        things: of a generated scene, one for every instance; empty for a photograph.
-        present: every category that is annotated, with or without a usable mask.
+        image_id: the id in the instances file.
+        path: the image file.
+        size: (width, height) in pixels at which the masks were drawn.
+        captions: the reference captions; may be empty.
+        categories: the category of each instance with a mask.
+        masks: the mask of each instance, as a compressed run-length encoding.
+        objects: the object of each instance of a generated scene; empty for a photo.
+        present: all annotated categories, also those without a usable mask.
     """
 
     image_id: int
@@ -50,155 +52,169 @@ class MaskedPicture:
     captions: tuple[str, ...]
     categories: tuple[str, ...]
     masks: tuple[Any, ...]
-    things: tuple[Thing, ...]
+    objects: tuple[SceneObject, ...]
     present: frozenset[str]
 
     def of(self, category: str) -> tuple[int, ...]:
-        """The places of all instances of a category."""
-        return tuple(i for i, there in enumerate(self.categories) if there == category)
+        """The indices of all instances of a category."""
+        return tuple(i for i, other in enumerate(self.categories) if other == category)
 
     def union(self, instances: Iterable[int]) -> Any:
-        """The pixels of any of these instances, run-length encoded."""
+        """The union of the masks of some instances, run-length encoded."""
         return rle.merge([self.masks[i] for i in instances])
 
     def truth(self, instances: Iterable[int], grid: tuple[int, int]) -> Float64[np.ndarray, " L"]:
-        """For every cell, in raster order, the fraction of it that these instances cover."""
+        """The fraction of every grid cell, in raster order, that some instances cover."""
         pixels = rle.decode(self.union(instances)).astype(bool)
         return Geometry(*self.size, grid).to_grid(pixels).ravel()
 
-    def overlap(self, some: Sequence[int], others: Sequence[int]) -> float:
-        """The share of the smaller of two unions that the other covers, 0 to 1."""
-        both = [self.union(some), self.union(others)]
+    def overlap(self, first: Sequence[int], second: Sequence[int]) -> float:
+        """The intersection of two unions of instances, divided by the area of the smaller one."""
+        both = [self.union(first), self.union(second)]
         shared = rle.area(rle.merge(both, intersect=True))
         return float(shared / min(rle.area(one) for one in both))
 
 
 @dataclass(frozen=True)
-class MaskedPictures:
+class MaskedImages:
     """A data set with masks.
 
     Attributes:
-        pictures: in the order of the instances file; with captions, if captions were given.
-        namer: finds the mentions of its objects in captions.
-        source: where it is from, for the report.
-        crowds: annotations dropped because they outline a crowd.
-        empty: annotations dropped because no pixel is theirs.
+        images: in the order of the instances file.
+        category_words: finds the categories in captions of photos; None for generated scenes.
+        source: the origin of the data, for reports.
+        crowds: the number of crowd annotations that were dropped.
+        empty: the number of empty masks that were dropped.
     """
 
-    pictures: tuple[MaskedPicture, ...]
-    namer: Namer
+    images: tuple[MaskedImage, ...]
+    category_words: CategoryWords | None
     source: str
     crowds: int
     empty: int
 
-    @cached_property
+    @property
     def generated(self) -> bool:
-        """Whether these are generated scenes."""
-        return isinstance(self.namer, ShapePhrases)
+        """Whether the images are generated scenes."""
+        return self.category_words is None
+
+    def mentions(self, words: Sequence[str], image: MaskedImage) -> list[Mention]:
+        """The mentions of an image's objects in a caption, given as lower-case words."""
+        if self.category_words is None:
+            return find_mentions(words, image.objects)
+        return self.category_words(words, image.categories)
 
 
 def read(
     instances: Path,
     folder: Path,
-    captions: dict[int | str, list[str]] | None = None,
+    captions: dict[Any, list[str]] | None = None,
     limit: int | None = None,
-) -> MaskedPictures:
-    """Reads a COCO instances file; one of generated scenes is known by its things.
+) -> MaskedImages:
+    """Read the images of an instances file.
 
     Args:
-        instances: the file.
-        folder: of the pictures.
-        captions: by image id; pictures without any are left out. None: no captions are needed.
-        limit: only the first so many pictures, whose masks alone are read; None for all.
+        instances: a JSON file in COCO's format.
+        folder: the folder of the image files.
+        captions: reference captions by image id; images without captions are left out.
+        limit: read the masks of the first ``limit`` images only.
 
     Raises:
-        DataError: the file is missing or no COCO instances file, a mask does not fit its picture, or
-            no picture is left.
+        DataError: the file is missing or is not a COCO instances file, a mask does not fit its image,
+            or no image is left.
     """
-    content = _json(instances)
+    content = read_json(instances)
     try:
         names = {entry["id"]: str(entry["name"]) for entry in content["categories"]}
-        by_image: dict[int, list[Any]] = defaultdict(list)
+        annotations: dict[int, list[Any]] = defaultdict(list)
         for annotation in content["annotations"]:
-            by_image[annotation["image_id"]].append(annotation)
-        scenes = any("thing" in annotation for annotation in content["annotations"])
-        images = [i for i in content["images"] if captions is None or captions.get(i["id"])]
-        images = images[:limit]
-        crowds = empty = 0
-        pictures = []
-        for image in images:
-            there = by_image.get(image["id"], [])
-            height, width = int(image["height"]), int(image["width"])
-            kept: list[tuple[str, Any, Any]] = []
-            for annotation in there:
-                if annotation.get("iscrowd"):
-                    crowds += 1
-                    continue
-                mask = _mask(annotation, height, width)
-                if rle.area(mask):
-                    thing = _thing(annotation["thing"]) if scenes else None
-                    name = (
-                        f"{thing.colour} {thing.shape}"
-                        if thing
-                        else names[annotation["category_id"]]
-                    )
-                    kept.append((name, mask, thing))
-                else:
-                    empty += 1
-            found, masks, things = zip(*kept, strict=True) if kept else ((), (), ())
-            pictures.append(
-                MaskedPicture(
-                    image["id"],
-                    str(folder / image["file_name"]),
-                    (width, height),
-                    tuple((captions or {}).get(image["id"], ())),
-                    found,
-                    masks,
-                    things if scenes else (),
-                    frozenset(found)
-                    if scenes
-                    else frozenset(names[a["category_id"]] for a in there),
-                )
-            )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+            annotations[annotation["image_id"]].append(annotation)
+        is_scene = any("thing" in annotation for annotation in content["annotations"])
+        dropped: Counter[str] = Counter()
+        entries = [e for e in content["images"] if captions is None or captions.get(e["id"])]
+        images = []
+        for entry in entries[:limit]:
+            texts = tuple((captions or {}).get(entry["id"], ()))
+            of_image = annotations[entry["id"]]
+            images.append(_image(entry, folder, texts, of_image, names, is_scene, dropped))
+        words = None if is_scene else CategoryWords(names.values())
+    except MALFORMED as error:
         raise DataError(
             f"'{instances}' cannot be used: {type(error).__name__} {error}; expected {_EXPECTED}"
         ) from error
-    if not pictures:
+    if not images:
         raise DataError(
-            f"'{instances}' and the captions have no picture in common; give files of one data set"
+            f"'{instances}' and the captions have no photo in common; give files of one data set"
         )
-    namer = ShapePhrases() if scenes else CategoryWords(names.values())
-    return MaskedPictures(tuple(pictures), namer, str(instances), crowds, empty)
+    return MaskedImages(tuple(images), words, str(instances), dropped["crowd"], dropped["empty"])
 
 
-def _json(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text("utf-8"))
-    except OSError as error:
-        raise DataError(f"cannot read '{file}': {error.strerror or error}") from error
-    except ValueError as error:
-        raise DataError(f"'{file}' is not JSON ({error}); expected {_EXPECTED}") from error
+def _image(
+    entry: Any,
+    folder: Path,
+    captions: tuple[str, ...],
+    annotations: list[Any],
+    names: dict[Any, str],
+    is_scene: bool,
+    dropped: Counter[str],
+) -> MaskedImage:
+    size = int(entry["width"]), int(entry["height"])
+    if min(size) < 1 or size[0] * size[1] > MAX_PIXELS:
+        raise ValueError(f"image {entry['id']} has {size[0]} × {size[1]} pixels")
+    single = [a for a in annotations if not a.get("iscrowd")]
+    masked = [(a, mask) for a in single if rle.area(mask := _mask(a, size))]
+    dropped["crowd"] += len(annotations) - len(single)
+    dropped["empty"] += len(single) - len(masked)
+    objects = tuple(SceneObject.from_json(a["thing"]) for a, _ in masked) if is_scene else ()
+    named = [o.category for o in objects] or [names[a["category_id"]] for a, _ in masked]
+    present = named if is_scene else [names[a["category_id"]] for a in annotations]
+    masks = tuple(mask for _, mask in masked)
+    path = str(folder / entry["file_name"])
+    return MaskedImage(
+        entry["id"], path, size, captions, tuple(named), masks, objects, frozenset(present)
+    )
 
 
-def _mask(annotation: Any, height: int, width: int) -> Any:
-    """A segmentation of any of COCO's three forms as a compressed run-length encoding."""
-    given = annotation["segmentation"]
-    if isinstance(given, list):
-        # The library takes four numbers for a box; a polygon has three corners or more.
-        polygons = [polygon for polygon in given if len(polygon) >= 6]
+def _mask(annotation: Any, size: tuple[int, int]) -> Any:
+    """A segmentation in any of COCO's three forms, as a compressed run-length encoding.
+
+    Everything is checked, because COCO's library crashes on some malformed input.
+    """
+    width, height = size
+    segmentation, number = annotation["segmentation"], annotation.get("id")
+    if isinstance(segmentation, list):
+        # The library takes four numbers for a box; a polygon has at least three corners.
+        polygons = [np.asarray(p, np.float64) for p in segmentation if len(p) >= 6]
         if not polygons:
             return rle.encode(np.zeros((height, width), np.uint8, order="F"))
-        return rle.merge(rle.frPyObjects(polygons, height, width))
-    if list(given["size"]) != [height, width]:
+        for polygon in polygons:
+            outline = np.abs(np.diff(polygon.reshape(-1, 2), axis=0)).sum()
+            if not (np.abs(polygon) <= 10 * max(size)).all() or outline > MAX_OUTLINE:
+                raise ValueError(f"a polygon of mask {number} lies far outside its photo")
+        return rle.merge(rle.frPyObjects([p.tolist() for p in polygons], height, width))
+    if list(segmentation["size"]) != [height, width]:
         raise ValueError(
-            f"mask {annotation.get('id')} is of {given['size']} pixels, its picture of {[height, width]}"
+            f"mask {number} has {segmentation['size']} pixels, its photo {[height, width]}"
         )
-    if isinstance(given["counts"], list):
-        return rle.frPyObjects(given, height, width)
-    return {"size": given["size"], "counts": given["counts"].encode()}
+    counts = segmentation["counts"]
+    runs = counts if isinstance(counts, list) else _runs(counts)
+    if min(runs, default=0) < 0 or sum(runs) != width * height:
+        raise ValueError(f"the runs of mask {number} do not add up to {[height, width]} pixels")
+    if isinstance(counts, list):
+        return rle.frPyObjects(segmentation, height, width)
+    return {"size": segmentation["size"], "counts": counts.encode()}
 
 
-def _thing(given: Any) -> Thing:
-    x, y = given["centre"]
-    return Thing(**{**given, "centre": (x, y)})
+def _runs(text: str) -> list[int]:
+    """The lengths of runs in COCO's compressed encoding: differences, in digits of five bits."""
+    runs: list[int] = []
+    value = shift = 0
+    for code in text.encode("ascii"):
+        digit = code - 48
+        value |= (digit & 31) << shift
+        shift += 5
+        if not digit & 32:  # the last digit of a number; its highest bit is the sign
+            value -= (digit & 16) << (shift - 4)
+            runs.append(value + (runs[-2] if len(runs) > 2 else 0))
+            value = shift = 0
+    return runs

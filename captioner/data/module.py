@@ -1,8 +1,8 @@
-"""Records → batches: vocabulary, annotation cache, shuffling and collation for Lightning."""
+"""The Lightning data module: vocabulary, annotation cache, and loaders of batches."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -10,23 +10,23 @@ from typing import Any, Literal
 import numpy as np
 import pytorch_lightning as pl
 import torch
-from jaxtyping import UInt8
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from captioner import images, processes
-from captioner.data import shapes_folder
-from captioner.data.dataset import CaptionDataset, Variation
-from captioner.data.features import AnnotationCache, CachingEncoder, Resized
-from captioner.data.loading import TrainingLoader
-from captioner.data.order import InOrder, Shuffled
+from captioner import distributed, images, limits
+from captioner.data import shapes_dataset
+from captioner.data.cache import AnnotationCache, PixelEncoder
+from captioner.data.dataset import Augmentation, CaptionDataset
+from captioner.data.mask_supervision import Supervision
+from captioner.data.pixels import resized
 from captioner.data.readers import READERS, read
-from captioner.data.records import SPLITS, TEST, TRAIN, VAL, Record, Records
-from captioner.data.sentences import Spoken
-from captioner.data.supervision import Supervision
+from captioner.data.records import SPLITS, TEST, TRAIN, VAL, Records
+from captioner.data.sampler import InOrder, ResumableLoader, Shuffled
+from captioner.data.tokenized import TokenizedCaptions
 from captioner.errors import DataError, unknown
-from captioner.memory import give_back_memory
-from captioner.text import Tokenizer, Vocabulary
+from captioner.fast.malloc import give_back_memory
+from captioner.models.encoder import Preprocessing
+from captioner.text import Vocabulary
 
 
 def default_cache() -> Path:
@@ -40,13 +40,12 @@ class ShapesOptions:
     """The generated scenes of ``data.name: shapes``.
 
     Attributes:
-        train: scenes to train on.
-        val: scenes for development.
-        test: scenes for the final test.
+        train: number of training scenes.
+        val: number of validation scenes.
+        test: number of test scenes.
         image_size: side of a scene in pixels.
-        max_objects: most objects in a scene.
-        level: how hard they are: ``plain``, or ``varied`` with objects, textures and things partly
-            behind others.
+        max_objects: largest number of objects in a scene.
+        level: difficulty: ``plain``, or ``varied`` with more shapes, textures and occlusion.
         seed: another seed gives other scenes.
     """
 
@@ -58,35 +57,46 @@ class ShapesOptions:
     level: str = "plain"
     seed: int = 0
 
+    def write(self, root: str | None, cache_dir: Path) -> Path:
+        """Write the scenes to ``root`` or the cache folder, unless they exist; return the folder."""
+        options = asdict(self)
+        sizes = {split: options.pop(split) for split in SPLITS}
+        name = "-".join(map(str, [*sizes.values(), *options.values()]))
+        folder = Path(root).expanduser() if root else cache_dir / "shapes" / name
+        progress = partial(_progress, total=sum(sizes.values()), title="drawing scenes")
+        shapes_dataset.write(folder, sizes=sizes, progress=progress, **options)
+        return folder
+
 
 class CaptionDataModule(pl.LightningDataModule):
-    """Pictures with captions, ready to train on.
+    """Images with captions, ready for training.
 
-    With a frozen encoder, annotation vectors are computed once and kept on disk; later epochs, runs
-    and models with the same encoder read them from there.
+    With a frozen encoder, annotation vectors are computed once and kept on disk. Later epochs, runs and
+    models with the same encoder read them from there.
 
     Args:
         name: the data set: coco, flickr8k, flickr30k, karpathy, jsonl, csv, folder, or shapes
-            (generated, needs no files); docs/data.md has them all.
-        root: its folder, as downloaded; for shapes, where the scenes are written.
-        batch_size: pictures per batch, of all processes together: a run learns the same on any number
-            of them. A training step sees ``captions_per_image`` captions of each.
-        captions_per_image: captions drawn of each picture per epoch; one with fewer gives all it has.
-        max_words: a longer training caption is cut there, and not taught to end.
-        min_count: a word seen less often in the training captions becomes ``<unk>``.
-        mirror: probability of mirroring a training picture's annotations left to right. Pictures
-            whose captions say left or right are never mirrored.
-        crop: the least part of a training picture's area that is kept, cut out anywhere; 1 keeps the
-            whole. It needs pixels: an encoder that learns, or ``cache`` images or false.
-        cache: true keeps the annotation vectors of a frozen encoder on disk; images keeps the pictures
-            at the encoder's size, for one that learns; false reads the files in every epoch.
-        cache_dir: where; by default in the user's cache folder.
-        test_split: the split that ``test`` and ``predict`` run on.
-        num_workers: processes that read pictures where there is no cache.
-        shapes: how the scenes of ``name: shapes`` are made.
+            (generated, needs no files); docs/data.md lists them all.
+        root: its folder, as downloaded; for shapes, the folder to which scenes are written.
+        batch_size: images per batch, over all processes. A training step uses ``captions_per_image``
+            captions of each image.
+        captions_per_image: captions drawn per image and epoch; images with fewer use all.
+        max_words: longer training captions are cut to this length and get no end token.
+        min_count: words that occur less often in the training captions become ``<unk>``.
+        mirror: probability of mirroring a training image left to right. Images whose captions say left
+            or right are never mirrored.
+        crop: least fraction of a training image's area that a random crop keeps; 1 does not crop.
+            Cropping needs pixels: a trainable encoder, or ``cache`` images or false.
+        cache: true keeps the annotation vectors of a frozen encoder on disk; images keeps resized
+            images, for a trainable encoder; false reads the image files in every epoch.
+        cache_dir: the cache folder; by default in the user's cache folder.
+        test_split: the split used by ``test`` and ``predict``.
+        num_workers: processes that read images.
+        shapes: the scenes of ``name: shapes``.
 
     Raises:
-        DataError: the data set is unknown, missing or broken, or has no training captions.
+        DataError: an option is out of range, or the data set is missing, broken or without training
+            captions.
     """
 
     def __init__(
@@ -106,232 +116,200 @@ class CaptionDataModule(pl.LightningDataModule):
         shapes: ShapesOptions = ShapesOptions(),  # noqa: B008 - never changed
     ) -> None:
         super().__init__()
-        for option, value in {
-            "batch_size": batch_size,
-            "captions_per_image": captions_per_image,
-            "max_words": max_words,
-            "min_count": min_count,
-        }.items():
-            if value < 1:
-                raise DataError(f"data.{option} must be 1 or more, got {value}")
-        self.batch_size, self.captions_per_image = batch_size, captions_per_image
-        for option, part in {"mirror": mirror, "crop": crop}.items():
-            if not 0 <= part <= 1 or (option == "crop" and part == 0):
-                raise DataError(f"data.{option} must be between 0 and 1, got {part}")
-        self.max_words, self.num_workers = max_words, num_workers
-        self.variation = Variation(mirror, crop)
-        self.cache_dir = Path(cache_dir).expanduser() if cache_dir else default_cache()
-        self.cache, self.test_split, self.name = cache, test_split, name
+        numbers = {"batch_size": batch_size, "captions_per_image": captions_per_image}
+        numbers |= {"max_words": max_words, "min_count": min_count}
+        for option, value in {**numbers, "mirror": mirror, "crop": crop}.items():
+            if not limits.DATA[option].accepts(value):
+                raise DataError(f"data.{option} must be {limits.DATA[option]}, got {value}")
         if test_split not in SPLITS:
             raise DataError(
                 f"data.test_split is {test_split!r}; expected one of {', '.join(SPLITS)}"
             )
-        # The folder of generated scenes, whose contents are known; None for photographs.
-        self.scenes: Path | None = None
-        if name == "shapes":
-            self.scenes = _write_scenes(root, shapes, self.cache_dir)
-            self.records = read("coco", self.scenes)
+        self.name, self.test_split, self.num_workers = name, test_split, num_workers
+        self.batch_size, self.captions_per_image = batch_size, captions_per_image
+        self.max_words, self.augmentation = max_words, Augmentation(mirror, crop)
+        self.cache = cache
+        self.cache_dir = Path(cache_dir).expanduser() if cache_dir else default_cache()
+        self.scenes = shapes.write(root, self.cache_dir) if name == "shapes" else None
+        """The folder of generated scenes; None for photos."""
+        if self.scenes is not None:
+            name, root = "coco", str(self.scenes)
         elif name not in READERS:
             raise DataError(unknown("data set", name, [*READERS, "shapes"]))
         elif root is None:
             raise DataError(f"data set {name!r} needs its folder: give --data.root DIR")
-        else:
-            self.records = read(name, root)
-        self.tokenizer = Tokenizer()
-        self._spoken: dict[str, Spoken] = {}
+        self.records = read(name, root)
+        self._tokenized: dict[str, TokenizedCaptions] = {}
         self.vocabulary = Vocabulary.build(self._captions(TRAIN), min_count)
         self._cache: AnnotationCache | None = None
 
     @property
     def words(self) -> list[str]:
-        """The vocabulary's words, for the model to be built with."""
+        """The words of the vocabulary; the model is built with them."""
         return self.vocabulary.plain_words
 
     def of_split(self, split: str) -> Records:
-        """The records of a split; DataError if there are none."""
-        found = self.records.of_split(split)
-        if not found:
+        """The records of a split; DataError if it is empty."""
+        records = self.records.of_split(split)
+        if not records:
             sizes = {s: len(self.records.of_split(s)) for s in SPLITS}
-            there = ", ".join(f"{s} ({n:,})" for s, n in sizes.items() if n)
+            others = ", ".join(f"{s} ({n:,})" for s, n in sizes.items() if n)
             raise DataError(
-                f"data set {self.name!r} has no pictures in split {split!r}; it has {there}; "
+                f"data set {self.name!r} has no photos in split {split!r}; it has {others}; "
                 "for test and predict choose another with --data.test_split"
             )
-        return found
+        return records
 
     def references(self, split: str) -> dict[int | str, list[str]]:
-        """The raw reference captions of a split's pictures, but those that the cache could not read."""
-        return {
-            r.image_id: list(r.captions) for r in self.of_split(split).take(self._usable(split))
-        }
+        """The reference captions of a split's images, except those that the cache could not read."""
+        records = self.of_split(split)
+        return {r.image_id: list(r.captions) for r in records.take(self._readable(records))}
 
     def in_order(self, captions: Mapping[int | str, str]) -> dict[int | str, str]:
-        """The captions of pictures by image id, in the order of the records."""
-        return {i: captions[i] for i in self.records.ids if i in captions}
+        """Captions by image id, in the order of the records."""
+        ids = (record.image_id for record in self.records)
+        return {image_id: captions[image_id] for image_id in ids if image_id in captions}
 
     def fill_cache(
-        self, encoder: CachingEncoder, device: torch.device | str, verify: bool = False
+        self, encoder: Any, device: torch.device | str, verify: bool = False
     ) -> AnnotationCache:
-        """Computes the annotation vectors of all pictures, unless they are on disk already.
+        """Cache the annotation vectors of all images, or, with ``cache: images``, the resized images.
 
-        With ``cache: images`` no vectors, but the pictures at the encoder's size.
+        With ``verify``, check the checksums of existing files and compute damaged ones again.
         """
         self._cache = AnnotationCache.open(
             self.cache_dir / "annotations",
-            list(self.records.paths),
-            Resized(encoder.preprocessing) if self.cache == "images" else encoder,
+            [record.path for record in self.records],
+            PixelEncoder(encoder.preprocessing) if self.cache == "images" else encoder,
             device=device,
-            progress=_progress if processes.rank() == 0 else None,
+            progress=_progress if distributed.rank() == 0 else None,
             verify=verify,
         )
         return self._cache
 
-    # Lightning's hooks. The encoder is the task's: what must be cached depends on it.
+    def caches(self, trainable: bool) -> bool:
+        """Whether annotations or pixels are cached, given whether the encoder is trainable."""
+        return self.cache == "images" or (bool(self.cache) and not trainable)
+
+    # Lightning's hooks.
 
     def setup(self, stage: str) -> None:  # noqa: ARG002 - the same for every stage
-        """Opens the cache; all processes fill together what is missing."""
+        """Open the cache; the processes share the work of filling it."""
         assert self.trainer is not None
         task: Any = self.trainer.lightning_module
         encoder = task.captioner.encoder
         encoder.load_pretrained()
-        caches = self.caches(encoder.trainable)
-        if self.variation.crop < 1 and caches and self.cache != "images":
+        cropping, caches = self.augmentation.crop < 1, self.caches(encoder.trainable)
+        if cropping and caches and self.cache != "images":
             raise DataError(
                 "data.crop needs pixels, and annotation vectors are cached: give --data.cache images"
             )
+        device = self.trainer.strategy.root_device
         if self._cache is None and caches:
-            device = self.trainer.strategy.root_device
             self.fill_cache(encoder.to(device), device)
         self._preprocessing = encoder.preprocessing
-        self._supervised: Callable[[Sequence[Record]], Supervision] | None = None
+        self._mask_grid: tuple[int, int] | None = None
         if task.objective.needs_masks:
-            device = self.trainer.strategy.root_device
-            if self.variation.crop < 1:
+            if cropping:
                 raise DataError(
-                    "attention supervised by masks needs whole pictures: leave data.crop at 1"
+                    "attention supervised by masks needs whole photos: leave data.crop at 1"
                 )
             vectors = None if self.cache == "images" else self._cache
-            grid = _grid(encoder.to(device), device) if vectors is None else vectors.grid
-            self._supervised = partial(Supervision, grid=grid)
-
-    def caches(self, trainable: bool) -> bool:
-        """Whether anything is kept, for an encoder that learns or not."""
-        return self.cache == "images" or (bool(self.cache) and not trainable)
+            self._mask_grid = (
+                vectors.key_grid or vectors.grid if vectors else _grid(encoder.to(device), device)
+            )
 
     def train_dataloader(self) -> DataLoader[Any]:
-        """Shuffled, in an order that depends on seed and epoch alone."""
+        """Training batches, in an order that depends on seed and epoch only."""
         dataset = self._dataset(TRAIN)
-        order = Shuffled(dataset, self.batch_size, global_seed())
-        loader = self._loader(dataset, order, TrainingLoader)
-        assert isinstance(loader, TrainingLoader)
-        loader.seen = self._seen
-        return loader
+        sampler = Shuffled(dataset, self.batch_size, global_seed())
+        completed = self._completed_batches
+        return ResumableLoader(completed_batches=completed, **self._options(dataset, sampler))
 
     def val_dataloader(self) -> DataLoader[Any]:
-        """Every development picture once."""
+        """Every validation image once."""
         return self._evaluation_loader(VAL)
 
     def test_dataloader(self) -> DataLoader[Any]:
-        """Every picture of ``test_split`` once."""
+        """Every image of ``test_split`` once."""
         return self._evaluation_loader(self.test_split)
 
     predict_dataloader = test_dataloader
 
-    def _seen(self) -> int:
-        """How many batches of this epoch a run that is resumed has learned from."""
+    def _evaluation_loader(self, split: str) -> DataLoader[Any]:
+        dataset = self._dataset(split)
+        return DataLoader(**self._options(dataset, InOrder(dataset, self.batch_size)))
+
+    def _options(self, dataset: CaptionDataset, sampler: InOrder) -> dict[str, Any]:
+        """The options of a loader."""
+        if self.num_workers:
+            give_back_memory()
+        return {
+            "dataset": dataset,
+            "batch_size": sampler.local_batch_size,
+            "sampler": sampler,
+            "num_workers": self.num_workers,
+            "collate_fn": dataset.collate,
+            # Without this, the loader would draw from the global generator and change later draws.
+            "generator": torch.Generator().manual_seed(0),
+            "persistent_workers": self.num_workers > 0,
+        }
+
+    def _completed_batches(self) -> int:
+        """The number of batches of this epoch that a resumed run has completed."""
         assert self.trainer is not None
         return self.trainer.fit_loop.epoch_loop.batch_progress.current.ready
 
-    def _evaluation_loader(self, split: str) -> DataLoader[Any]:
-        dataset = self._dataset(split)
-        return self._loader(dataset, InOrder(dataset, self.batch_size))
-
     def _dataset(self, split: str) -> CaptionDataset:
-        usable = self._usable(split)
-        records = self.of_split(split).take(usable)
-        captions = self._captions(split).encoded(self.vocabulary, self.max_words, usable)
-        source: Callable[[str], np.ndarray | Tensor]
+        records = self.of_split(split)
+        readable = self._readable(records)
+        records = records.take(readable)
+        captions = self._captions(split).encoded(self.vocabulary, self.max_words, readable)
+        source: Callable[[str], np.ndarray | Tensor] = partial(_pixels, self._preprocessing)
+        grid, keys, key_grid = (0, 0), None, None
         if self._cache is not None:
             source, grid = self._cache.__getitem__, self._cache.grid
-        else:
-            source, grid = partial(_pixels, preprocessing=self._preprocessing), (0, 0)
+            keys, key_grid = self._cache.keys, self._cache.key_grid
+        augmentation, supervision = Augmentation(), None
+        if split == TRAIN:
+            augmentation = self.augmentation
+            supervision = self._mask_grid and Supervision(records, self._mask_grid)
+        rows = self.captions_per_image
         return CaptionDataset(
-            records,
-            captions,
-            source,
-            grid,
-            self.captions_per_image,
-            self.variation if split == TRAIN else Variation(),
-            self._supervised(records) if self._supervised and split == TRAIN else None,
+            *(records, captions, source, grid, rows, augmentation, supervision),
+            keys=keys if key_grid else None,
+            key_grid=key_grid,
         )
 
-    def _usable(self, split: str) -> list[int]:
-        """The places in the split of the pictures that the cache could read."""
+    def _readable(self, records: Records) -> list[int]:
+        """The indices of the images that the cache could read."""
         failed: Mapping[str, str] = self._cache.failed if self._cache is not None else {}
-        paths = self.of_split(split).paths
-        return [place for place, path in enumerate(paths) if path not in failed]
+        return [index for index, record in enumerate(records) if record.path not in failed]
 
-    def _captions(self, split: str) -> Spoken:
-        """The captions of a split, taken apart once."""
-        if split not in self._spoken:
-            self._spoken[split] = Spoken(self.of_split(split), self.tokenizer)
-        return self._spoken[split]
-
-    def _loader(
-        self,
-        dataset: CaptionDataset,
-        sampler: InOrder,
-        kind: type[DataLoader[Any]] = DataLoader,
-    ) -> DataLoader[Any]:
-        if self.num_workers:
-            give_back_memory()
-        return kind(
-            dataset,
-            batch_size=sampler.own,
-            sampler=sampler,
-            num_workers=self.num_workers,
-            collate_fn=dataset.collate,
-            # Its own: a loader that drew from the global generator would change what comes after.
-            generator=torch.Generator().manual_seed(0),
-            persistent_workers=self.num_workers > 0,
-        )
+    def _captions(self, split: str) -> TokenizedCaptions:
+        """The captions of a split, tokenized once."""
+        if split not in self._tokenized:
+            self._tokenized[split] = TokenizedCaptions(self.of_split(split))
+        return self._tokenized[split]
 
 
 def global_seed() -> int:
-    """What ``seed_everything`` was called with; Lightning keeps it in the environment."""
+    """The seed given to ``seed_everything``, which Lightning keeps in the environment."""
     return int(os.environ.get("PL_GLOBAL_SEED", "0"))
 
 
-def _pixels(path: str, preprocessing: Any) -> UInt8[Tensor, "3 H W"]:
-    size = (preprocessing.height, preprocessing.width)
-    return images.to_tensor(images.load(path), size, preprocessing.interpolation)
+def _pixels(preprocessing: Preprocessing, path: str) -> Tensor:
+    return resized(images.load(path), preprocessing)
 
 
 def _grid(encoder: Any, device: torch.device) -> tuple[int, int]:
-    """(rows, columns) of what an encoder gives, from a black picture."""
+    """The (rows, columns) of the regions that are attended."""
     size = encoder.preprocessing
     with torch.no_grad():
         black = torch.zeros(1, 3, size.height, size.width, dtype=torch.uint8, device=device)
-        rows, columns = encoder(black).grid
+        annotations = encoder(black)
+    rows, columns = (annotations.keys or annotations).grid
     return rows, columns
-
-
-def _write_scenes(root: str | None, options: ShapesOptions, cache_dir: Path) -> Path:
-    """The folder of the scenes, written if they are not there."""
-    sizes = {TRAIN: options.train, VAL: options.val, TEST: options.test}
-    made = (options.image_size, options.max_objects, options.level, options.seed)
-    name = "-".join(map(str, [*sizes.values(), *made]))
-    folder = Path(root).expanduser() if root else cache_dir / "shapes" / name
-    shapes_folder.write(
-        folder,
-        seed=options.seed,
-        sizes=sizes,
-        image_size=options.image_size,
-        max_objects=options.max_objects,
-        level=options.level,
-        progress=lambda ids: _progress(list(ids), sum(sizes.values()), "drawing scenes"),
-    )
-    return folder
 
 
 def _progress(

@@ -1,45 +1,29 @@
-"""Many pictures → batches of pixels, read one batch ahead of whoever uses them."""
+"""Batches of pixels from many images; a thread reads the next batch while one is used."""
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from jaxtyping import UInt8
+from PIL import Image
 from torch import Tensor
 
 from captioner import images
 from captioner.errors import ImageError
-
-
-@runtime_checkable
-class InputSize(Protocol):
-    """What reading needs to know of an encoder's preprocessing."""
-
-    @property
-    def height(self) -> int:
-        """Height in pixels."""
-
-    @property
-    def width(self) -> int:
-        """Width in pixels."""
-
-    @property
-    def interpolation(self) -> Literal["bicubic", "bilinear"]:
-        """``bicubic`` or ``bilinear``."""
+from captioner.models.encoder import Preprocessing
 
 
 @dataclass
 class PixelBatch:
-    """Some pictures of a list, those of a batch that could be read and those that could not.
+    """The readable images of a batch, and the errors of the others.
 
     Attributes:
-        indices: places in the list of the pictures in ``pixels``.
-        sizes: their (width, height) before resizing, upright.
-        pixels: resized.
-        failed: what is wrong with each of the others, by place in the list.
+        indices: for each image in ``pixels``, its index in the list of sources.
+        sizes: (width, height) of each image before resizing, upright.
+        pixels: the resized images.
+        failed: the error of each unreadable image, by its index in the list of sources.
     """
 
     indices: list[int] = field(default_factory=list)
@@ -53,65 +37,61 @@ class PixelBatch:
 def read_batch(
     sources: Sequence[images.Source],
     indices: range,
-    size: InputSize,
+    preprocessing: Preprocessing,
     expected: Sequence[tuple[int, int]] | None = None,
 ) -> PixelBatch:
-    """The pictures at these places of the list; one that cannot be read costs only itself.
+    """Read and resize some images of a list.
 
     Args:
         sources: the list.
-        indices: the places.
-        size: to which they are resized.
-        expected: the (width, height) at which each of the list was annotated, where that matters: one
-            whose sides are exchanged has been turned since, and is left out.
+        indices: the images to read.
+        preprocessing: gives the size and the interpolation.
+        expected: the (width, height) at which each image of the list was annotated. An image with
+            exchanged sides has been rotated since and counts as unreadable.
     """
-    batch = PixelBatch()
-    read = []
+    batch, pixels = PixelBatch(), []
     for index in indices:
         try:
-            picture = images.load(sources[index])
+            image = images.load(sources[index])
+            if expected is not None and image.size == expected[index][::-1] != expected[index]:
+                raise ImageError(
+                    f"{sources[index]!s}: found {image.width} × {image.height} pixels, expected "
+                    f"{image.height} × {image.width} like its masks; rotate the photo back to its "
+                    "orientation at annotation"
+                )
         except ImageError as error:
             batch.failed[index] = error
             continue
-        annotated = picture.size if expected is None else expected[index]
-        if picture.size != annotated and picture.size == annotated[::-1]:
-            batch.failed[index] = ImageError(
-                "{}: found {} × {} pixels, expected {} × {} as its masks have; turn the picture "
-                "as it was when it was annotated".format(
-                    str(sources[index]), *picture.size, *annotated
-                )
-            )
-            continue
-        pixels = images.to_tensor(picture, (size.height, size.width), size.interpolation)
-        read.append(pixels.numpy())
+        pixels.append(resized(image, preprocessing).numpy())
         batch.indices.append(index)
-        batch.sizes.append(picture.size)
-    if read:
-        batch.pixels = torch.from_numpy(np.stack(read))
+        batch.sizes.append(image.size)
+    if pixels:
+        # numpy, not torch: torch's threads in this thread would slow down a network on the same cores.
+        batch.pixels = torch.from_numpy(np.stack(pixels))
     return batch
+
+
+def resized(image: Image.Image, preprocessing: Preprocessing) -> UInt8[Tensor, "3 H W"]:
+    """The pixels of an image at the input size of an encoder."""
+    size = preprocessing.height, preprocessing.width
+    return images.to_tensor(image, size, preprocessing.interpolation)
 
 
 def read_batches(
     sources: Sequence[images.Source],
     batch_size: int,
-    size: InputSize,
+    preprocessing: Preprocessing,
     expected: Sequence[tuple[int, int]] | None = None,
 ) -> Iterator[PixelBatch]:
-    """All pictures in order; while one batch is used, a thread reads the next.
-
-    The thread leaves torch's helpers alone: on two cores a network beside which they wait, as they do
-    between two copies, has two thirds of its speed.
-    """
-    ranges = [
-        range(start, min(start + batch_size, len(sources)))
-        for start in range(0, len(sources), batch_size)
-    ]
-    if not ranges:
-        return
+    """Read all images in order; the arguments are those of `read_batch`."""
+    everything = range(len(sources))
     with ThreadPoolExecutor(max_workers=1) as thread:
-        coming = thread.submit(read_batch, sources, ranges[0], size, expected)
-        for indices in ranges[1:]:
-            batch = coming.result()
-            coming = thread.submit(read_batch, sources, indices, size, expected)
-            yield batch
-        yield coming.result()
+        pending: Future[PixelBatch] | None = None
+        for start in everything[::batch_size]:
+            indices = everything[start : start + batch_size]
+            following = thread.submit(read_batch, sources, indices, preprocessing, expected)
+            if pending is not None:
+                yield pending.result()
+            pending = following
+        if pending is not None:
+            yield pending.result()

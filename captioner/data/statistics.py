@@ -1,145 +1,79 @@
-"""A data set in numbers: images, captions, words, and how many of them a model would know."""
+"""Statistics of a data set: images, captions, words, and the coverage of the vocabulary."""
 
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from captioner.data.readers.problems import Problems
 from captioner.data.records import SPLITS, TRAIN, Records
-from captioner.data.sentences import Spoken
+from captioner.data.tokenized import TokenizedCaptions
 from captioner.errors import DataError
-from captioner.text import Tokenizer, Vocabulary
+from captioner.text import Vocabulary
 
 
-@dataclass(frozen=True)
-class Coverage:
-    """How much of a split the vocabulary of the training captions can say, in percent.
+def statistics(
+    records: Records, problems: Problems, max_words: int, min_count: int
+) -> dict[str, Any]:
+    """Count images, captions and words, for the JSON report; splits without images are left out.
 
-    Attributes:
-        words: of all words said, every time they are.
-        captions: of the captions, those in which it knows every word.
+    ``problems`` receives the captions of more than ``max_words`` words. A word of the vocabulary occurs
+    ``min_count`` times or more in the training captions.
     """
-
-    words: float
-    captions: float
-
-
-@dataclass(frozen=True)
-class Statistics:
-    """What is in a data set; splits without images are left out.
-
-    Attributes:
-        images: number by split.
-        captions: number by split.
-        captions_per_image: how many images have so many captions.
-        caption_lengths: how many captions have so many words.
-        different_words: in the training captions.
-        vocabulary: of these, words said ``min_count`` times or more; 0 without training captions.
-        min_count: how often a word must be said.
-        coverage: of the other splits.
-    """
-
-    images: dict[str, int]
-    captions: dict[str, int]
-    captions_per_image: dict[int, int]
-    caption_lengths: dict[int, int]
-    different_words: int
-    vocabulary: int
-    min_count: int
-    coverage: dict[str, Coverage]
-
-
-def statistics(records: Records, problems: Problems, max_words: int, min_count: int) -> Statistics:
-    """Counts, and adds the captions of more than ``max_words`` words to the problems."""
-    tokenizer = Tokenizer()
     images: dict[str, int] = {}
     captions: dict[str, int] = {}
     per_image: Counter[int] = Counter()
     lengths: Counter[int] = Counter()
-    coverage: dict[str, Coverage] = {}
-    vocabulary, different = Vocabulary([]), 0
-    for split in SPLITS:  # the training captions first: the others are measured by their words
+    vocabulary = {"min_count": min_count, "words": 0, "different_words": 0}
+    coverage: dict[str, dict[str, float]] = {}
+    known: set[str] = set()
+    for split in SPLITS:  # the training split first, because it gives the vocabulary
         part = records.of_split(split)
         if not part:
             continue
-        spoken = Spoken(part, tokenizer)
+        tokenized = TokenizedCaptions(part)
         images[split] = len(part)
-        per_split: Counter[int] = Counter()
-        for record, sentences in zip(part, spoken.sentences, strict=True):
+        for record, sentences in zip(part, tokenized.sentences, strict=True):
             per_image[len(sentences)] += 1
-            per_split.update(map(len, sentences))
             for caption, sentence in zip(record.captions, sentences, strict=True):
+                lengths[len(sentence)] += 1
                 if len(sentence) > max_words:
-                    problems.add("long", [f"{record.image_id}: {len(sentence)} words: {caption!r}"])
-        captions[split] = per_split.total()
-        lengths += per_split
+                    problems.add("long", f"{record.image_id}: {len(sentence)} words: {caption!r}")
+        captions[split] = sum(map(len, tokenized.sentences))
         if split == TRAIN:
-            different = len(spoken.words)
+            vocabulary["different_words"] = len(tokenized.words)
             try:
-                vocabulary = Vocabulary.build(spoken, min_count)
-            except DataError:  # nothing is said often enough
+                known = set(Vocabulary.build(tokenized, min_count).plain_words)
+            except DataError:  # no word is frequent enough
                 continue
+            vocabulary["words"] = len(known)
         else:
-            coverage[split] = _coverage(spoken, vocabulary)
-    return Statistics(
-        images,
-        captions,
-        dict(sorted(per_image.items())),
-        dict(sorted(lengths.items())),
-        different,
-        len(vocabulary.plain_words),
-        min_count,
-        coverage,
-    )
-
-
-def _coverage(spoken: Iterable[list[str]], vocabulary: Vocabulary) -> Coverage:
-    known = set(vocabulary.plain_words)
-    words = said = whole = captions = 0
-    for sentence in spoken:
-        unknown = sum(word not in known for word in sentence)
-        words, said = words + len(sentence), said + len(sentence) - unknown
-        captions, whole = captions + 1, whole + (unknown == 0)
-    return Coverage(100 * said / max(words, 1), 100 * whole / max(captions, 1))
-
-
-def mean(counts: dict[int, int]) -> float:
-    """The mean of numbers that are counted."""
-    return sum(n * times for n, times in counts.items()) / max(sum(counts.values()), 1)
-
-
-def quantile(counts: dict[int, int], share: float) -> int:
-    """The number that such a share of all do not exceed; 0 of none."""
-    wanted, seen = share * sum(counts.values()), 0
-    for number, times in sorted(counts.items()):
-        seen += times
-        if seen >= wanted:
-            return number
-    return 0
-
-
-def as_dict(statistics: Statistics) -> dict[str, Any]:
-    """For JSON."""
-    lengths = statistics.caption_lengths
+            coverage[split] = _coverage(tokenized, known)
     return {
-        "images": statistics.images,
-        "captions": statistics.captions,
-        "captions_per_image": statistics.captions_per_image,
-        "words_per_caption": {
-            "least": min(lengths, default=0),
-            "mean": round(mean(lengths), 2),
-            "median": quantile(lengths, 0.5),
-            "most": max(lengths, default=0),
-            "counts": lengths,
-        },
-        "vocabulary": {
-            "min_count": statistics.min_count,
-            "words": statistics.vocabulary,
-            "different_words": statistics.different_words,
-            "coverage": {
-                split: {"words": round(c.words, 2), "captions": round(c.captions, 2)}
-                for split, c in statistics.coverage.items()
-            },
-        },
+        "images": images,
+        "captions": captions,
+        "captions_per_image": dict(sorted(per_image.items())),
+        "words_per_caption": {**summary(lengths), "counts": dict(sorted(lengths.items()))},
+        "vocabulary": {**vocabulary, "coverage": coverage},
+    }
+
+
+def _coverage(tokenized: TokenizedCaptions, known: set[str]) -> dict[str, float]:
+    """The percentages of words in the vocabulary, and of captions with only such words."""
+    shares = [[word in known for word in sentence] for sentence in tokenized]
+    words = [is_known for sentence in shares for is_known in sentence]
+    return {
+        "words": round(100 * sum(words) / max(len(words), 1), 2),
+        "captions": round(100 * sum(map(all, shares)) / max(len(shares), 1), 2),
+    }
+
+
+def summary(counts: Counter[int]) -> dict[str, Any]:
+    """Least, mean, median and largest of some values, given how often each occurs; 0 without values."""
+    values = np.sort(np.fromiter(counts.elements(), int)) if counts else np.zeros(1, int)
+    return {
+        "least": int(values[0]),
+        "mean": round(float(values.mean()), 2),
+        "median": int(values[(len(values) - 1) // 2]),
+        "most": int(values[-1]),
     }

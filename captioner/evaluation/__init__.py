@@ -1,1 +1,1 @@
-"""Numbers that say how good a caption is."""
+"""Caption metrics, and tests of attention: grounding and faithfulness."""

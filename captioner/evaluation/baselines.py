@@ -1,103 +1,93 @@
-"""Maps that know nothing of the word, or nothing of the picture: what a model is measured against.
-
-What is learned from masks is learned from training pictures where their masks are given, and otherwise
-from the evaluated pictures but the one in question.
-"""
+"""Baseline maps, which do not depend on the word or on the image."""
 
 from collections import defaultdict
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float64, Int, Shaped
+from jaxtyping import Float64, Int
 
-from captioner.data.masks import MaskedPicture
-from captioner.evaluation.localisation import normalised
+from captioner.data.masks import MaskedImage
+from captioner.evaluation.localisation import Maps, normalised
 
-MARGIN = 1e-6  # of the oracle's weight, that ranks the cells behind the fullest
+MARGIN = 1e-6  # the oracle's weight on cells other than the fullest
 
 
 class MaskPrior:
-    """Where masks lie on average.
+    """Sums of masks by category and by image.
 
     Args:
-        pictures: whose masks are averaged.
+        images: images whose masks are averaged.
         grid: (rows, columns).
-        leave_out: whether these are the evaluated pictures, each to be left out of its own average.
+        source: name of the training images; None if these are the evaluated images, each of which is
+            then left out of its own prior.
     """
 
     def __init__(
-        self, pictures: Sequence[MaskedPicture], grid: tuple[int, int], leave_out: bool
+        self, images: Sequence[MaskedImage], grid: tuple[int, int], source: str | None = None
     ) -> None:
-        self.grid, self.leave_out = grid, leave_out
-        # The category, the picture's place and the mask of all objects of a category in a picture.
-        self.sums: dict[str, np.ndarray] = defaultdict(lambda: np.zeros(grid[0] * grid[1]))
-        self.counts: dict[str, int] = defaultdict(int)
-        self.own: dict[tuple[str, int], np.ndarray] = {}
-        self.total = np.zeros(grid[0] * grid[1])
-        self.of_picture: dict[int, np.ndarray] = defaultdict(lambda: np.zeros(grid[0] * grid[1]))
-        for place, picture in enumerate(pictures):
-            for category in dict.fromkeys(picture.categories):
-                mask = picture.truth(picture.of(category), grid)
-                self.sums[category] += mask
-                self.counts[category] += 1
-                self.total += mask
-                if leave_out:
-                    self.own[category, place] = mask
-                    self.of_picture[place] += mask
+        self.grid = grid
+        self.leave_out = source is None
+        self.description = "masks of the other evaluated images"
+        if source is not None:
+            self.description = f"masks of {len(images)} training images: {source}"
+        self._masks: dict[str, dict[int, np.ndarray]] = defaultdict(dict)  # category → image → mask
+        self._images: dict[int, np.ndarray] = {}
+        self._total = np.zeros(grid[0] * grid[1])
+        for index, image in enumerate(images):
+            masks = {c: image.truth(image.of(c), grid) for c in dict.fromkeys(image.categories)}
+            for category, mask in masks.items():
+                self._masks[category][index] = mask
+            self._images[index] = np.sum([np.zeros_like(self._total), *masks.values()], axis=0)
+            self._total = self._total + self._images[index]
+        self._sums = {category: sum(masks.values()) for category, masks in self._masks.items()}
 
-    def category(self, category: str, place: int) -> Float64[np.ndarray, " L"]:
-        """The mean mask of a category, for a picture; of all where no other picture has it."""
-        seen, own = self.counts.get(category, 0), self.own.get((category, place))
-        if seen > (own is not None):
-            return self.sums[category] - (0 if own is None else own)
-        return self._all(place)
+    def category(self, category: str, exclude: int | None) -> Float64[np.ndarray, " L"]:
+        """Return the sum of a category's masks; of all masks if no image has the category.
 
-    def centre(self, place: int) -> Float64[np.ndarray, " L"]:
-        """The Gaussian with the mean and the covariance of all masks, at the centres of the cells."""
-        mass = np.clip(self._all(place), 0, None)
+        ``exclude`` is the index of an image to leave out; None uses all images.
+        """
+        masks = self._masks.get(category, {})
+        if len(masks) > (exclude in masks):
+            return np.asarray(self._sums[category] - masks.get(exclude, 0))  # type: ignore[arg-type]
+        return self._all(exclude)
+
+    def centre(self, exclude: int | None) -> Float64[np.ndarray, " L"]:
+        """Return the Gaussian with the mean and covariance of all masks; see ``category``."""
+        mass = np.clip(self._all(exclude), 0, None)
         if mass.sum() <= 0:
             return mass
         rows, columns = self.grid
         y, x = np.mgrid[:rows, :columns].reshape(2, -1)
         points = np.stack([(y + 0.5) / rows, (x + 0.5) / columns])
-        mean = points @ mass / mass.sum()
-        away = points - mean[:, None]
-        # A cell is no point: its own spread keeps the covariance of a single cell from vanishing.
-        spread = (mass * away) @ away.T / mass.sum() + np.diag([rows**-2, columns**-2]) / 12
-        return np.exp(-0.5 * np.einsum("il,ij,jl->l", away, np.linalg.inv(spread), away))
+        offsets = points - (points @ mass / mass.sum())[:, None]
+        # The variance inside a cell keeps the covariance of a single cell invertible.
+        covariance = np.diag([rows**-2, columns**-2]) / 12
+        covariance += (mass * offsets) @ offsets.T / mass.sum()
+        return np.exp(-0.5 * np.einsum("il,ij,jl->l", offsets, np.linalg.inv(covariance), offsets))
 
-    def _all(self, place: int) -> Float64[np.ndarray, " L"]:
-        if self.leave_out and place in self.of_picture:
-            return self.total - self.of_picture[place]
-        return self.total
+    def _all(self, exclude: int | None) -> Float64[np.ndarray, " L"]:
+        return self._total if exclude is None else self._total - self._images[exclude]
 
 
 def mean_of_others(
-    maps: Float64[np.ndarray, "N L"], picture: Int[np.ndarray, " N"], asked: Int[np.ndarray, " M"]
+    maps: Maps, image: Int[np.ndarray, " N"], queries: Int[np.ndarray, " M"]
 ) -> Float64[np.ndarray, "M L"]:
-    """For each picture asked about, by its place, the mean of the maps of all others.
+    """Return, for each queried image, the mean map of all other images.
 
     Args:
-        maps: of captions.
-        picture: the place of the picture of each.
-        asked: places of pictures.
+        maps: one map per caption.
+        image: index of the image of each map.
+        queries: indices of images.
     """
-    sums = np.zeros((max(picture.max(), asked.max()) + 1, maps.shape[1]))
-    np.add.at(sums, picture, maps)
-    return normalised(np.clip(maps.sum(0) - sums[asked], 0, None))
+    sums = np.zeros((max(image.max(), queries.max()) + 1, maps.shape[1]))
+    np.add.at(sums, image, maps)
+    return normalised(np.clip(maps.sum(0) - sums[queries], 0, None))
 
 
-def shuffled(
-    weights: Shaped[np.ndarray, "T L"], rng: np.random.Generator
-) -> Shaped[np.ndarray, "T L"]:
-    """A caption's maps dealt out to its words anew."""
-    return weights[rng.permutation(len(weights))]
+def oracle(masks: Maps) -> Maps:
+    """Return the best maps on this grid: almost all weight on the cells that the mask covers most.
 
-
-def oracle(masks: Float64[np.ndarray, "N L"]) -> Float64[np.ndarray, "N L"]:
-    """What is best on this grid: all weight on the fullest cells, the others ranked by the mask.
-
-    A cell that a mask only touches lets even the best map spill: this is how much.
+    Their mass is an upper bound, below 1 if the mask fills no cell. The other cells are ranked by mask.
     """
     fullest = masks >= masks.max(1, keepdims=True)
     return (1 - MARGIN) * normalised(fullest) + MARGIN * normalised(masks)

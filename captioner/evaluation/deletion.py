@@ -1,159 +1,160 @@
-"""The deletion curve of a word: what is left of its probability as regions are erased.
+"""Deletion curves: how far a word's log-probability drops as image regions are erased.
 
-For the word at step t the decoder has the memory of the whole picture, and only step t sees the
-erased one, in which the picture's mean annotation stands in for each erased annotation
-(``captioner.models.erasure``). Attention is computed anew: it may look elsewhere, as it would had
-the region shown nothing. Samek et al. 2017 (arXiv 1509.06321) and Petsiuk, Das, Saenko 2018
-(arXiv 1806.07421) test maps of a classifier so.
+The image's mean vector replaces an erased annotation vector (``captioner.models.erasure``), at the
+step of the word only: the decoder state before that step is that of the whole image. Attention is
+recomputed. Samek et al. 2017 (arXiv 1509.06321) and Petsiuk, Das, Saenko 2018 (arXiv 1806.07421) use
+deletion curves to test saliency maps of classifiers.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from captioner.models.annotations import Annotations
-from captioner.models.decoder import Decoded, Decoder, of_pictures
+from captioner.models.decoder import Decoded, Decoder, index_batch
 from captioner.models.erasure import Erasure
 from captioner.text import PAD, START
 
-Order = Literal["most", "random", "least"]
-ORDERS: tuple[Order, ...] = get_args(Order)
+ORDERS = ("most", "random", "least")
+"""Regions are erased by decreasing weight, in random order, or by increasing weight."""
 SHARES = (0.05, 0.1, 0.2, 0.5)
-"""Of a picture's regions, erased one after the other; before them, one region alone."""
+"""Shares of an image's regions to erase; a single region is erased first."""
+DRAWS = 3
+"""Number of random orders that ``random`` is averaged over."""
 
 
 @dataclass(frozen=True)
-class Falls:
-    """What erasing regions costs each word of a caption.
+class LogProbDrop:
+    """Deletion curves of the words of a caption.
 
     Attributes:
-        log_probs: of each word, nothing erased, in nats.
-        falls: how far the log-probability falls, for each of ``ORDERS`` and number of regions.
-        shares: which share of the regions is erased, in (0, 1], increasing.
+        log_probs: log-probability of each word with nothing erased, in nats.
+        drops: drop of the log-probability, for each of ``ORDERS`` and number of erased regions.
+        shares: erased share of the regions, in (0, 1], increasing.
     """
 
     log_probs: Float[Tensor, " T"]
-    falls: Float[Tensor, "T 3 Q"]
+    drops: Float[Tensor, "T 3 Q"]
     shares: Float[Tensor, " Q"]
 
     @property
     def areas(self) -> Float[Tensor, "T 3"]:
-        """The area over the curve: the mean fall on the way from nothing erased to the most; nats.
-
-        By the trapezoidal rule, divided by the width, so that it does not grow with the last share.
-        """
-        start = self.shares.new_zeros(1)
-        falls = torch.nn.functional.pad(self.falls, (1, 0))
-        return torch.trapezoid(falls, torch.cat([start, self.shares])) / self.shares[-1]
+        """Area under the drop curve (trapezoidal rule) divided by its width: the mean drop in nats."""
+        drops = torch.nn.functional.pad(self.drops, (1, 0))
+        shares = torch.nn.functional.pad(self.shares, (1, 0))
+        return torch.trapezoid(drops, shares) / self.shares[-1]
 
 
 @torch.inference_mode()
-def word_falls(
+def word_drops(
     decoder: Decoder,
     annotations: Annotations,
     captions: Sequence[Sequence[int]],
     shares: Sequence[float] = SHARES,
-    draws: int = 3,
+    draws: int = DRAWS,
     seed: int = 0,
-) -> list[Falls]:
-    """What erasing regions costs every word of some captions.
+) -> list[LogProbDrop]:
+    """Compute the deletion curves of all words of some captions.
 
     Args:
-        decoder: in eval mode; nothing in it draws.
-        annotations: refined, as the decoder attends to them; of the picture of each caption.
-        captions: the ids of each one's words, without start and end; at least one word each.
-        shares: of a picture's regions to erase, increasing, above 0 and up to 1; at least one region
-            is, and one region alone comes before them all.
-        draws: over how many random choices of regions ``random`` is averaged.
-        seed: of those, and of the order of regions whose weights are the same.
+        decoder: deterministic, in eval mode.
+        annotations: output of the neck for the image of each caption.
+        captions: word ids without start and end, at least one word each.
+        shares: shares of the regions to erase, increasing, in (0, 1]. At least one region is erased.
+        draws: number of random orders.
+        seed: seed of the random orders, and of the order of regions with equal weights.
     """
-    # The longest first: a caption that has ended is left out from there on.
+    # Longest captions first, so that captions drop out at the end of the batch.
     rows = sorted(range(len(captions)), key=lambda row: -len(captions[row]))
     device = annotations.vectors.device
     generator = torch.Generator(device).manual_seed(seed)
-    annotations = of_pictures(annotations, torch.tensor(rows, device=device))
+    annotations = index_batch(annotations, torch.tensor(rows, device=device))
     lengths = [len(captions[row]) for row in rows]
-    words = [[START, *captions[row]] + [PAD] * (lengths[0] - len(captions[row])) for row in rows]
-    tokens = torch.tensor(words, device=device)
-    there = annotations.mask
-    if there is None:
-        there = torch.ones_like(annotations.vectors[..., 0], dtype=torch.bool)
-    numbers = _numbers(there.sum(1), shares)
+    tokens = pad_sequence(
+        [torch.tensor([START, *captions[row]]) for row in rows], batch_first=True, padding_value=PAD
+    ).to(device)
+    mask = annotations.mask
+    if mask is None:
+        mask = torch.ones_like(annotations.vectors[..., 0], dtype=torch.bool)
+    # Numbers of regions to erase in each image: one, then the shares.
+    fractions = torch.tensor([0.0, *shares], dtype=torch.float64, device=device)
+    numbers = (mask.sum(1, keepdim=True) * fractions).round().long().clamp(min=1)  # (B, Q)
 
-    told = decoder(annotations, tokens[:, :-1])
-    erasure, state = Erasure(decoder, annotations), decoder.start(annotations)
-    whole, left = [], []
+    decoded = decoder(annotations, tokens[:, :-1])
+    erasure, state = Erasure(decoder, annotations), decoder.init_state(annotations)
+    log_probs, drops = [], []  # of each step, for the captions that have not ended
     for step in range(lengths[0]):
-        alive = sum(length > step for length in lengths)
-        first = _order(told, step, there[:alive], draws, generator)  # (alive, N, L)
-        regions = first.unsqueeze(2) < numbers[:alive, None, :, None]  # (alive, N, Q, L)
-        pictures = torch.arange(alive, device=device).repeat_interleave(regions[0, ..., 0].numel())
-        erased = erasure.erase(state, pictures, regions.flatten(0, 2))
-        of_erased, _, _ = decoder.step(tokens[pictures, step], erased)
-        state = of_pictures(state, torch.arange(alive, device=device))
-        of_whole, _, state = decoder.step(tokens[:alive, step], state)
-        said = tokens[:alive, step + 1]
-        whole.append(_log_prob(of_whole, said))
-        left.append(_log_prob(of_erased, said[pictures]).view(regions.shape[:3]))
-    found: list[Falls] = [None] * len(rows)  # type: ignore[list-item]
-    for place, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-        log_probs = torch.stack([step[place] for step in whole[:length]])
-        falls = log_probs[:, None, None] - torch.stack([step[place] for step in left[:length]])
-        most, least, random = falls[:, 0], falls[:, 1], falls[:, 2:].mean(1)
-        found[row] = Falls(
-            log_probs,
-            torch.stack([most, random, least], 1),
-            numbers[place].to(log_probs.dtype) / there[place].sum(),
-        )
-    return found
+        active = sum(length > step for length in lengths)
+        state = index_batch(state, torch.arange(active, device=device))
+        ranks = _ranks(decoded, step, mask[:active], draws, generator)  # (active, N, L)
+        regions = ranks.unsqueeze(2) < numbers[:active, None, :, None]  # (active, N, Q, L)
+        after = _erased_log_probs(decoder, erasure, state, tokens[:, step : step + 2], regions)
+        logits, _, state = decoder.step(tokens[:active, step], state)
+        whole = _log_probs(logits, tokens[:active, step + 1])
+        log_probs.append(whole)
+        drops.append(whole[:, None, None] - after)
+    results: dict[int, LogProbDrop] = {}
+    for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
+        by_rank = torch.stack([step[i] for step in drops[:length]])  # (T, N, Q)
+        by_order = [by_rank[:, 0], by_rank[:, 2:].mean(1), by_rank[:, 1]]
+        whole = torch.stack([step[i] for step in log_probs[:length]])
+        erased_shares = numbers[i].to(whole.dtype) / mask[i].sum()
+        results[row] = LogProbDrop(whole, torch.stack(by_order, 1), erased_shares)
+    return [results[row] for row in range(len(captions))]
 
 
-def _numbers(regions: Int[Tensor, " B"], shares: Sequence[float]) -> Int[Tensor, "B Q"]:
-    """How many regions of each picture are erased: one, then the shares."""
-    given = torch.tensor([0.0, *shares], dtype=torch.float64, device=regions.device)
-    return (regions.unsqueeze(1) * given).round().long().clamp(min=1)
+def _erased_log_probs(
+    decoder: Decoder,
+    erasure: Erasure,
+    state: Any,
+    words: Int[Tensor, "B 2"],
+    regions: Bool[Tensor, "P N Q L"],
+) -> Float[Tensor, "P N Q"]:
+    """Read the first word with regions erased; return the log-probability of the second."""
+    images = torch.arange(len(regions), device=regions.device).repeat_interleave(
+        regions[0, ..., 0].numel()
+    )
+    erased = erasure.erase(state, images, regions.flatten(0, 2))
+    logits, _, _ = decoder.step(words[images, 0], erased)
+    return _log_probs(logits, words[images, 1]).view(regions.shape[:3])
 
 
-def _order(
-    told: Decoded,
-    step: int,
-    there: Bool[Tensor, "P L"],
-    draws: int,
-    generator: torch.Generator,
+def _ranks(
+    decoded: Decoded, step: int, mask: Bool[Tensor, "P L"], draws: int, generator: torch.Generator
 ) -> Int[Tensor, "P N L"]:
-    """The place of each region in every order: the most looked at first, the least, and at random.
+    """Rank the regions by decreasing weight, by increasing weight, and in random orders.
 
-    Where hard attention looks at one region alone, the others follow by what it was drawn from.
+    Ties in hard attention are broken by the sampling probabilities. Masked regions are last.
     """
-    assert told.weights is not None
-    looked = told.weights[: len(there), step]
-    chances = looked if told.expected is None else told.expected[: len(there), step]
-    closed = (~there).to(looked.dtype)  # what cannot be attended comes last
+    assert decoded.weights is not None
+    weights = decoded.weights[: len(mask), step]
+    probs = weights if decoded.probs is None else decoded.probs[: len(mask), step]
+    masked = (~mask).to(weights.dtype)
 
     def noise() -> Tensor:
-        return torch.rand(there.shape, generator=generator, device=there.device)
+        return torch.rand(mask.shape, generator=generator, device=mask.device)
 
-    orders = [
-        _places(noise(), -chances, -looked, closed),
-        _places(noise(), chances, looked, closed),
-        *(_places(noise(), closed) for _ in range(draws)),
+    ranks = [
+        _lexicographic_ranks(noise(), -probs, -weights, masked),
+        _lexicographic_ranks(noise(), probs, weights, masked),
+        *(_lexicographic_ranks(noise(), masked) for _ in range(draws)),
     ]
-    return torch.stack(orders, 1)
+    return torch.stack(ranks, 1)
 
 
-def _places(*keys: Tensor) -> Int[Tensor, "P L"]:
-    """The place of each region when they are sorted by the last key, within it by the one before …"""
+def _lexicographic_ranks(*keys: Tensor) -> Int[Tensor, "P L"]:
+    """Rank the regions by the last key; ties are broken by the key before it, and so on."""
     order = keys[0].argsort(-1)
     for key in keys[1:]:
         order = order.gather(-1, key.gather(-1, order).argsort(dim=-1, stable=True))
     return order.argsort(-1)
 
 
-def _log_prob(logits: Float[Tensor, "P V"], words: Int[Tensor, " P"]) -> Float[Tensor, " P"]:
-    """Of one word of each."""
+def _log_probs(logits: Float[Tensor, "P V"], words: Int[Tensor, " P"]) -> Float[Tensor, " P"]:
     wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
     return wide.log_softmax(-1).gather(1, words.unsqueeze(1)).squeeze(1)

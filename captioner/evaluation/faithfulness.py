@@ -1,78 +1,41 @@
-"""Faithfulness: does a word lose its probability when the regions looked at for it are erased?
+"""Faithfulness: does a word's log-probability drop when the attended regions are erased?
 
-A map may be plausible and yet not be what the word depends on (Jain, Wallace 2019, arXiv
-1902.10186). So regions are erased, for one word at a time, and the fall of its log-probability is
-measured (``captioner.evaluation.deletion``): those with the greatest weights first, those with the
-least first, and in random order. Attention that is faithful orders the three, most > random > least.
+A plausible map need not be what the word depends on (Jain, Wallace 2019, arXiv 1902.10186). Regions
+are erased with the greatest attention weights first, in random order, and with the least weights
+first (``captioner.evaluation.deletion``). For faithful attention, most > random > least.
 
-    found = measure(captioner.load("runs/soft"), records)
-    found.words["content"].areas["most"], found.words["content"].verdict
+    result = measure(captioner.load("runs/soft"), records)
+    result.report["scores"]["content"]["area_most"], result.report["scores"]["content"]["verdict"]
 """
 
 import copy
-import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from jaxtyping import Float64
 
-from captioner.data.pixels import PixelBatch, read_batches
 from captioner.data.records import Record
-from captioner.decoding import search
-from captioner.errors import EvaluationError, UsageError
-from captioner.evaluation.bootstrap import Bootstrap
-from captioner.evaluation.curves import Curves, Sums, curves_of, sums_of
-from captioner.evaluation.deletion import SHARES, word_falls
-from captioner.evaluation.tallies import Tally
-from captioner.models.annotations import Annotations
-from captioner.models.attention.distributions import hard_attention, samples_locations
-from captioner.models.decoder import Decoder, of_pictures
+from captioner.errors import EvaluationError
+from captioner.evaluation.attention_maps import Batch, batches
+from captioner.evaluation.bootstrap import Bootstrap, Estimate, ratio
+from captioner.evaluation.deletion import DRAWS, ORDERS, SHARES, LogProbDrop, word_drops
+from captioner.evaluation.image_statistics import Evaluation, ImageStatistics, Regime, fingerprint
+from captioner.evaluation.word_classes import FUNCTION_WORDS
+from captioner.models.decoder import Decoder, index_batch
+from captioner.models.distributions import hard_attention, samples_locations
 from captioner.predictor import Predictor
 from captioner.text import UNK, Tokenizer
 
-Regime = Literal["forced", "generated"]
-
-
-@dataclass(frozen=True)
-class Faithfulness:
-    """How much words depend on where the decoder looks.
-
-    Attributes:
-        regime: whose captions: the references, ``forced`` on the model, or ``generated`` by it.
-        mechanism: how the decoder attends.
-        words: the curves of ``all``, ``content`` and ``function`` words.
-        shares: of the regions, erased one after the other; the mean over images.
-        unknown: words of the captions that the model does not know, which are left out.
-        failed: one line for each photo that could not be read.
-        tallies: what each image adds, for ``captioner.evaluation.tallies.lines``.
-        settings: what else the numbers depend on.
-    """
-
-    regime: Regime
-    mechanism: str
-    words: dict[str, Curves]
-    shares: tuple[float, ...]
-    unknown: int
-    failed: tuple[str, ...]
-    tallies: tuple[Tally, ...]
-    settings: dict[str, Any]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Ready for JSON, without the tallies."""
-        return {
-            "measure": "faithfulness",
-            "regime": self.regime,
-            "mechanism": self.mechanism,
-            "erased": "the picture's mean annotation, refined, at the word's own step alone",
-            "images": len(self.tallies),
-            "failed": list(self.failed),
-            "unknown_words": self.unknown,
-            "shares": [round(share, 6) for share in self.shares],
-            "settings": self.settings,
-            "scores": {group: curves.as_dict() for group, curves in self.words.items()},
-        }
+GROUPS = ("all", "content", "function")
+"""Groups of words that are reported; words that the model does not know are in none of them."""
+AREAS = ("area_most", "area_random", "area_least", "most_over_random", "random_over_least")
+MEASURES = ("log_prob", *AREAS)
+"""Means over words, in nats: log-probability, areas under the drop curves, differences of areas."""
+POINTS = len(SHARES) + 1  # of a deletion curve
+ROUNDING = 1e-5  # nats; smaller differences of log-probabilities are float32 rounding errors
 
 
 def measure(
@@ -81,135 +44,177 @@ def measure(
     regime: Regime = "forced",
     *,
     captions: int = 1,
-    shares: Sequence[float] = SHARES,
-    draws: int = 3,
     batch_size: int = 8,
     seed: int = 0,
     resamples: int = 2000,
-    sizes: Sequence[tuple[int, int]] | None = None,
-    progress: Callable[[Iterable[PixelBatch], int], Iterable[PixelBatch]] = lambda batches, _: (
-        batches
-    ),
-) -> Faithfulness:
-    """Measures a captioner on photos.
+) -> Evaluation:
+    """Measure the faithfulness of a captioner's attention.
 
-    Hard attention that samples is measured at the most probable region (see ``mechanism``), though the
-    captions that it generates are those that its samples lead to.
+    Takes the arguments of ``DeletionCurves``, ``batches`` and ``DeletionCurves.report``, and raises
+    their errors.
+    """
+    curves = DeletionCurves(predictor, records, regime, captions)
+    failed: list[str] = []
+    decoding = predictor.decoding if regime == "generated" else None
+    model = predictor.captioner
+    for batch in batches(model, records, batch_size, failed, decoding=decoding, seed=seed):
+        curves.add(batch)
+    evaluation = curves.report(seed, resamples)
+    evaluation.report["failed"] = failed
+    return evaluation
+
+
+class DeletionCurves:
+    """Deletion curves of the words of all images, which are added batch by batch.
+
+    Hard attention that samples is measured at its most probable region. Its generated captions are
+    still those of its samples.
 
     Args:
-        predictor: from ``captioner.load``.
-        records: photos with their reference captions. A photo that cannot be read costs only itself.
-        regime: ``forced``, the reference captions are fed in, whose words are the same for every
-            model; or ``generated``, what the model would say, searched for as its decoding says.
-        captions: how many reference captions of each photo, the first ones; not used for generated.
-        shares: of a picture's regions to erase, increasing, above 0 and up to 1.
-        draws: over how many random choices of regions ``random`` is averaged.
-        batch_size: photos computed together.
-        seed: of everything drawn.
-        resamples: of the bootstrap.
-        sizes: the (width, height) at which each photo was annotated: one that was turned since is left
-            out, as where masks are asked for. None: however they lie.
-        progress: wraps the batches, whose number it is told, to show a bar.
-
-    Raises:
-        UsageError: an option that is none.
-        EvaluationError: no photo could be read, or no caption holds a word that the model knows.
+        predictor: the model, from ``captioner.load``.
+        records: images with reference captions. Unreadable images are left out and reported.
+        regime: ``forced``: reference captions are fed in; ``generated``: the model's own captions.
+        captions: number of reference captions per image, the first ones; unused for ``generated``.
     """
-    if regime not in get_args(Regime):
-        raise UsageError(f"regime must be forced or generated, got {regime!r}")
-    if min(captions, draws, batch_size, resamples) < 1:
-        raise UsageError(
-            "captions, draws, batch_size and resamples must be 1 or more, got "
-            f"{captions}, {draws}, {batch_size} and {resamples}"
-        )
-    if not shares or sorted(set(shares)) != list(shares) or not 0 < shares[0] <= shares[-1] <= 1:
-        raise UsageError(
-            f"shares must be increasing, above 0 and up to 1, got {', '.join(map(str, shares))}"
-        )
-    whole = predictor.captioner
-    decoder = _settled(whole.decoder)
-    sums: list[Sums] = []
-    failed: list[str] = []
-    reached: list[Tensor] = []
-    unknown = 0
-    paths = [record.path for record in records]
-    batches = read_batches(paths, batch_size, whole.encoder.preprocessing, sizes)
-    for batch in progress(batches, math.ceil(len(paths) / batch_size)):
-        failed += [str(error) for _, error in sorted(batch.failed.items())]
-        if not batch.indices:
-            continue
-        some = [records[index] for index in batch.indices]
-        with torch.inference_mode():
-            annotations = whole.refiner(whole.encode(batch.pixels.to(predictor.device)))
-        if regime == "generated":
-            said = _generated(predictor, annotations, seed + len(sums))
+
+    def __init__(
+        self,
+        predictor: Predictor,
+        records: Sequence[Record],
+        regime: Regime = "forced",
+        captions: int = 1,
+    ) -> None:
+        self.regime = regime
+        self._records, self._captions = records, captions
+        self._decoder = _deterministic(predictor.captioner.decoder)
+        self._vocabulary, self._max_length = predictor.vocabulary, predictor.decoding.max_length
+        self._images: list[ImageStatistics] = []
+        self._words: list[np.ndarray] = []  # of each image: number of words by group
+        self._sums: list[np.ndarray] = []  # of each image: sums over these words
+        self._shares: list[np.ndarray] = []  # of each caption: erased shares of the regions
+        self._unknown_words = 0
+
+    def add(self, batch: Batch) -> None:
+        """Compute the deletion curves of some images."""
+        records = [self._records[index] for index in batch.indices]
+        if self.regime == "generated":
+            ids = [[best.tokens] for best in batch.generated]
         else:
-            said = [_references(record, captions, predictor) for record in some]
-        flat = [ids for of_picture in said for ids in of_picture]
-        if not flat:
-            sums += [sums_of(record, [], [], whole.vocabulary, len(shares)) for record in some]
-            continue
-        pictures = [place for place, of_picture in enumerate(said) for _ in of_picture]
-        chosen = torch.tensor(pictures, device=predictor.device)
-        found = word_falls(
-            decoder,
-            of_pictures(annotations, chosen),
-            flat,
-            shares,
-            draws,
-            seed + len(sums),
+            ids = [self._references(record) for record in records]
+        flat = [caption for of_image in ids for caption in of_image]
+        images = [index for index, of_image in enumerate(ids) for _ in of_image]
+        device = batch.annotations.vectors.device
+        selected = index_batch(batch.annotations, torch.tensor(images, device=device))
+        drops = iter(word_drops(self._decoder, selected, flat, seed=batch.seed) if flat else ())
+        for record, of_image in zip(records, ids, strict=True):
+            self._add_image(record, of_image, [next(drops) for _ in of_image])
+
+    def _references(self, record: Record) -> list[list[int]]:
+        """Encode the first captions of an image, cut to the model's maximal length."""
+        words = [Tokenizer()(caption) for caption in record.captions[: self._captions]]
+        return [
+            self._vocabulary.encode(caption[: self._max_length]) for caption in words if caption
+        ]
+
+    def _add_image(
+        self, record: Record, captions: Sequence[Sequence[int]], drops: Sequence[LogProbDrop]
+    ) -> None:
+        """Sum MEASURES and the points of all curves over the words of an image."""
+        words = np.zeros(len(GROUPS))
+        sums = np.zeros((len(GROUPS), len(MEASURES) + len(ORDERS) * POINTS))
+        for ids, drop in zip(captions, drops, strict=True):
+            known = np.array([word != UNK for word in ids])
+            function = np.array([self._vocabulary.words[word] in FUNCTION_WORDS for word in ids])
+            member = np.stack([known, known & ~function, known & function]).astype(np.float64)
+            most, random, least = drop.areas.T
+            measures = [drop.log_probs, most, random, least, most - random, random - least]
+            values = torch.cat([torch.stack(measures, 1), drop.drops.flatten(1)], 1)  # T M
+            words += member.sum(1)
+            sums += member @ values.double().cpu().numpy()
+            self._shares.append(drop.shares.double().cpu().numpy())
+            self._unknown_words += int((~known).sum())
+        self._words.append(words)
+        self._sums.append(sums)
+        ratios = {
+            f"{group}.{name}": (float(sums[g, m]), float(words[g]))
+            for g, group in enumerate(GROUPS)
+            for m, name in enumerate(MEASURES)
+        }
+        # Two models are compared on the same words only, unless each writes its own captions.
+        text = tuple(
+            tuple(self._vocabulary.words[word] for word in caption) for caption in captions
         )
-        unknown += sum(ids.count(UNK) for ids in flat)
-        reached += [falls.shares for falls in found]
-        falls = iter(found)
-        for record, of_picture in zip(some, said, strict=True):
-            own = [next(falls) for _ in of_picture]
-            sums.append(sums_of(record, of_picture, own, whole.vocabulary, len(shares)))
-    if not any(image.words[0] for image in sums):
-        reason = failed[0] if failed else "no caption holds a word that the model knows"
-        raise EvaluationError(f"faithfulness of {len(records)} photos cannot be measured: {reason}")
-    return Faithfulness(
-        regime,
-        decoder.mechanism,
-        curves_of(sums, Bootstrap(len(sums), resamples, seed)),
-        tuple(torch.stack(reached).mean(0).tolist()),
-        unknown,
-        tuple(failed),
-        tuple(image.tally(f"{regime}.faithfulness", regime == "forced") for image in sums),
-        {
-            "captions_per_image": captions if regime == "forced" else 1,
-            "largest_share": shares[-1],
-            "draws": draws,
-            "seed": seed,
-            "resamples": resamples,
-        },
-    )
+        asked = fingerprint(text) if self.regime == "forced" else None
+        part = f"{self.regime}.faithfulness"
+        self._images.append(ImageStatistics(record.image_id, ratios, part=part, asked=asked))
+
+    def report(self, seed: int = 0, resamples: int = 2000) -> Evaluation:
+        """Average over words, with intervals, for each group that has words.
+
+        Raises:
+            EvaluationError: the model knows no word of the captions.
+        """
+        if not any(numbers[0] for numbers in self._words):
+            raise EvaluationError(
+                f"cannot measure faithfulness of {len(self._records)} photos: no caption holds a word "
+                "that the model knows"
+            )
+        bootstrap = Bootstrap(len(self._images), resamples, seed)
+        columns = zip(GROUPS, np.stack(self._words).T, np.stack(self._sums, 2), strict=True)
+        report = {
+            "measure": "faithfulness",
+            "regime": self.regime,
+            "mechanism": self._decoder.mechanism,
+            "erased": "the image's mean annotation replaces a region's, at the word's own step only",
+            "images": len(self._images),
+            "unknown_words": self._unknown_words,
+            "shares": np.mean(self._shares, 0).round(6).tolist(),
+            "settings": {
+                "captions_per_image": self._captions if self.regime == "forced" else 1,
+                "largest_share": SHARES[-1],
+                "draws": DRAWS,
+                "seed": seed,
+                "resamples": resamples,
+            },
+            "scores": {
+                g: _scores(words, sums, bootstrap) for g, words, sums in columns if words.any()
+            },
+        }
+        return Evaluation(report, self._images)
 
 
-def _settled(decoder: Decoder) -> Decoder:
-    """The decoder, hard attention that samples looking at the most probable region instead.
+def _scores(
+    words: Float64[np.ndarray, " I"], sums: Float64[np.ndarray, "M I"], bootstrap: Bootstrap
+) -> dict[str, Any]:
+    """Average over the words of a group, with intervals."""
+    means = [bootstrap.estimate(ratio(column, words)) for column in sums]
+    named = dict(zip(MEASURES, means, strict=False))
+    drops = list(map(asdict, means[len(MEASURES) :]))
+    return {
+        **{name: asdict(mean) for name, mean in named.items()},
+        "verdict": _verdict(named["most_over_random"], named["random_over_least"]),
+        "words": round(words.sum()),
+        "falls": {order: drops[o * POINTS : (o + 1) * POINTS] for o, order in enumerate(ORDERS)},
+    }
 
-    Two samples of one step differ, whatever is erased between them.
-    """
+
+def _deterministic(decoder: Decoder) -> Decoder:
+    """Replace sampling by the argmax: two samples of a step differ even if nothing is erased."""
     if not samples_locations(decoder):
         return decoder
-    settled = copy.deepcopy(decoder)
-    for law in hard_attention(settled):
-        if law.test_time == "sample":
-            law.test_time = "argmax"
-    return settled
+    decoder = copy.deepcopy(decoder)
+    for distribution in hard_attention(decoder):
+        if distribution.test_time == "sample":
+            distribution.test_time = "argmax"
+    return decoder
 
 
-def _generated(predictor: Predictor, annotations: Annotations, seed: int) -> list[list[list[int]]]:
-    """The best caption of every picture as ids, as the model decodes, drawing if it does."""
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        found = search(predictor.captioner.decoder, annotations, predictor.decoding)
-    return [[best.tokens] for best, *_ in found]
-
-
-def _references(record: Record, count: int, predictor: Predictor) -> list[list[int]]:
-    """The first captions of a photo as ids, none longer than the model writes."""
-    words = [Tokenizer()(caption) for caption in record.captions[:count]]
-    longest = predictor.decoding.max_length
-    return [predictor.vocabulary.encode(caption[:longest]) for caption in words if caption]
+def _verdict(most_over_random: Estimate, random_over_least: Estimate) -> str:
+    """State whether most > random > least holds; ≈ if the interval of a difference contains 0."""
+    upper, lower = (
+        ">" if difference.low > ROUNDING else "<" if difference.high < -ROUNDING else "≈"
+        for difference in (most_over_random, random_over_least)
+    )
+    ordering = f"most {upper} random {lower} least"
+    expected = "most > random > least"
+    return f"{expected} holds" if ordering == expected else f"{expected} does not hold: {ordering}"

@@ -1,329 +1,247 @@
-"""Does a model look at what it names? Its attention against object masks, beside its baselines.
+"""Grounding: does attention look at the object that a word names?
 
-    pictures with masks ─ encoder ─▶ captions, forced or generated ─▶ a map for every mention
-                                                                          │ and the baselines' maps
-                                     report ◀── scores, intervals ◀───────┘
-
-Two regimes, never mixed. *Forced*: the reference captions are fed in, and every model is judged by the
-same mentions. *Generated*: the model's own captions, where what it names counts too. The map of a word
-is what the model looked at in order to write it, and so before the word was there to be read.
+*Forced* captions are the references, fed to the model word by word, so that every model is scored on
+the same mentions. *Generated* captions are the model's own. The map of a word is the attention with
+which the model predicts it, before the word itself is an input. The model's maps and baseline maps are
+compared with object masks; the metrics have bootstrap confidence intervals.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
 
-from captioner.data.masks import MaskedPictures
+from captioner.data.masks import MaskedImages
 from captioner.decoding import Decoding
 from captioner.errors import EvaluationError
+from captioner.evaluation.attention_maps import batches
 from captioner.evaluation.baselines import MaskPrior, mean_of_others, oracle
-from captioner.evaluation.bootstrap import Bootstrap, Statistic, ratio
-from captioner.evaluation.gaze import Encoded
+from captioner.evaluation.bootstrap import Bootstrap, Totals, ratio, totals
+from captioner.evaluation.image_statistics import Evaluation, ImageStatistics, Regime, fingerprint
 from captioner.evaluation.localisation import (
-    METRICS,
+    Maps,
     correlation,
     discrimination,
     normalised,
     scores,
 )
-from captioner.evaluation.means import Totals, macro, mean, percent, totals
-from captioner.evaluation.mentions import Regime, Seen, look
-from captioner.evaluation.naming import objects
-from captioner.evaluation.tallies import Tally, fingerprint
+from captioner.evaluation.mentions import GroundingData
+from captioner.evaluation.named_objects import named_objects
 from captioner.models.captioner import Captioner
 
 MAPS = {
-    "model": "the model",
-    "chances": "the probabilities it chose by",
-    "time_averaged": "time-averaged map of the caption",
-    "shuffled": "its words' maps, shuffled",
-    "mean_map": "the model's mean map",
+    "model": "model",
+    "chances": "sampling probabilities",
+    "time_averaged": "mean over the caption's words",
+    "shuffled": "shuffled within the caption",
+    "mean_map": "mean map of other images",
     "random_weights": "random weights",
-    "grad_cam": "Grad-CAM of the word",
+    "grad_cam": "Grad-CAM",
     "category_prior": "category prior",
     "centre": "centre Gaussian",
     "uniform": "uniform",
-    "oracle": "oracle of the grid",
+    "oracle": "oracle (upper bound)",
 }
-"""The maps that are scored, and what people call them; ``chances`` where attention is hard: ``model`` is
-then the cell that was chosen."""
+"""The maps that are scored, with their names in tables. ``chances`` exists for hard attention only,
+where ``model`` is the chosen cell."""
 
-Values = dict[str, dict[str, np.ndarray]]
-"""By kind of map and metric the value of every mention, or pair."""
-
-Added = dict[str, Totals]
-"""By measure of the report what each picture adds to it, in its unit."""
-
-# COCO's limits for the area of an object, 32² and 96² pixels, as parts of a photo of 640 × 480.
-SMALL, LARGE = 32**2 / (640 * 480), 96**2 / (640 * 480)
-FEW = 20  # pictures from which resampling cannot tell how far they are from all others
-LEAD = "lead_over_time_averaged_map"  # what tallies call it, before the metric
-UNNAMED = 30  # how many of the words without a category a report lists
-
-
-class Grounding(NamedTuple):
-    """How well a model looks at what it names.
-
-    Attributes:
-        report: ready for JSON.
-        tallies: what each picture adds, for ``captioner.evaluation.tallies.lines``.
-    """
-
-    report: dict[str, Any]
-    tallies: list[Tally]
+MIN_IMAGES = 20  # fewer images do not support a verdict
+LEAD = "lead_over_time_averaged_map"  # prefix of differences in the image statistics
+LEFT_OUT = ("unknown_words", "mentions_of_unknown_words", "masks_of_whole_picture")
+FREQUENT = 30  # number of words listed in the coverage that name no object
 
 
 def grounding(
     captioner: Captioner,
-    data: MaskedPictures,
+    data: MaskedImages,
     regime: Regime,
     *,
     decoding: Decoding = Decoding(),  # noqa: B008 - frozen
-    training: MaskedPictures | None = None,
     batch_size: int = 16,
     resamples: int = 2000,
     seed: int = 0,
-    progress: Callable[[Iterable[Encoded], int], Iterable[Encoded]] = lambda batches, _: batches,
-) -> Grounding:
-    """The scores of a model's maps and of all baselines.
+) -> Evaluation:
+    """Score a model's attention maps and all baselines, with bootstrap intervals over images.
 
-    All scores are in percent, each with the 95 % interval of a bootstrap over the pictures. What the
-    maps are like, right or wrong: ``map_entropy``, in nats, the mean over all words, and
-    ``map_grad_cam``, the mean correlation of a mention's map with that of Grad-CAM.
+    Takes the arguments of ``GroundingData``, ``batches`` and ``report``, and raises their errors.
+    """
+    collected = GroundingData(captioner, data, regime, seed)
+    failed: list[str] = []
+    search = decoding if regime == "generated" else None
+    for batch in batches(captioner, data.images, batch_size, failed, decoding=search, seed=seed):
+        collected.add(batch)
+    evaluation = report(collected, MaskPrior(data.images, collected.grid), resamples, seed)
+    evaluation.report["failed"] = failed
+    return evaluation
+
+
+def report(
+    collected: GroundingData, prior: MaskPrior, resamples: int = 2000, seed: int = 0
+) -> Evaluation:
+    """Score the collected maps.
+
+    Scores are percentages, except ``map_entropy`` (mean over all words, nats) and ``map_grad_cam``
+    (mean correlation of the maps of mentions with Grad-CAM).
 
     Args:
-        captioner: in eval mode.
-        data: the pictures; for ``forced`` with captions.
-        regime: whose captions: the references (``forced``) or the model's (``generated``).
-        decoding: how captions are generated.
-        training: pictures of the training split, from whose masks the category prior and the centre
-            Gaussian are taken; without, from the other evaluated pictures.
-        batch_size: pictures computed together.
-        resamples: of the bootstrap.
-        seed: of shuffling, random weights and bootstrap.
-        progress: wraps the batches, whose number it is told, to show a bar.
+        collected: maps of all images.
+        prior: gives the category prior and the centre Gaussian.
+        resamples: bootstrap resamples.
+        seed: of the bootstrap.
 
     Raises:
-        EvaluationError: no reference caption mentions an object that has a mask, or no picture could be
-            used. Of generated captions, the report says so, and what they name all the same.
+        EvaluationError: no reference caption mentions an object with a mask. If no generated caption
+            does, the report has an ``error`` instead of scores.
     """
-    seen = look(captioner, data, regime, decoding, batch_size, seed, progress)
-    pictures = len(data.pictures)
-    bootstrap = Bootstrap(pictures, resamples, seed)
-    report: dict[str, Any] = {
+    data, regime = collected.data, collected.regime
+    bootstrap = Bootstrap(len(data.images), resamples, seed)
+    found: dict[str, Any] = {
         "regime": regime,
-        "images": len(seen.places),
-        "failed": seen.failed,
-        "grid": list(seen.grid),
-        "coverage": _coverage(seen, data),
+        "images": len(collected.images),
+        "grid": list(collected.grid),
+        "coverage": _coverage(collected),
     }
-    added: Added = {}
-    hits = {"model": np.zeros(0)}
-    if seen.masks:
-        scored, added, hits = _scored(seen, data, training, bootstrap)
-        report |= scored
+    measures: dict[str, Totals] = {}
+    pointing = {"model": np.zeros(0)}  # pointing score of each mention, by kind of map
+    if collected.mentions:
+        scored, measures, pointing = _score(collected, prior, bootstrap)
+        found |= scored
     else:
-        report["error"] = (
-            f"nothing to score: of {sum(seen.words.values())} words in the {regime} captions of "
-            f"{pictures} pictures, none names an object that has a mask"
-            + (" in words that the model knows" if seen.unknown_mentions else "")
-            + "".join(f"; {message}" for message in seen.failed[:1])
+        reason = ""
+        if collected.left_out["mentions_of_unknown_words"]:
+            reason = ", or the model does not know the word"
+        found["error"] = (
+            f"nothing to score: of {found['coverage']['words']} words in the {regime} captions of "
+            f"{len(data.images)} images, none names an object that has a mask{reason}"
         )
-        if regime == "forced" or not seen.places:
-            raise EvaluationError(report["error"])
+        if regime == "forced":
+            raise EvaluationError(found["error"])
     if regime == "generated":
-        report["objects"], of_objects = objects(seen, data, hits, bootstrap)
-        added |= {name: (100 * sums, of) for name, (sums, of) in of_objects.items()}
-    return Grounding(report, _tallies(seen, data, regime, added))
+        found["objects"], object_measures = named_objects(collected, pointing, bootstrap)
+        measures |= object_measures
+    return Evaluation(found, _image_statistics(collected, measures))
 
 
-def _scored(
-    seen: Seen, data: MaskedPictures, training: MaskedPictures | None, bootstrap: Bootstrap
-) -> tuple[dict[str, Any], Added, dict[str, np.ndarray]]:
-    """What the report says of maps, what each picture adds to it, and by kind of map where it points."""
-    masks, maps = _all_maps(seen, data, training)
-    pictures, picture = len(data.pictures), np.array(seen.picture)
-    pairs = np.array(seen.pairs, dtype=int).reshape(-1, 2)
-    values: Values = {
-        name: {"discrimination": discrimination(own, masks, pairs), **scores(own, masks)}
-        for name, own in maps.items()
+def _score(
+    collected: GroundingData, prior: MaskPrior, bootstrap: Bootstrap
+) -> tuple[dict[str, Any], dict[str, Totals], dict[str, np.ndarray]]:
+    """Return the report's scores, the model's totals by image, and the pointing scores by map."""
+    n_images, images = len(collected.data.images), np.array([m.image for m in collected.mentions])
+    pairs = np.array(collected.pairs, dtype=int).reshape(-1, 2)
+    masks, maps = _all_maps(collected, prior)
+    values = {
+        kind: {"discrimination": 100 * discrimination(of_kind, masks, pairs)}
+        | {metric: 100 * score for metric, score in scores(of_kind, masks).items()}
+        for kind, of_kind in maps.items()
     }
-    metrics = ("discrimination", *METRICS)
-    of = {m: picture[pairs[:, 0]] if m == "discrimination" else picture for m in metrics}
+    lead = {m: scored - values["time_averaged"][m] for m, scored in values["model"].items()}
 
-    def measured(metric: str, *names: str) -> dict[str, float | None]:
-        means = (mean(values[name][metric], of[metric], pictures) for name in names)
-        return percent(bootstrap, pictures, *means)
+    def by_image(metric_values: dict[str, np.ndarray]) -> dict[str, Totals]:
+        index = {"discrimination": images[pairs[:, 0]]}
+        return {m: totals(v, index.get(m, images), n_images) for m, v in metric_values.items()}
 
-    found = {name: {metric: measured(metric, name) for metric in metrics} for name in maps}
-    ties = bool((values["model"]["discrimination"] == 0.5).all())
-    with_pair = len(set(picture[pairs[:, 0]].tolist()))
-    # Of hard attention, what it chose by.
-    like = correlation(maps.get("chances", maps["model"]), maps["grad_cam"])
-    words = np.array(seen.entropy_picture)
-    added = {
-        "map_entropy": totals(np.array(seen.entropy), words, words, pictures),
-        "map_grad_cam": totals(like, picture, picture, pictures),
+    def intervals(measures: dict[str, Totals]) -> dict[str, Any]:
+        return {name: bootstrap.interval(ratio(*of_images)) for name, of_images in measures.items()}
+
+    entropy = np.concatenate([caption.entropies for caption in collected.captions])
+    entropy_image = np.array([c.image for c in collected.captions for _ in c.words])
+    similarity = correlation(maps.get("chances", maps["model"]), maps["grad_cam"])
+    measures = {
+        "map_entropy": totals(entropy, entropy_image, n_images),
+        "map_grad_cam": totals(similarity, images, n_images),
     }
-    report = {
-        "prior": "masks of the evaluated pictures, leaving out the one in question"
-        if training is None
-        else f"masks of {len(training.pictures)} training pictures: {training.source}",
-        "scores": found,
-        "delta": {metric: measured(metric, "model", "time_averaged") for metric in metrics},
-        "verdict": _verdict(found["model"]["discrimination"], ties, with_pair),
-        **{name: bootstrap.estimate(ratio(*own)).as_dict() for name, own in added.items()},
-        "slices": _slices(seen, masks, values, bootstrap, pictures),
-        "categories": _categories(seen, values),
+    intervals_by_map = {kind: intervals(by_image(of_kind)) for kind, of_kind in values.items()}
+    scored = {
+        "prior": prior.description,
+        "scores": intervals_by_map,
+        "delta": intervals(by_image(lead)),
+        "verdict": _verdict(
+            intervals_by_map["model"]["discrimination"],
+            bool((values["model"]["discrimination"] == 50).all()),
+            len(np.unique(images[pairs[:, 0]])),
+        ),
+        **intervals(measures),
     }
-    for metric in metrics:
-        own, average = (100 * values[name][metric] for name in ("model", "time_averaged"))
-        added[metric] = totals(own, of[metric], of[metric], pictures)
-        added[f"{LEAD}.{metric}"] = totals(own - average, of[metric], of[metric], pictures)
-    return report, added, {name: own["pointing"] for name, own in values.items()}
+    measures |= by_image(values["model"])
+    measures |= {f"{LEAD}.{metric}": of_images for metric, of_images in by_image(lead).items()}
+    return scored, measures, {kind: of_kind["pointing"] for kind, of_kind in values.items()}
 
 
-def _all_maps(
-    seen: Seen, data: MaskedPictures, training: MaskedPictures | None
-) -> tuple[Float64[np.ndarray, "N L"], dict[str, Float64[np.ndarray, "N L"]]]:
-    """The masks, and for every entry of MAPS the maps of all mentions."""
-    masks, picture = np.stack(seen.masks), np.array(seen.picture)
-    maps = {name: normalised(np.stack(own)) for name, own in seen.maps.items()}
-    prior = MaskPrior((training or data).pictures, seen.grid, leave_out=training is None)
-    centres = {place: prior.centre(place) for place in set(seen.picture)}
-    maps["mean_map"] = mean_of_others(
-        np.stack(seen.caption_maps), np.array(seen.caption_picture), picture
-    )
-    of_category = [
-        prior.category(m.category, p) for m, p in zip(seen.mentions, seen.picture, strict=True)
-    ]
-    maps["category_prior"] = normalised(np.clip(of_category, 0, None))
-    maps["centre"] = normalised(np.stack([centres[place] for place in seen.picture]))
-    maps["uniform"] = normalised(np.ones_like(masks))
-    maps["oracle"] = oracle(masks)
-    return masks, {name: maps[name] for name in MAPS if name in maps}
+def _all_maps(collected: GroundingData, prior: MaskPrior) -> tuple[Maps, dict[str, Maps]]:
+    """Return the masks of all mentions, and their maps of each kind in MAPS."""
+    mentions, captions = collected.mentions, collected.captions
+    masks = np.stack([m.mask for m in mentions])
+    images = [m.image for m in mentions]
+    exclude = {image: image if prior.leave_out else None for image in images}
+    centres = {image: prior.centre(exclude[image]) for image in exclude}
+    categories = [prior.category(m.mention.category, exclude[m.image]) for m in mentions]
+    caption_maps = np.stack([c.mean_map for c in captions])
+    caption_images = np.array([c.image for c in captions])
+    maps = {
+        kind: normalised(np.stack([m.maps[kind] for m in mentions])) for kind in mentions[0].maps
+    }
+    maps |= {
+        "mean_map": mean_of_others(caption_maps, caption_images, np.array(images)),
+        "category_prior": normalised(np.clip(categories, 0, None)),
+        "centre": normalised(np.stack([centres[image] for image in images])),
+        "uniform": normalised(np.ones_like(masks)),
+        "oracle": oracle(masks),
+    }
+    return masks, {kind: maps[kind] for kind in MAPS if kind in maps}
 
 
-def _tallies(seen: Seen, data: MaskedPictures, regime: Regime, added: Added) -> list[Tally]:
-    """What each picture that could be used adds to the measures."""
-    asked: dict[int, list[Any]] = {place: [] for place in seen.places}
-    for place, mention in zip(seen.picture, seen.mentions, strict=True):
-        asked[place].append((tuple(mention.words), tuple(mention.instances)))
-    return [
-        Tally(
-            data.pictures[place].image_id,
-            {name: (float(sums[place]), float(of[place])) for name, (sums, of) in added.items()},
-            part=f"{regime}.grounding",
-            asked=fingerprint(asked[place]) if regime == "forced" else None,
-        )
-        for place in seen.places
-    ]
-
-
-def _verdict(found: dict[str, float | None], ties: bool, pictures: int) -> str:
-    """What the paired-object discrimination says, in words."""
-    value, low, high = (found[key] for key in ("value", "low", "high"))
+def _verdict(estimate: dict[str, float | None], ties: bool, images: int) -> str:
+    """State in words what paired-object discrimination shows."""
+    value, low, high = (estimate[key] for key in ("value", "low", "high"))
     if value is None or low is None or high is None:
-        return "no caption names two whose masks are apart, so nothing can be said"
+        return "no caption names two objects with disjoint masks, so there is no verdict"
     if ties:
-        return "50 %, which is chance, for all pairs tie: its maps do not depend on the word"
-    told = f"{value:.1f} % [{low:.1f}, {high:.1f}] where chance is 50"
-    if pictures < FEW:
-        return f"{told}, of {pictures} pictures: too few to say more"
-    if low <= 50 <= high:
-        return (
-            f"{told}, which is chance: for all these pairs show, its maps do not depend on the word"
-        )
+        return "50 %, which is chance: all pairs tie, so the maps do not depend on the word"
+    result = f"{value:.1f} % [{low:.1f}, {high:.1f}] where chance is 50"
+    if images < MIN_IMAGES:
+        return f"{result}, of {images} images: too few for a verdict"
+    if low > 50:
+        return f"{result}, above chance: the maps depend on the word"
     if high < 50:
-        return f"{told}, below chance: its maps are on the wrong object of the two"
-    return f"{told}, above chance: its maps depend on the word"
+        return f"{result}, below chance: the maps are on the wrong object of the two"
+    return f"{result}, which is chance: these pairs do not show that the maps depend on the word"
 
 
-def _coverage(seen: Seen, data: MaskedPictures) -> dict[str, Any]:
-    words, masked = sum(seen.words.values()), len(seen.masks)
-    captions = len(seen.named)
+def _coverage(collected: GroundingData) -> dict[str, Any]:
+    """Count what was scored and what was left out."""
+    words, unnamed = 0, Counter[str]()
+    for caption in collected.captions:
+        naming = {position for mention, _ in caption.mentions for position in mention.words}
+        words += len(caption.words)
+        unnamed.update(word for i, word in enumerate(caption.words) if i not in naming)
     return {
-        "captions": captions,
+        "captions": len(collected.captions),
         "words": words,
-        "words_naming_objects": seen.naming,
-        "words_naming_objects_percent": round(100 * seen.naming / max(1, words), 2),
-        "mentions": seen.found,
-        "mentions_with_mask": masked,
-        "mentions_with_mask_percent": round(100 * masked / max(1, seen.found), 2),
-        "captions_with_mention": sum(map(bool, seen.named)),
-        "images_with_mention": len(set(seen.picture)),
-        "pairs": len(seen.pairs),
-        "images_with_pair": len({seen.picture[first] for first, _ in seen.pairs}),
-        "unknown_words": seen.unknown,
-        "mentions_of_unknown_words": seen.unknown_mentions,
-        "masks_of_whole_picture": seen.full,
-        "crowds_dropped": data.crowds,
-        "empty_masks_dropped": data.empty,
-        "most_frequent_words_naming_none": dict(seen.unnamed.most_common(UNNAMED)),
+        "words_naming_objects_percent": round(100 * (1 - unnamed.total() / max(1, words)), 2),
+        "mentions": sum(len(caption.mentions) for caption in collected.captions),
+        "mentions_with_mask": len(collected.mentions),
+        "pairs": len(collected.pairs),
+        "images_with_mention": len({mention.image for mention in collected.mentions}),
+        "images_with_pair": len({collected.mentions[first].image for first, _ in collected.pairs}),
+        **{name: collected.left_out[name] for name in LEFT_OUT},
+        "crowds_dropped": collected.data.crowds,
+        "empty_masks_dropped": collected.data.empty,
+        "most_frequent_words_naming_none": dict(unnamed.most_common(FREQUENT)),
     }
 
 
-def _slices(
-    seen: Seen,
-    masks: Float64[np.ndarray, "N L"],
-    values: Values,
-    bootstrap: Bootstrap,
-    pictures: int,
-) -> dict[str, Any]:
-    """Scores of the model on parts of the mentions, and its lead over the time-averaged map."""
-    area, picture = masks.mean(1), np.array(seen.picture)
-    several = np.array([len(mention.instances) > 1 for mention in seen.mentions])
-    order = np.array([number for number, _ in seen.order])
-    repeated = np.array([again for _, again in seen.order])
-    parts = {
-        "small": area < SMALL,
-        "medium": (area >= SMALL) & (area < LARGE),
-        "large": area >= LARGE,
-        "one object": ~several,
-        "several objects": several,
-        "first of its caption": order == 0,
-        "later in its caption": order > 0,
-        "first mention": ~repeated,
-        "repeated mention": repeated,
-    }
-    _, group = np.unique([m.category for m in seen.mentions], return_inverse=True)
-
-    def compared(measure: Callable[[np.ndarray], Statistic]) -> dict[str, Any]:
-        found = {}
-        for metric in METRICS:
-            both = [measure(values[name][metric]) for name in ("model", "time_averaged")]
-            found[metric] = {
-                "model": percent(bootstrap, pictures, both[0]),
-                "delta": percent(bootstrap, pictures, *both),
-            }
-        return found
-
-    place = np.stack([picture, group], axis=1)
-    slices: dict[str, Any] = {
-        "mean over categories": {
-            "mentions": len(masks),
-            **compared(lambda own: macro(own, place, place, pictures)),
-        }
-    }
-    for name, part in parts.items():
-        if part.any():
-            slices[name] = {
-                "mentions": int(part.sum()),
-                **compared(lambda own, part=part: mean(own[part], picture[part], pictures)),  # type: ignore[misc]
-            }
-    return slices
-
-
-def _categories(seen: Seen, values: Values) -> dict[str, Any]:
-    """For every category its mentions and the model's mean scores, most frequent first."""
-    names = np.array([mention.category for mention in seen.mentions])
-    return {
-        name: {
-            "mentions": count,
-            **{m: round(100 * float(values["model"][m][names == name].mean()), 2) for m in METRICS},
-        }
-        for name, count in Counter(names.tolist()).most_common()
-    }
+def _image_statistics(
+    collected: GroundingData, measures: dict[str, Totals]
+) -> list[ImageStatistics]:
+    scored: dict[int, list[Any]] = {image: [] for image in collected.images}
+    for image, mention, *_ in collected.mentions:
+        scored[image].append((tuple(mention.words), tuple(mention.instances)))
+    return [
+        ImageStatistics(
+            collected.data.images[image].image_id,
+            {name: (float(s[image]), float(n[image])) for name, (s, n) in measures.items()},
+            part=f"{collected.regime}.grounding",
+            asked=fingerprint(mentions) if collected.regime == "forced" else None,
+        )
+        for image, mentions in scored.items()
+    ]

@@ -1,7 +1,6 @@
-"""COCO's Java programs: Stanford's Penn Treebank tokenizer and METEOR 1.5, from pycocoevalcap.
+"""COCO's Java programs, as shipped with pycocoevalcap: the Penn Treebank tokenizer and METEOR 1.5.
 
-Each call starts the program, feeds it, and is rid of it at the end, however that comes about: it
-never outlives its time limit, and whatever goes wrong is one ``JavaError``.
+No program outlives its time limit, and every failure is raised as a ``JavaError``.
 """
 
 import contextlib
@@ -11,146 +10,110 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from pycocoevalcap.meteor import meteor as meteor_module
 from pycocoevalcap.tokenizer import ptbtokenizer as ptb_module
 
 from captioner.errors import EvaluationError
-from captioner.memory import give_back_memory
+from captioner.evaluation.image_statistics import METEOR_NUMBERS
+from captioner.fast.malloc import give_back_memory
 
 PTB_JAR = Path(ptb_module.__file__).with_name(ptb_module.STANFORD_CORENLP_3_4_1_JAR)
 METEOR_JAR = Path(meteor_module.__file__).with_name(meteor_module.METEOR_JAR)
-TIMEOUT = 300.0
-# The collector of one thread needs half the memory of Java's choice, and no more time.
+TIMEOUT = 300.0  # seconds for each thousand captions
+# The serial garbage collector needs half as much memory as the default one and is as fast here.
 OPTIONS = ("-XX:+UseSerialGC", "-Dfile.encoding=UTF-8", "-Duser.language=en")
+PTB = ("-cp", str(PTB_JAR), "edu.stanford.nlp.process.PTBTokenizer", "-preserveLines", "-lowerCase")
+# Most objects are short-lived: a small young generation leaves memory for METEOR's tables.
+METEOR_OPTIONS = ("-", "-", "-stdio", "-l", "en", "-norm")
+METEOR = ("-Xmx2G", "-Xmn48m", "-jar", str(METEOR_JAR), *METEOR_OPTIONS)
 
-
-class JavaError(EvaluationError):
-    """Java is missing, crashes, hangs or answers nonsense."""
-
-
-# What Stanford's tokenizer takes for the end of a line, and str.splitlines() besides: one of these
-# inside a caption would shift all captions after it.
+# All line breaks of Stanford's tokenizer and of str.splitlines(). A line break inside a caption
+# would shift all following captions.
 _LINE_BREAK = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 
 
-def ptb_words(captions: Sequence[str], timeout: float) -> list[str]:
-    """What pycocoevalcap's PTBTokenizer gives, without its temporary file in site-packages."""
+class JavaError(EvaluationError):
+    """Java is missing, crashes, exceeds its time limit, or gives an unexpected answer."""
+
+
+def ptb_words(captions: Sequence[str]) -> list[str]:
+    """Tokenize captions as pycocoevalcap's PTBTokenizer does; words are separated by spaces.
+
+    Raises:
+        JavaError: Java is missing or fails.
+    """
     if not captions:
         return []
     text = "\n".join(_LINE_BREAK.sub(" ", caption) for caption in captions)
-    command = ("-cp", str(PTB_JAR), "edu.stanford.nlp.process.PTBTokenizer")
-    limit = timeout * math.ceil(len(captions) / 1000)
-    with _java("the PTB tokenizer", *command, "-preserveLines", "-lowerCase", limit=limit) as java:
-        output, _ = java.communicate(text.encode(errors="replace"))
-        lines = output.decode().split("\n")
-        if len(lines) != len(captions):
-            raise ValueError(f"{len(lines)} lines for {len(captions)} captions")
-    dropped = frozenset(ptb_module.PUNCTUATIONS)
-    return [
-        " ".join(word for word in line.rstrip().split(" ") if word not in dropped) for line in lines
-    ]
+    lines = _run("the PTB tokenizer", PTB, text, len(captions))
+    punctuation = frozenset(ptb_module.PUNCTUATIONS)
+    words = [line.rstrip().split(" ") for line in lines]
+    return [" ".join(word for word in caption if word not in punctuation) for caption in words]
 
 
-def meteor_score(
-    given: Sequence[str], truth: Sequence[Sequence[str]], timeout: float
-) -> tuple[float, list[tuple[float, ...]]]:
-    """METEOR 1.5 of tokenized captions, 0-1: statistics of each image, then all scored together.
+def meteor_statistics(
+    candidates: Sequence[str], references: Sequence[Sequence[str]]
+) -> list[tuple[float, ...]]:
+    """Return METEOR 1.5's statistics of each image, from which its score is computed.
 
-    The score of all, and the statistics of each.
+    Args:
+        candidates: one tokenized caption for each image.
+        references: the tokenized reference captions of each image.
+
+    Raises:
+        JavaError: Java is missing or fails.
     """
-    # Most of what it makes is forgotten at once: little room for that leaves its tables the memory.
-    command = (
-        "-Xmx2G",
-        "-Xmn48m",
-        "-jar",
-        str(METEOR_JAR),
-        "-",
-        "-",
-        "-stdio",
-        "-l",
-        "en",
-        "-norm",
-    )
-    limit = timeout * math.ceil(len(given) / 1000)
-    with _java("METEOR", *command, limit=limit) as java:
-        assert java.stdin is not None
-        assert java.stdout is not None
-        statistics = []
-        for candidate, references in zip(given, truth, strict=True):
-            captions = [caption.replace("|||", "") for caption in (*references, candidate)]
-            java.stdin.write((" ||| ".join(["SCORE", *captions]) + "\n").encode())
-            java.stdin.flush()
-            statistics.append(java.stdout.readline().decode().strip())
-            if not re.fullmatch(r"[-+.\dE ]+", statistics[-1]):
-                raise ValueError(f"an unexpected answer, {statistics[-1]!r}")
-        java.stdin.write((" ||| ".join(["EVAL", *statistics]) + "\n").encode())
-        java.stdin.flush()
-        for _ in statistics:
-            java.stdout.readline()  # one score for each image, then that of all
-        score = float(java.stdout.readline())
-    return score, [tuple(map(float, line.split())) for line in statistics]
+    text = ""
+    for candidate, captions in zip(candidates, references, strict=True):
+        cleaned = [caption.replace("|||", "") for caption in (*captions, candidate)]
+        text += " ||| ".join(["SCORE", *cleaned]) + "\n"
+    lines = _run("METEOR", METEOR, text, len(candidates) + 1)[:-1]
+    for line in lines:
+        if not re.fullmatch(r"[-+.\dE ]+", line) or len(line.split()) != METEOR_NUMBERS:
+            raise JavaError(f"METEOR failed in java: an unexpected answer, {line!r}")
+    return [tuple(map(float, line.split())) for line in lines]
 
 
-@contextlib.contextmanager
-def _java(tool: str, *arguments: str, limit: float) -> Iterator[subprocess.Popen[bytes]]:
-    """A running Java program, which is gone when the block ends, however it ends.
-
-    It is killed after ``limit`` seconds. That, a bad exit status, and an ``OSError`` or
-    ``ValueError`` of the block become a ``JavaError``.
-    """
-    give_back_memory()  # Java needs some, too
-    problem, expired = "", threading.Event()
-    with tempfile.TemporaryFile() as log:  # a pipe that nobody reads meanwhile could fill up
+def _run(tool: str, arguments: Sequence[str], text: str, lines: int) -> list[str]:
+    """Run ``java`` on a text and split its output at line breaks, into this number of lines."""
+    give_back_memory()  # leaves more memory to Java
+    limit = TIMEOUT * math.ceil(lines / 1000)
+    try:
+        java = subprocess.Popen(
+            ["java", *OPTIONS, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # so that _kill can end the whole process group
+        )
+    except OSError as error:
+        raise JavaError(f"java does not start ({error})") from error
+    with java:
         try:
-            java = subprocess.Popen(
-                ["java", *OPTIONS, *arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                start_new_session=True,  # what _kill needs
-            )
-        except OSError as error:
-            raise JavaError(f"java does not start ({error})") from error
-
-        def expire() -> None:
-            expired.set()
-            _kill(java)
-
-        watchdog = threading.Timer(limit, expire)
-        watchdog.daemon = True
-        watchdog.start()
-        try:
-            try:
-                yield java
-            except (OSError, ValueError) as error:
-                problem = str(error)
-            java.communicate()  # closes its input, at which it ends
+            output, errors = java.communicate(text.encode(errors="replace"), timeout=limit)
+        except subprocess.TimeoutExpired as error:
+            raise JavaError(f"{tool} failed in java: not done after {limit:g} s") from error
         finally:
-            watchdog.cancel()
             _kill(java)
-            java.communicate()  # closes its pipes
-        log.seek(0)
-        said = [line.strip() for line in log.read().decode(errors="replace").splitlines()]
-    if expired.is_set():
-        problem = f"not done after {limit:g} s"
-    elif java.returncode != 0:
-        telling = [line for line in said if re.search("error|exception|unable", line, re.I)]
-        problem = next(iter(telling + said[-1:]), "") or f"exit status {java.returncode}"
-    if problem:
-        raise JavaError(f"{tool} failed in java: {problem}")
+    printed = output.decode(errors="replace").split("\n")
+    if java.returncode:
+        reported = errors.decode(errors="replace").strip().split("\n")
+        reasons = [line for line in reported if re.search("error|exception|unable", line, re.I)]
+        problem = (*reasons, reported[-1])[0] or f"exit status {java.returncode}"
+        raise JavaError(f"{tool} failed in java: {problem.strip()}")
+    if len(printed) != lines:
+        raise JavaError(f"{tool} failed in java: {len(printed)} lines for {lines} captions")
+    return printed
 
 
 def _kill(java: subprocess.Popen[bytes]) -> None:
-    """Ends ``java`` and, where that is a shell script, also the program it started."""
-    if java.poll() is not None:
-        return
-    if sys.platform == "win32":
-        java.kill()
-    else:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(java.pid, signal.SIGKILL)
+    """Kill ``java`` and, if it is a shell script, the programs that it started."""
+    if java.poll() is None:
+        if sys.platform == "win32":
+            java.kill()
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(java.pid, signal.SIGKILL)

@@ -1,45 +1,45 @@
-"""The parts of a captioner and the whole; none of them knows Lightning."""
+"""The parts of a captioner and the whole; independent of Lightning.
+
+Importing this package imports every module in its folder. A class in a new file is therefore
+registered, and its name can be used in configurations, without an import line here.
+"""
+
+from importlib import import_module
+from pkgutil import iter_modules
 
 from captioner.models.annotations import Annotations
-from captioner.models.attention import Additive, Attention, Distribution, Score, Soft
+from captioner.models.attention import Attention
 from captioner.models.captioner import Captioner
 from captioner.models.decoder import Decoded, Decoder
-from captioner.models.encoder import CNNEncoder, Encoder
+from captioner.models.distributions import Distribution, Hard, Soft, Sparsemax
+from captioner.models.encoder import CNNEncoder, Encoder, ViTEncoder
+from captioner.models.entmax import Entmax
+from captioner.models.local_attention import LocalM, LocalP, LocalP2D
 from captioner.models.lstm import LSTMDecoder
 from captioner.models.luong import LuongDecoder
-from captioner.models.refiners import (
+from captioner.models.multihead import MultiHead
+from captioner.models.neck import (
     SAGAN,
     Blind,
     Convolutional,
     Identity,
     Local2D,
+    Neck,
     Projection,
-    Refiner,
-    TransformerRefiner,
+    TransformerNeck,
+)
+from captioner.models.scores import (
+    Additive,
+    Concat,
+    Distance,
+    Dot,
+    General,
+    Location,
+    ScaledDot,
+    Score,
 )
 from captioner.models.transformer import TransformerDecoder
+from captioner.models.two_stream import TwoStreamEncoder
 
-__all__ = [
-    "SAGAN",
-    "Additive",
-    "Annotations",
-    "Attention",
-    "Blind",
-    "CNNEncoder",
-    "Captioner",
-    "Convolutional",
-    "Decoded",
-    "Decoder",
-    "Distribution",
-    "Encoder",
-    "Identity",
-    "LSTMDecoder",
-    "Local2D",
-    "LuongDecoder",
-    "Projection",
-    "Refiner",
-    "Score",
-    "Soft",
-    "TransformerDecoder",
-    "TransformerRefiner",
-]
+for _module in iter_modules(__path__):
+    import_module(f"{__name__}.{_module.name}")

@@ -1,24 +1,25 @@
-"""What an encoder says about a picture: one vector per region."""
+"""The output of an encoder: one vector per region of an image."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 
 @dataclass(frozen=True)
 class Annotations:
-    """The annotation vectors a_1 … a_L of B pictures (Xu et al. 2015 §3.1.1).
+    """The annotation vectors a_1 … a_L of B images (Xu et al. 2015 §3.1.1).
 
-    Attributes:
-        vectors: one vector of width D per region, regions in raster order.
-        grid: (rows, columns) of the feature map; L = rows · columns.
-        mask: True where a region may be attended; None when all may.
+    An encoder of two streams gives two kinds of vectors: attention compares the query with ``keys`` and
+    averages ``vectors``. Its streams may have different grids; after the neck, both have the same.
     """
 
-    vectors: Float[Tensor, "B L D"]
-    grid: tuple[int, int]
-    mask: Bool[Tensor, "B L"] | None = None
+    vectors: Float[Tensor, "B L D"]  # regions in raster order
+    grid: tuple[int, int]  # (rows, columns) of the feature map; L = rows · columns
+    mask: Bool[Tensor, "B L"] | None = None  # True where a region may be attended
+    keys: "Annotations | None" = None  # None if the vectors are the keys as well
 
     def __post_init__(self) -> None:
         rows, columns = self.grid
@@ -27,26 +28,45 @@ class Annotations:
                 f"{self.vectors.shape[1]} annotation vectors do not fill a {rows}×{columns} grid"
             )
         if self.mask is not None and self.mask.shape != self.vectors.shape[:2]:
-            raise ValueError(
-                f"a mask of shape {tuple(self.mask.shape)} does not fit annotations of shape "
-                f"{tuple(self.vectors.shape)}: expected {tuple(self.vectors.shape[:2])}"
-            )
+            expected = tuple(self.vectors.shape[:2])
+            raise ValueError(f"a mask of shape {tuple(self.mask.shape)}: expected {expected}")
 
     def __len__(self) -> int:
         return self.vectors.shape[0]
 
     def mean(self) -> Float[Tensor, "B D"]:
-        """The mean over the regions that may be attended; zero where there are none."""
+        """Return the mean over the regions that may be attended; zero if there are none."""
         if self.mask is None:
             return self.vectors.mean(1)
         weights = self.mask.to(self.vectors.dtype).unsqueeze(-1)  # (B, L, 1)
         return (self.vectors * weights).sum(1) / weights.sum(1).clamp(min=1)
 
     def of(self, row: int) -> "Annotations":
-        """Those of one picture alone."""
+        """Return the annotations of one image."""
         mask = None if self.mask is None else self.mask[row : row + 1]
-        return Annotations(self.vectors[row : row + 1], self.grid, mask)
+        keys = None if self.keys is None else self.keys.of(row)
+        return Annotations(self.vectors[row : row + 1], self.grid, mask, keys)
 
     def with_vectors(self, vectors: Float[Tensor, "B L E"]) -> "Annotations":
-        """The same regions with other vectors."""
+        """Return the same regions and keys with other vectors."""
         return replace(self, vectors=vectors)
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> "Annotations":
+        """Apply a function to the vectors, and to those of the keys."""
+        keys = None if self.keys is None else self.keys.map(function)
+        return replace(self, vectors=function(self.vectors), keys=keys)
+
+    def flat(self) -> "Annotations":
+        """Return annotations in which every region is the mean of its image, keys likewise."""
+        keys = None if self.keys is None else self.keys.flat()
+        return replace(self, vectors=self.mean().unsqueeze(1).expand_as(self.vectors), keys=keys)
+
+    def resampled(self, grid: tuple[int, int]) -> "Annotations":
+        """Interpolate the vectors bilinearly to another grid; the mask must be None."""
+        if grid == self.grid:
+            return self
+        if self.mask is not None:
+            raise ValueError("masked annotations cannot be interpolated: leave the mask out")
+        features = self.vectors.transpose(1, 2).reshape(len(self), -1, *self.grid)
+        resized = F.interpolate(features, grid, mode="bilinear", align_corners=False)
+        return replace(self, vectors=resized.flatten(2).transpose(1, 2), grid=grid)

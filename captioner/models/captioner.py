@@ -1,83 +1,66 @@
-"""The whole model: encoder → refiner → decoder, with the words it speaks."""
+"""The whole model: encoder → neck → decoder, with its vocabulary."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from jaxtyping import Int, UInt8
+from jaxtyping import UInt8
 from torch import Tensor, nn
 
 from captioner.errors import ModelError, unknown
 from captioner.models.annotations import Annotations
-from captioner.models.decoder import Decoded, Decoder, Detail
+from captioner.models.decoder import Decoder
 from captioner.models.encoder import Encoder
-from captioner.models.refiners import Refiner
-from captioner.models.registry import build, portable
+from captioner.models.neck import Neck
+from captioner.models.registry import build, portable, require
 from captioner.text import Vocabulary
 
-PARTS = ("encoder", "refiner", "decoder")
+PARTS = ("encoder", "neck", "decoder")
 
 
 class Captioner(nn.Module):
-    """Photo → annotations → words.
+    """Image → encoder → annotations → neck → annotations → decoder → words of the vocabulary.
 
-    Args:
-        encoder: images → annotations.
-        refiner: annotations → annotations; trained, so its work is not cached.
-        decoder: annotations and the words so far → the next word.
-        vocabulary: the words of the decoder's ids.
-        config: the tree this was built from; a model folder stores it.
+    ``config`` holds the configuration trees of the parts, which a model folder stores.
     """
 
     def __init__(
         self,
         encoder: Encoder,
-        refiner: Refiner,
+        neck: Neck,
         decoder: Decoder,
         vocabulary: Vocabulary,
         config: Mapping[str, Any],
     ) -> None:
         super().__init__()
-        self.encoder = encoder
-        self.refiner = refiner
-        self.decoder = decoder
-        self.vocabulary = vocabulary
-        self.config = dict(config)
+        self.encoder, self.neck, self.decoder = encoder, neck, decoder
+        self.vocabulary, self.config = vocabulary, dict(config)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], vocabulary: Vocabulary) -> "Captioner":
-        """Builds the parts and passes each the sizes of the one before; downloads nothing.
+        """Build the parts, each with the sizes of the one before. Nothing is downloaded.
 
         Args:
-            config: ``{"encoder": tree, "refiner": tree, "decoder": tree}``, each tree as
+            config: ``{"encoder": tree, "neck": tree, "decoder": tree}``, each tree as
                 ``captioner.models.registry.build`` takes it.
-            vocabulary: the words.
+            vocabulary: of the decoder.
 
         Raises:
-            ModelError: a part is missing or unknown, or cannot be built.
+            ModelError: a part is missing, unknown or cannot be built.
         """
         for part in PARTS:
-            if part not in config:
-                raise ModelError(
-                    f"the model's configuration has no {part!r}; it needs {', '.join(PARTS)}"
-                )
-        for part in config:
-            if part not in PARTS:
-                raise ModelError(unknown("part of a captioner", part, PARTS))
+            message = f"the model's configuration has no {part!r}; it needs {', '.join(PARTS)}"
+            require(part in config, message)
+        for part in set(config) - set(PARTS):
+            raise ModelError(unknown("part of a captioner", part, PARTS))
         encoder = build("encoder", config["encoder"])
-        refiner = build("refiner", config["refiner"], in_dim=encoder.out_dim)
+        neck = build("neck", config["neck"], **encoder.widths)
         decoder = build(
-            "decoder", config["decoder"], vocab_size=len(vocabulary), annotation_dim=refiner.out_dim
+            "decoder", config["decoder"], vocab_size=len(vocabulary), annotation_dim=neck.out_dim
         )
         return cls(
-            encoder, refiner, decoder, vocabulary, {part: portable(config[part]) for part in PARTS}
+            encoder, neck, decoder, vocabulary, {part: portable(config[part]) for part in PARTS}
         )
 
     def encode(self, images: UInt8[Tensor, "B 3 H W"]) -> Annotations:
-        """Images at the encoder's size → annotations as the encoder gives them."""
+        """Encode images of the encoder's size."""
         return self.encoder(images)
-
-    def forward(
-        self, annotations: Annotations, tokens: Int[Tensor, "B *R T"], detail: Detail = "shown"
-    ) -> Decoded:
-        """Teacher forcing from encoded images: refine, then decode."""
-        return self.decoder(self.refiner(annotations), tokens, detail)

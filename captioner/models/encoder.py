@@ -1,97 +1,195 @@
-"""Photo → annotation vectors: a CNN, cut before its pooling."""
+"""Image → annotation vectors: a network up to one of its feature maps."""
 
 import hashlib
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Shaped, UInt8
-from torch import Size, Tensor, nn
+from jaxtyping import Float, UInt8
+from torch import Tensor, nn
 
-from captioner.errors import ModelError
 from captioner.models.annotations import Annotations
-from captioner.models.folding import folded
-from captioner.models.registry import Component
-from captioner.models.trunks import Channels, Interpolation, Trunk, trunk
-
-# Pixels at once. On a CPU 4 pictures of 224 × 224: its caches then hold the feature maps between two
-# layers. Elsewhere 64 of them where nothing is learned: memory does not grow with the batch.
-IN_CACHE, ON_DEVICE = 250_000, 64 * 224 * 224
+from captioner.models.backbone import Backbone, Channels, Interpolation, backbone
+from captioner.models.registry import Component, require
+from captioner.models.vision_transformer import DINOV2_SMALL, transformer
 
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How a picture becomes the encoder's input: resized as a whole, then normalised.
-
-    Attributes:
-        height, width: the size in pixels; the aspect ratio is not kept, so that the annotations
-            cover the whole picture.
-        interpolation: ``bicubic`` or ``bilinear``.
-        mean, std: per channel, for values in [0, 1].
-    """
+    """How an image becomes the encoder's input: resized as a whole to (height, width), normalised."""
 
     height: int
     width: int
     interpolation: Interpolation
-    mean: Channels
+    mean: Channels  # for values in [0, 1]
     std: Channels
 
 
+MAX_SIZE = 2048
+"""Largest side of the input in pixels; the feature maps of a larger input take gigabytes."""
+
+
 class Encoder(Component, kind="encoder"):
-    """Base of all encoders.
+    """Base of all encoders."""
 
-    Attributes:
-        out_dim: D, the width of an annotation vector.
-        preprocessing: what the images must have gone through, normalisation excepted.
-        trainable: whether the encoder learns; a frozen one stays in eval mode, and what it gives can
-            be cached.
-    """
+    out_dim: int  # D, the width of an annotation vector
+    key_dim: int | None = None  # the width of its key; None if the vector is the key as well
+    preprocessing: Preprocessing  # the caller resizes, ``forward`` normalises
+    trainable: bool  # False for a frozen encoder, whose annotations can be cached
 
-    out_dim: int
-    preprocessing: Preprocessing
-    trainable: bool
+    @property
+    def widths(self) -> dict[str, int | None]:
+        """What a neck has to know of this encoder."""
+        return {"in_dim": self.out_dim, "key_dim": self.key_dim}
+
+    @property
+    def external(self) -> bool:
+        """Whether weights come from an installed package and are left out of state dicts."""
+        return False
 
     def load_pretrained(self) -> None:
-        """Fetches the pretrained weights, once; the constructor never does."""
+        """Fetch the pretrained weights at the first call. The constructor does not fetch them."""
         raise NotImplementedError
 
     def fingerprint(self) -> str:
-        """Hex digits that change with the weights, the architecture or the preprocessing."""
+        """Return hex digits that change with the weights, the architecture or the preprocessing."""
         raise NotImplementedError
 
     def forward(self, images: UInt8[Tensor, "B 3 H W"]) -> Annotations:
-        """Annotations of images resized as ``preprocessing`` says, values in 0 … 255."""
+        """Encode images of the size in ``preprocessing``, with values 0 … 255."""
         raise NotImplementedError
 
 
-class CNNEncoder(Encoder):
-    """Any classification CNN of torchvision or timm, up to its last feature map of a given stride.
+class BackboneEncoder(Encoder, abstract=True):
+    """Base of encoders that are a library's network, cut at feature maps.
 
     Args:
-        name: ``efficientnet_lite0``, ``…1`` or ``…2`` (weights from a package, nothing to download);
-            ``timm/NAME``; ``torchvision/NAME``; or a bare name, looked up in torchvision, then timm.
-        image_size: side in pixels of the square the whole picture is resized to.
-        stride: pixels per cell; 32 gives 7 × 7 annotation vectors at 224, 16 gives 14 × 14.
-        finer: strides of earlier feature maps as well, each averaged over every cell and appended to
-            its vector: what deep layers forget, like the exact colour (hypercolumns: Hariharan et
-            al. 2015, arXiv 1411.5752).
-        weights: ``DEFAULT`` or one of the library's own names for them; ``FLICKR8K``, of
-            ``efficientnet_lite2``: fine-tuned with the bundled models; null starts from random ones.
-        trainable: whether the CNN learns too; a number: only its last so many layers, batch norms and
-            the like not counted. Batch-norm statistics stay frozen all the same. A CNN that does not
-            learn is run as ``folding`` makes it: what is written into its tensors after that, other than
-            by ``load_state_dict``, is not seen.
-
-    Raises:
-        ModelError: unknown name, no feature map of a stride, unknown weights, a finer stride that is not
-            finer.
+        name: of the network.
+        cuts: where it is cut, for the fingerprint.
+        network: with random weights.
+        image_size: side in pixels of the input.
+        weights: their name; None for random weights.
+        trainable: True, False, or the number of its last layers to train.
     """
 
     mean: Tensor
     std: Tensor
+
+    def __init__(
+        self,
+        name: str,
+        cuts: Sequence[int],
+        network: Backbone,
+        image_size: int,
+        weights: str | None,
+        trainable: bool | int,
+    ) -> None:
+        super().__init__()
+        self.name, self.cuts, self.weights = name, tuple(cuts), weights
+        self.trainable = bool(trainable)
+        self.backbone = network
+        self.backbone.to(memory_format=torch.channels_last)  # twice as fast on a CPU
+        self.backbone.requires_grad_(False).eval()
+        for layer in _last_layers(network, trainable):
+            layer.requires_grad_(True)
+        self.out_dim = sum(network.channels)
+        self.preprocessing = Preprocessing(
+            image_size, image_size, network.interpolation, network.mean, network.std
+        )
+        # The name determines both, so the state dict does not need them.
+        for buffer, values in {"mean": network.mean, "std": network.std}.items():
+            self.register_buffer(buffer, 255 * torch.tensor(values).view(3, 1, 1), persistent=False)
+        self._ready = weights is None
+        self.register_load_state_dict_pre_hook(_before_load)  # type: ignore[no-untyped-call]
+
+    @property
+    def external(self) -> bool:
+        """Whether the weights come from an installed package and are left out of state dicts."""
+        return self.backbone.packaged and not self.trainable and bool(self.weights)
+
+    def load_pretrained(self) -> None:
+        """Fetch the pretrained weights at the first call, from a package or by downloading them.
+
+        Raises:
+            ModelError: the package is not installed, or the download fails.
+        """
+        if not self._ready:
+            self.backbone.load_pretrained()
+            self._ready = True
+
+    def fingerprint(self) -> str:
+        """Return a SHA-256 over weights, name, cuts and preprocessing."""
+        self._check_ready()
+        digest = hashlib.sha256(repr((self.name, self.cuts, asdict(self.preprocessing))).encode())
+        for key, tensor in sorted(self.backbone.state_dict().items()):
+            if not tensor.is_floating_point():
+                continue  # the step counter of a batch norm
+            digest.update(key.encode())
+            # A moving average of the weights turns −0 into 0, and so does adding 0.0: both must
+            # have the same digest.
+            digest.update((tensor.detach().cpu().contiguous() + 0.0).numpy().tobytes())
+        return digest.hexdigest()
+
+    def forward(self, images: UInt8[Tensor, "B 3 H W"]) -> Annotations:
+        """Encode images; the cells of the feature map are in raster order."""
+        self._check_ready()
+        with torch.set_grad_enabled(self.trainable and torch.is_grad_enabled()):
+            vectors = self._features(images)
+        rows, columns = vectors.shape[2:]
+        return Annotations(vectors.flatten(2).transpose(1, 2), (rows, columns))
+
+    def _features(self, images: UInt8[Tensor, "B 3 H W"]) -> Float[Tensor, "B D rows columns"]:
+        """Append the averages of the other feature maps to each cell of the first one."""
+        pixels = (images - self.mean) / self.std
+        deepest, *others = self._maps(pixels.contiguous(memory_format=torch.channels_last))
+        rows, columns = deepest.shape[2:]
+        pooled = [F.adaptive_avg_pool2d(other, (rows, columns)) for other in others]
+        return torch.cat([deepest, *pooled], 1)
+
+    def _maps(self, pixels: Float[Tensor, "B 3 H W"]) -> list[Tensor]:
+        return self.backbone(pixels)
+
+    def train(self, mode: bool = True) -> "BackboneEncoder":
+        """Keep the network in eval mode: its batch-norm statistics are those of ImageNet."""
+        super().train(mode)
+        self.backbone.eval()
+        return self
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the weights, or nothing if they come from an installed package."""
+        if not self.external:
+            return super().state_dict(*args, **kwargs)
+        return kwargs.get("destination", {})
+
+    def _check_ready(self) -> None:
+        require(
+            self._ready,
+            f"encoder {self.name!r} has no weights yet: call load_pretrained() or load a state dict",
+        )
+
+
+class CNNEncoder(BackboneEncoder):
+    """Any classification CNN of torchvision or timm, up to its last feature map of a given stride.
+
+    Args:
+        name: ``efficientnet_lite0``, ``…1`` or ``…2`` (weights from a package, no download);
+            ``timm/NAME``; ``torchvision/NAME``; or a bare name, looked up in torchvision, then timm.
+        image_size: side in pixels of the square to which the whole image is resized.
+        stride: pixels per cell; at 224 pixels, 32 gives 7 × 7 annotation vectors and 16 gives 14 × 14.
+        weights: ``DEFAULT`` or another of the library's names; ``FLICKR8K`` for the
+            ``efficientnet_lite2`` that was fine-tuned with the bundled models; None for random weights.
+        trainable: True trains the CNN; a number trains only that many of its last layers, batch
+            norms not counted. Batch-norm statistics are always frozen.
+        extra_strides: smaller strides whose feature maps are averaged over each cell and appended
+            to its vector, for details that deep layers lose, such as exact colours
+            (hypercolumns: Hariharan et al. 2015, arXiv 1411.5752).
+
+    Raises:
+        ModelError: unknown name or weights; a stride that the network does not have; duplicate
+            ``extra_strides``, or one that is not smaller than ``stride``.
+    """
 
     def __init__(
         self,
@@ -100,165 +198,79 @@ class CNNEncoder(Encoder):
         stride: int = 32,
         weights: str | None = "DEFAULT",
         trainable: bool | int = False,
-        finer: Sequence[int] = (),
+        extra_strides: Sequence[int] = (),
     ) -> None:
-        super().__init__()
-        if not all(0 < fine < stride for fine in finer) or len(set(finer)) < len(finer):
-            raise ModelError(
-                f"finer={list(finer)}: expected different strides below the encoder's own of {stride}"
-            )
-        self.name, self.weights = name, weights
-        self.trainable = bool(trainable)
-        self.strides = (stride, *finer)
-        self.trunk = trunk(name, weights, image_size, self.strides)
-        self.trunk.to(memory_format=torch.channels_last)  # twice as fast on a CPU
-        self.trunk.requires_grad_(False).eval()
-        for layer in _last_layers(self.trunk, trainable):
-            layer.requires_grad_(True)
-        self.out_dim = sum(self.trunk.channels)
-        mean, std, interpolation = self.trunk.normalisation()
-        self.preprocessing = Preprocessing(image_size, image_size, interpolation, mean, std)
-        # Not in the state: they follow from the name.
-        self.register_buffer("mean", 255 * torch.tensor(mean).view(3, 1, 1), persistent=False)
-        self.register_buffer("std", 255 * torch.tensor(std).view(3, 1, 1), persistent=False)
-        self._ready = weights is None
-        self._folded: tuple[Size, Trunk] | None = (
-            None  # a module in a tuple is no part of the state
+        repeated = len(set(extra_strides)) < len(extra_strides)
+        require(
+            not repeated and all(0 < extra < stride for extra in extra_strides),
+            f"extra_strides={list(extra_strides)}: expected different strides below stride={stride}",
         )
-        self.register_load_state_dict_post_hook(_after_load)  # type: ignore[no-untyped-call]
-
-    @property
-    def external(self) -> bool:
-        """Whether the weights are those of an installed package, and so not in the state."""
-        return self.trunk.packaged and not self.trainable and bool(self.weights)
-
-    def load_pretrained(self) -> None:
-        """Fetches the pretrained weights, once, from a package or the library's own download.
-
-        Raises:
-            ModelError: the package is not installed, or the download fails.
-        """
-        if not self._ready:
-            self.trunk.load_pretrained()
-            self._ready = True
-
-    def fingerprint(self) -> str:
-        """A SHA-256 over weights, name, strides and preprocessing."""
-        self._check_ready()
-        digest = hashlib.sha256(
-            repr((self.name, self.strides, asdict(self.preprocessing))).encode()
-        )
-        for key, tensor in sorted(self.trunk.state_dict().items()):
-            if not tensor.is_floating_point():
-                continue  # a counter of batches seen, which changes nothing that is computed
-            digest.update(key.encode())
-            # + 0.0: −0 becomes 0, as it does in a moving average; they compute the same.
-            digest.update((tensor.detach().cpu().contiguous() + 0.0).numpy().tobytes())
-        return digest.hexdigest()
-
-    def forward(self, images: UInt8[Tensor, "B 3 H W"]) -> Annotations:
-        """Feature map cells in raster order."""
-        self._check_ready()
-        learning = self.trainable and torch.is_grad_enabled()
-        on_cpu = images.device.type == "cpu"
-        at_once = len(images)
-        if on_cpu or not learning:
-            at_once = _at_once(images)
-        with ExitStack() as modes:
-            modes.enter_context(torch.set_grad_enabled(learning))
-            if on_cpu and learning:
-                # A CPU's gradients of convolutions take 2.5 times as long in bfloat16 as in float32.
-                modes.enter_context(torch.autocast("cpu", enabled=False))
-            parts = [self._features(some) for some in torch.split(images, max(1, at_once))]
-        vectors = parts[0] if len(parts) == 1 else torch.cat(parts)
-        rows, columns = vectors.shape[2:]
-        return Annotations(vectors.flatten(2).transpose(1, 2), (rows, columns))
-
-    def _features(self, images: UInt8[Tensor, "B 3 H W"]) -> Float[Tensor, "B D rows columns"]:
-        """The last feature map, with what finer ones have in each of its cells."""
-        pixels = (images - self.mean) / self.std
-        pixels = pixels.contiguous(memory_format=torch.channels_last)
-        features, *finer = self._network(pixels)(pixels)
-        pooled = [F.adaptive_avg_pool2d(fine, features.shape[2:]) for fine in finer]
-        return torch.cat([features, *pooled], 1)
-
-    def _network(self, example: Float[Tensor, "B 3 H W"]) -> Trunk:
-        """The CNN, or where it does not learn what is faster and computes the same."""
-        if self.trainable or not len(example):
-            return self.trunk
-        made = self._folded
-        if made is None or made[0] != example.shape[2:]:
-            made = (example.shape[2:], folded(self.trunk, example[:1], {1, _at_once(example)}))
-            self._folded = made
-        return made[1]
-
-    def _apply(self, *args: Any, **kwargs: Any) -> Any:
-        """To another device or precision."""
-        self._folded = None
-        return super()._apply(*args, **kwargs)  # type: ignore[no-untyped-call]
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Copies and other processes fold their own."""
-        return {**self.__dict__, "_folded": None}
-
-    def train(self, mode: bool = True) -> "CNNEncoder":
-        """The CNN stays in eval mode: its batch-norm statistics are ImageNet's."""
-        super().train(mode)
-        self.trunk.eval()
-        return self
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
-        """Empty if the weights are an installed package's: every checkpoint would repeat them."""
-        if not self.external:
-            return super().state_dict(*args, **kwargs)
-        return kwargs.get("destination", {})
-
-    def _check_ready(self) -> None:
-        if not self._ready:
-            raise ModelError(
-                f"encoder {self.name!r} has no weights yet: call load_pretrained() or load a state dict"
-            )
+        _check_size(image_size)
+        strides = (stride, *extra_strides)
+        network = backbone(name, weights, image_size, strides)
+        super().__init__(name, strides, network, image_size, weights, trainable)
 
 
-def _at_once(images: Shaped[Tensor, "B 3 H W"]) -> int:
-    """How many images of their size go through a CNN together where nothing is learned, or on a CPU."""
-    pixels = IN_CACHE if images.device.type == "cpu" else ON_DEVICE
-    return max(1, pixels // (images.shape[2] * images.shape[3]))
-
-
-def _last_layers(trunk: nn.Module, number: bool | int) -> list[nn.Module]:
-    """The last layers with weights to multiply by, and all that is between and behind them.
+class ViTEncoder(BackboneEncoder):
+    """Any plain Vision Transformer of timm: one annotation vector per patch.
 
     Args:
-        trunk: its modules are in the order in which they are used.
-        number: of such layers; True for all.
+        name: ``dinov2_small``, whose weights come with this package (ten blocks), or ``timm/NAME``.
+        image_size: side in pixels of the square to which the whole image is resized; a multiple of
+            the patch. At 224 pixels, patches of 14 give 16 × 16 annotation vectors.
+        layers: the blocks, counted from 1, whose normalised outputs are concatenated.
+        weights: ``DEFAULT`` or another of timm's tags; None for random weights.
+        trainable: True trains the network; a number trains only that many of its last layers.
 
     Raises:
-        ModelError: there are not so many.
+        ModelError: unknown name, weights or layers, or an image size that patches do not fill.
     """
-    layers = [module for module in trunk.modules() if not list(module.children())]
-    weighty = [
-        place
-        for place, module in enumerate(layers)
+
+    def __init__(
+        self,
+        name: str = DINOV2_SMALL,
+        image_size: int = 224,
+        layers: Sequence[int] = (10,),
+        weights: str | None = "DEFAULT",
+        trainable: bool | int = False,
+    ) -> None:
+        _check_size(image_size)
+        network = transformer(name, weights, image_size, layers)
+        super().__init__(name, layers, network, image_size, weights, trainable)
+
+
+def _last_layers(backbone: nn.Module, number: bool | int) -> list[nn.Module]:
+    """Return the last ``number`` layers with a weight matrix and all modules after the first of them."""
+    layers = [module for module in backbone.modules() if not list(module.children())]
+    weighted = [
+        index
+        for index, module in enumerate(layers)
         if any(parameter.ndim > 1 for parameter in module.parameters())
     ]
     if number is True:
-        return [trunk]
-    if not 0 <= number <= len(weighty):
-        raise ModelError(
-            f"trainable must be true, false or the number of the last layers that learn, 0 to "
-            f"{len(weighty)}, got {number}"
-        )
-    return layers[weighty[-number] :] if number else []
+        return [backbone]
+    require(
+        0 <= number <= len(weighted),
+        f"trainable={number}: expected true, false or a number of layers up to {len(weighted)}",
+    )
+    return layers[weighted[-number] :] if number else []
 
 
-def _after_load(encoder: nn.Module, incompatible: Any) -> None:
-    """Weights that are a package's are not missing from a state dict; others are ready now."""
-    assert isinstance(encoder, CNNEncoder)
-    encoder._folded = None
-    own = [key for key in incompatible.missing_keys if "trunk." in key]
+def _before_load(
+    encoder: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: object
+) -> None:
+    """Fill in the weights of a package, which state dicts leave out; mark all others as ready."""
+    assert isinstance(encoder, BackboneEncoder)
+    own = {f"{prefix}backbone.{key}": t for key, t in encoder.backbone.state_dict().items()}
     if encoder.external:
-        for key in own:
-            incompatible.missing_keys.remove(key)
-    elif not own:
+        for key, tensor in own.items():
+            state_dict.setdefault(key, tensor)
+    elif own.keys() <= state_dict.keys():
         encoder._ready = True
+
+
+def _check_size(image_size: int) -> None:
+    require(
+        1 <= image_size <= MAX_SIZE,
+        f"image_size must be 1 to {MAX_SIZE} pixels, got {image_size}",
+    )

@@ -1,4 +1,4 @@
-"""A decoder's next step as if some regions of the picture were erased, its memory untouched."""
+"""Erase regions of an image for a decoder's next step, without changing the decoder's memory."""
 
 from typing import Any
 
@@ -7,56 +7,48 @@ from torch import Tensor
 
 from captioner.errors import ModelError
 from captioner.models.annotations import Annotations
-from captioner.models.attention.attention import Keys
-from captioner.models.decoder import Decoder, of_pictures
+from captioner.models.attention import Keys
+from captioner.models.decoder import Decoder, index_batch
 
 
 class Erasure:
-    """Erases regions of B pictures: the picture's mean annotation stands in their place.
+    """Replace erased regions of B images by the mean annotation of their image.
 
-    The mean tells what the picture shows as a whole and nothing of where; it is what the LSTM
-    decoders start from, so no vector is put before a decoder that it has never met.
-
-    Regions are erased in what attention computes once per picture, keys and values, which every
-    part of this package computes region by region: the new ones are put together from those of
-    the picture and those of a picture that is its mean everywhere. What the decoder remembers of
-    the steps before is that of the whole picture.
+    The keys and values of a region depend on no other region. Erasing therefore copies the keys and
+    values of an image that equals its mean everywhere. The decoder's memory of earlier steps stays.
 
     Args:
-        decoder: in eval mode, with a state that has ``keys``, as all of this package have.
-        annotations: of B pictures, refined, as the decoder attends to them.
+        decoder: in eval mode. Its state has ``keys``, as in all decoders of this package.
+        annotations: of B images, after the neck.
 
     Raises:
-        ModelError: the decoder keeps no keys.
+        ModelError: the state has no keys.
     """
 
     def __init__(self, decoder: Decoder, annotations: Annotations) -> None:
-        mean = annotations.mean().unsqueeze(1).expand_as(annotations.vectors)
-        blank = decoder.start(annotations.with_vectors(mean))
-        if not hasattr(blank, "keys"):
+        blank = decoder.init_state(annotations.flat())
+        if not isinstance(getattr(blank, "keys", None), Keys | tuple):
             raise ModelError(
-                f"the state of {type(decoder).__name__} has no keys, which erasing regions of a "
-                "picture needs: keep what attention.prepare gives as the state's 'keys'"
+                f"the state of {type(decoder).__name__} has no attribute keys, which erasing regions "
+                "needs: store the result of attention.prepare there"
             )
-        self._blank: tuple[Keys, ...] = _several(blank.keys)
+        self._blank = _per_layer(blank.keys)
 
-    def erase(self, state: Any, pictures: Int[Tensor, " P"], regions: Bool[Tensor, "P L"]) -> Any:
-        """The state of P pictures, each with regions of its own erased.
+    def erase(self, state: Any, images: Int[Tensor, " P"], regions: Bool[Tensor, "P L"]) -> Any:
+        """Return the state of P images with some regions of each erased.
 
         Args:
-            state: of the B pictures, before the step in question.
-            pictures: which of the B each of the P is; any of them any number of times.
-            regions: True where a region is to be erased.
+            state: of the B images, before the step in question.
+            images: indices of the P images among the B; repeated ones are allowed.
+            regions: True where a region is erased.
         """
-        taken = of_pictures(state, pictures)
-        where, which = regions.nonzero(as_tuple=True)
-        for keys, blank in zip(_several(taken.keys), self._blank, strict=True):
-            # Copies, so that nobody else sees them change.
-            for own, mean in ((keys.prepared, blank.prepared), (keys.values, blank.values)):
-                own[where, which] = mean[pictures[where], which]
-        return taken
+        erased = index_batch(state, images)  # copies, so that writing to them is safe
+        image, region = regions.nonzero(as_tuple=True)
+        for keys, blank in zip(_per_layer(erased.keys), self._blank, strict=True):
+            for target, mean in ((keys.prepared, blank.prepared), (keys.values, blank.values)):
+                target[image, region] = mean[images[image], region]
+        return erased
 
 
-def _several(keys: Keys | tuple[Keys, ...]) -> tuple[Keys, ...]:
-    """One for each layer."""
+def _per_layer(keys: Keys | tuple[Keys, ...]) -> tuple[Keys, ...]:
     return keys if isinstance(keys, tuple) else (keys,)

@@ -1,43 +1,28 @@
 """The LSTM decoder of Luong, Pham, Manning: update, then attend."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
 from captioner.models.annotations import Annotations
-from captioner.models.attention.attention import Attended, Attention, with_rows
-from captioner.models.decoder import (
-    Decoded,
-    Detail,
-    gather_rows,
+from captioner.models.attention import AttentionOutput
+from captioner.models.decoder import map_tensors
+from captioner.models.distributions import Sampling
+from captioner.models.packing import Packing
+from captioner.models.recurrent import (
+    Cell,
+    Embedded,
+    LSTMState,
+    Memory,
+    RecurrentDecoder,
+    StepOutput,
+    expectation,
     mixture,
-    repeat,
-    rows_at_work,
-    unfinished,
+    repeat_candidates,
 )
-from captioner.models.linear import Linear
-from captioner.models.packing import Packing, rounded
-from captioner.models.recurrent import AttentionFactory, LSTMState, RecurrentDecoder
-
-
-@dataclass(frozen=True)
-class LuongState(LSTMState):
-    """What the decoder knows between two words.
-
-    Attributes:
-        attentional: h̃_t, for every row of every picture; what input feeding feeds. None before the
-            first word.
-    """
-
-    attentional: Float[Tensor, "B *R m"] | None = None
-
-    def select(self, rows: Int[Tensor, "B K"]) -> "LuongState":
-        """The state in which row k of picture b continues what row ``rows[b, k]`` remembered."""
-        fed = self.attentional
-        fed = None if fed is None else gather_rows(fed, rows)
-        return replace(self, memory=self.memory.select(rows), attentional=fed)
 
 
 class LuongDecoder(RecurrentDecoder):
@@ -50,146 +35,100 @@ class LuongDecoder(RecurrentDecoder):
         h̃_t = tanh(W_c [ẑ_t; h_t])              eq. 5
         p(y_t) = softmax(W_s h̃_t)               eq. 6
 
-    and h_0, c_0 from two MLPs of the mean annotation, as in Xu et al. 2015; h̃_0 = 0. Feeding h̃ into
-    the next step (§3.3) tells the decoder where it looked before. Without it all words of a training
-    caption are computed at once: the LSTM in one fused call, the attention in one product.
+    Two MLPs of the mean annotation give h_0 and c_0, as in Xu et al. 2015; h̃_0 = 0. Feeding h̃ into
+    the next step is described in §3.3. Without it, teacher forcing computes all words at once.
 
     Args:
-        vocab_size: V.
-        annotation_dim: D, the width of an annotation vector.
-        attention: makes the attention, given ``query_dim`` and ``memory_dim``.
-        hidden: n, the width of the LSTM's memory.
-        embedding: m, the width of a word embedding and of h̃.
-        dropout: probability of dropping a component of the embeddings and of h̃ before the output.
-        input_feeding: whether h̃_{t-1} is part of the input.
-        tied: whether the output layer W_s is the embedding matrix E.
-        intra: whether the LSTM looks back at all its memories: ``IntraAttention``.
+        input_feeding: make h̃_{t-1} part of the input.
+        options: as for ``RecurrentDecoder``; ``embedding`` is also the width of h̃.
     """
 
     def __init__(
-        self,
-        vocab_size: int,
-        annotation_dim: int,
-        attention: AttentionFactory = Attention,
-        hidden: int = 512,
-        embedding: int = 384,
-        dropout: float = 0.5,
-        input_feeding: bool = True,
-        tied: bool = True,
-        intra: bool = False,
+        self, vocab_size: int, annotation_dim: int, input_feeding: bool = True, **options: Any
     ) -> None:
-        inputs = embedding * (2 if input_feeding else 1)
         super().__init__(
-            *(vocab_size, annotation_dim, attention, hidden, embedding, dropout, tied),
-            inputs if intra else None,
+            vocab_size, annotation_dim, lambda m: 2 * m if input_feeding else m, **options
         )
         self.input_feeding = input_feeding
-        self.lstm = nn.LSTM(inputs, hidden, batch_first=True)
-        self.attentional = Linear(annotation_dim + hidden, embedding, bias=False)
+        self.lstm = nn.LSTM(self.input_dim, self.hidden, batch_first=True)
+        width = annotation_dim + self.hidden
+        self.attentional = nn.Linear(width, self.embedding.embedding_dim, bias=False)
 
     def train(self, mode: bool = True) -> "LuongDecoder":
-        """The LSTM has no dropout, and stays in the mode in which alone cuDNN gives it gradients."""
+        """Keep the LSTM, which has no dropout, in training mode: cuDNN requires it for gradients."""
         super().train(mode)
         self.lstm.train()
         return self
 
-    def start(self, annotations: Annotations) -> LuongState:
-        """h_0 and c_0 from the mean annotation; the keys, once per picture."""
-        state = super().start(annotations)
-        return LuongState(state.memory, state.keys, state.recurrence)
+    def init_state(
+        self, annotations: Annotations, rows: int = 1, sampling: Sampling | None = None
+    ) -> LSTMState:
+        """Return h_0, c_0 and h̃_0, and the attention keys of every image."""
+        state = super().init_state(annotations, rows, sampling)
+        if not self.input_feeding:
+            return state
+        hidden = state.memory.hidden
+        zeros = hidden.new_zeros(*hidden.shape[:2], self.embedding.embedding_dim)
+        return replace(state, memory=replace(state.memory, attentional=zeros))
 
-    def step(
-        self, tokens: Int[Tensor, " B *R"], state: LuongState
-    ) -> tuple[Float[Tensor, "B *R V"], Float[Tensor, "B *R L"], LuongState]:
-        """One word in, the scores of the next out: (logits, weights, state)."""
-        embedded = self.dropout(self.embedding(tokens))  # (B, *R, m)
-        attended, _, state = self._advance(embedded, state, need_weights=True)
-        assert attended.weights is not None
-        return self._read_out(attended).squeeze(-2), attended.weights.squeeze(-2), state
+    def lstm_cell(self, inputs: Float[Tensor, "N i"], memory: Memory) -> Memory:
+        """Update (h, c)."""
+        hidden, cell = (part.to(inputs.dtype).unsqueeze(0) for part in memory)
+        _, (hidden, cell) = self.lstm(inputs.unsqueeze(1), (hidden, cell))
+        return hidden.squeeze(0), cell.squeeze(0)
 
-    def teach(
-        self, annotations: Annotations, tokens: Int[Tensor, "B R T"], detail: Detail
-    ) -> Decoded:
-        """The vocabulary is projected once, for the words there are."""
-        state = self.begin(annotations, tokens)
-        embedded = self.dropout(self.embedding(tokens))  # (B, R, T, m)
-        need_weights = detail != "none"
-        looked: list[Tensor] = []
-        there = unfinished(tokens)
-        if self.input_feeding or self.intra is not None:
-            steps: list[Attended] = []
-            for t, (word, rows) in enumerate(
-                zip(embedded.unbind(2), rows_at_work(there), strict=True)
-            ):
-                state = self.keep(state, rows)
-                attended, looks, state = self._advance(
-                    word[:, :rows], state, need_weights, there[:, :rows, t]
-                )
-                steps.append(attended.with_rows(tokens.shape[1]))
-                looked.append(with_rows(looks, tokens.shape[1]))
-            attended = Attended.cat(steps)
-            there = rounded(there)
-            said = self._read_out(attended.at(there))
-        else:
-            memory = (state.memory.hidden.flatten(0, -2), state.memory.cell.flatten(0, -2))
-            hidden, _ = self.lstm(embedded.flatten(0, -3), tuple(m.unsqueeze(0) for m in memory))
-            there = rounded(there)
-            packing = Packing(tokens.shape, there)
-            attended = self._attend(hidden.view(*tokens.shape, -1), state, need_weights, packing)
-            said = self._read_out(attended)
-            attended = attended.without_values().each(packing.unpack)
-        return self.decoded(said, there, attended, looked, detail)
+    def advance(
+        self, embedded: Embedded, state: LSTMState, cell: Cell, need_weights: bool = True
+    ) -> tuple[StepOutput, LSTMState]:
+        """Update the memory, then attend with h_t."""
+        inputs, input_feed = embedded, state.memory.attentional
+        if input_feed is not None:
+            inputs = torch.cat([embedded, input_feed.to(embedded.dtype)], -1)
+        memory, past_weights = self.update(inputs, state.memory, cell)
+        attention = self.attention(memory.hidden, state.keys, state.words, need_weights)
+        attentional = self._attentional(attention, memory.hidden)
+        if input_feed is not None:
+            probs = attention.candidate_probs
+            input_feed = attentional if probs is None else expectation(attentional, probs)
+        memory = replace(memory, attentional=input_feed)
+        state = replace(state, memory=memory, words=state.words + 1)
+        return StepOutput(attentional, attention, past_weights), state
 
-    def _advance(
-        self,
-        embedded: Float[Tensor, "B *R m"],
-        state: LuongState,
-        need_weights: bool,
-        wanted: Bool[Tensor, "B R"] | None = None,
-    ) -> tuple[Attended, Tensor, LuongState]:
-        """Update with one word, then attend with the new memory. The context returned is h̃."""
-        inputs = embedded
-        if self.input_feeding:
-            fed = state.attentional
-            fed = torch.zeros_like(embedded) if fed is None else fed.to(embedded.dtype)
-            inputs = torch.cat([embedded, fed], -1)
-        memory, looked = self.update(inputs, state.memory, state.recurrence, wanted)
-        hidden = memory.hidden.unsqueeze(-2)
-        packing = Packing(hidden.shape[:-1])
-        attended = self._attend(hidden, state, need_weights, packing).each(packing.unpack)
-        attentional = attended.context.squeeze(-2)
-        state = replace(state, memory=memory, words=state.words + 1, attentional=attentional)
-        return attended, looked, state
-
-    def _attend(
-        self,
-        hidden: Float[Tensor, "B *R T n"],
-        state: LuongState,
-        need_weights: bool,
-        packing: Packing,
-    ) -> Attended:
-        """Attend with the memories of N words at once. The context returned is h̃, their mean where
-        several positions are tried; the choices are the h̃ of each."""
-        step = state.words + torch.arange(hidden.shape[-2], device=hidden.device)
-        step = packing.by_picture(packing.pack(step.expand(packing.shape)))
-        words = packing.pack(hidden)  # (N, n)
-        queries = packing.by_picture(words)
-        attended = self.attention(queries, state.keys, step, need_weights)
-        attended = attended.each(packing.from_pictures)
-        if attended.choices is None or attended.chances is None:
-            return replace(attended, context=self._combine(attended.context, words))
-        ways = attended.chances.unsqueeze(-1)  # (N, k, 1)
-        tried = self._combine(attended.choices, repeat(words, ways.shape[-2]))
-        return replace(attended, context=(ways * tried).sum(-2), choices=tried)
-
-    def _combine(
-        self, context: Float[Tensor, "*rows D"], hidden: Float[Tensor, "*rows n"]
-    ) -> Float[Tensor, "*rows m"]:
-        """h̃ (eq. 5)."""
+    def _attentional(
+        self, attention: AttentionOutput, hidden: Float[Tensor, "*rows n"]
+    ) -> Float[Tensor, "*rows_k m"]:
+        """Compute h̃_t = tanh(W_c [ẑ_t; h_t]) (eq. 5), for each candidate if there are any."""
+        context = attention.context
+        if attention.candidate_values is not None:
+            context = attention.candidate_values
+            hidden = repeat_candidates(hidden, context.shape[-2])
         return torch.tanh(self.attentional(torch.cat([context.to(hidden.dtype), hidden], -1)))
 
-    def _read_out(self, attended: Attended) -> Float[Tensor, "B *R V"]:
-        """The scores of the next word, mixed where several positions were tried."""
-        if attended.choices is None or attended.chances is None:
-            return self.output(self.dropout(attended.context))
-        return mixture(self.output(self.dropout(attended.choices)), attended.chances)
+    def read_out(
+        self,
+        embedded: Float[Tensor, "*rows m"],  # noqa: ARG002
+        output: StepOutput,
+    ) -> Float[Tensor, "*rows V"]:
+        """Compute W_s h̃_t (eq. 6)."""
+        logits = self.output(self.dropout(output.hidden))
+        return mixture(logits, output.attention.candidate_probs)
+
+    def unroll(
+        self, embedded: Tensor, active: Bool[Tensor, "B R T"], state: LSTMState, need_weights: bool
+    ) -> StepOutput:
+        """Run all steps: at once if no step needs the attention of the one before."""
+        if self.input_feeding or self.intra is not None:
+            return super().unroll(embedded, active, state, need_weights)
+        memory = (state.memory.hidden, state.memory.cell)
+        initial = tuple(part.flatten(0, 1).unsqueeze(0) for part in memory)
+        hidden, _ = self.lstm(embedded.flatten(0, 1), initial)
+        packing = Packing(active)
+        hidden = packing.pack(hidden.view(*active.shape, -1))  # (N, n)
+        step = torch.arange(active.shape[-1], device=hidden.device).expand(active.shape)
+        queries, step = (packing.group_by_image(part) for part in (hidden, packing.pack(step)))
+        attention = self.attention(queries, state.keys, step, need_weights)
+        attention = map_tensors(packing.ungroup, attention)
+        attentional = self._attentional(attention, hidden)
+        # The output layer reads only h̃, so the contexts are not kept.
+        attention = replace(attention, context=attention.context[..., :0], candidate_values=None)
+        return map_tensors(packing.unpack, StepOutput(attentional, attention))

@@ -1,85 +1,104 @@
-"""The words that exist, side by side: what is done to each word alone is done to no others."""
+"""Packing: leave out the padding of captions, as ``torch.nn.utils.rnn.pack_sequence`` does."""
 
-import math
-from collections.abc import Sequence
 from functools import cached_property
 
 import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-from captioner.models.linear import missing_rows
+from captioner.text import END, PAD
 
 
 class Packing:
-    """From steps of captions of pictures to words in one row, and back; or to the words of each picture.
+    """Convert between padded steps, packed steps and steps grouped by image.
 
-    Args:
-        shape: (B, *R, T).
-        there: where words are; None for everywhere, which costs nothing.
+    ``valid_mask`` is True for the N steps to keep.
     """
 
-    def __init__(self, shape: Sequence[int], there: Bool[Tensor, "B *R T"] | None = None) -> None:
-        self.shape = tuple(shape)
-        self.places = None if there is None else there.flatten().nonzero().squeeze(1)
+    def __init__(self, valid_mask: Bool[Tensor, "B *R T"]) -> None:
+        self.valid_mask = valid_mask
+        # None if all steps are valid: packed and padded order are the same.
+        self._index = None if valid_mask.all() else valid_mask.flatten().nonzero().squeeze(1)
 
-    def pack(self, values: Shaped[Tensor, "*steps"]) -> Shaped[Tensor, " N *own"]:
-        """Those of the N words, of values at all steps."""
-        flat = values.flatten(0, len(self.shape) - 1)
-        return flat if self.places is None else flat.index_select(0, self.places)
+    def pack(self, values: Shaped[Tensor, "*steps"]) -> Shaped[Tensor, " N *dims"]:
+        """Select the valid steps."""
+        return _select(values.flatten(0, self.valid_mask.ndim - 1), self._index)
 
-    def unpack(self, values: Shaped[Tensor, " N *own"]) -> Shaped[Tensor, "*steps"]:
-        """In their places, zeros in the others."""
-        found = placed(values, self.places, math.prod(self.shape))
-        return found.view(*self.shape, *values.shape[1:])
+    def unpack(self, values: Shaped[Tensor, " N *dims"]) -> Shaped[Tensor, "*steps"]:
+        """Put the packed steps back; the other steps are zero."""
+        padded = _scatter(values, self._index, self.valid_mask.numel())
+        return padded.view(*self.valid_mask.shape, *values.shape[1:])
 
-    def by_picture(self, values: Shaped[Tensor, " N *own"]) -> Shaped[Tensor, "B W *own"]:
-        """The words of all captions of each picture, which are queries of one attention; zeros behind
-        them, where another picture has more."""
-        slots, most = self._slots
-        found = placed(values, slots, self.shape[0] * most)
-        return found.view(self.shape[0], most, *values.shape[1:])
+    def group_by_image(self, values: Shaped[Tensor, " N *dims"]) -> Shaped[Tensor, "B W *dims"]:
+        """Collect the steps of all captions of an image, padded with zeros to the largest number W.
 
-    def from_pictures(self, values: Shaped[Tensor, "B W *own"]) -> Shaped[Tensor, " N *own"]:
-        """The words in one row again."""
-        slots, _ = self._slots
-        return (
-            values.flatten(0, 1) if slots is None else values.flatten(0, 1).index_select(0, slots)
-        )
+        Attention then processes all words of an image at once.
+        """
+        slots, width = self._slots
+        images = len(self.valid_mask)
+        return _scatter(values, slots, images * width).view(images, width, *values.shape[1:])
+
+    def ungroup(self, values: Shaped[Tensor, "B W *dims"]) -> Shaped[Tensor, " N *dims"]:
+        """Invert ``group_by_image``."""
+        return _select(values.flatten(0, 1), self._slots[0])
 
     @cached_property
     def _slots(self) -> tuple[Int[Tensor, " N"] | None, int]:
-        """Where each word is among the words of pictures; and W, how many a picture has room for."""
-        pictures, steps = self.shape[0], math.prod(self.shape[1:])
-        if self.places is None:
-            return None, steps
-        owners = self.places // steps
-        counts = owners.bincount(minlength=pictures)
-        most = max(1, int(counts.max()))
-        # The i-th of all words is the (i - words of earlier pictures)-th of its own picture.
-        earlier = (counts.cumsum(0) - counts)[owners]
-        numbers = torch.arange(len(owners), device=owners.device) - earlier
-        return owners * most + numbers, most
+        """The index of every step among the B · W slots of ``group_by_image``, and W."""
+        if self._index is None:
+            return None, self.valid_mask[0].numel()
+        counts = self.valid_mask.flatten(1).sum(1)
+        width = max(1, int(counts.max()))
+        occupied = torch.arange(width, device=counts.device) < counts.unsqueeze(1)
+        return occupied.flatten().nonzero().squeeze(1), width
 
 
-def rounded(there: Bool[Tensor, "*steps"]) -> Bool[Tensor, "*steps"]:
-    """With some of the steps that are not there, from all pictures, that the number of all may be round.
-
-    What is computed for those is of no use; but on a CPU a product of more rows is faster than one of a
-    number that is not round (``linear``).
-    """
-    if there.device.type != "cpu":
-        return there
-    flat = there.flatten()
-    missing, absent = missing_rows(int(flat.sum())), (~flat).nonzero().squeeze(1)
-    spare = absent[:: max(1, len(absent) // max(1, missing))][:missing]
-    return flat.index_fill(0, spare, True).view_as(there)
+def _select(values: Tensor, index: Tensor | None) -> Tensor:
+    """Return the rows at ``index``; all rows for None."""
+    return values if index is None else values.index_select(0, index)
 
 
-def placed(
-    values: Shaped[Tensor, " N *own"], places: Int[Tensor, " N"] | None, count: int
-) -> Shaped[Tensor, " M *own"]:
-    """``count`` rows, those at ``places`` as given, the others zero; all are given for None."""
-    if places is None:
+def _scatter(values: Tensor, index: Tensor | None, size: int) -> Tensor:
+    """Invert ``_select``: return ``size`` rows that are zero except at ``index``."""
+    if index is None:
         return values
-    return values.new_zeros(count, *values.shape[1:]).index_copy(0, places, values)
+    return values.new_zeros(size, *values.shape[1:]).index_copy(0, index, values)
+
+
+def unfinished(tokens: Int[Tensor, "B *R T"]) -> Bool[Tensor, "B *R T"]:
+    """Mark the input tokens whose caption has not ended, so that there is a next word to predict."""
+    words = (tokens != PAD) & (tokens != END)
+    return words.flip(-1).cummax(-1).values.flip(-1)
+
+
+def missing_rows(count: int) -> int:
+    """Return how many rows to add to ``count`` so that few different numbers of rows occur.
+
+    The sum is a multiple of 16 or, from 1024 rows on, of a power of two between 1/64 and 1/32 of
+    ``count``. oneDNN compiles and caches a kernel for every matrix size, so varying sizes cost time
+    and memory.
+    """
+    return -count % max(16, 2 ** (count.bit_length() - 6))
+
+
+def pad_to_multiple(valid_mask: Bool[Tensor, "B *R T"]) -> Bool[Tensor, "B *R T"]:
+    """Mark some padding, spread over the images, as valid.
+
+    As many steps are added as ``missing_rows`` says, or as there are.
+    """
+    flat = valid_mask.flatten()
+    padding = (~flat).nonzero().squeeze(1)
+    missing = missing_rows(int(flat.sum()))
+    added = padding[:: max(1, len(padding) // max(1, missing))][:missing]
+    return flat.index_fill(0, added, True).view_as(valid_mask)
+
+
+def batch_sizes(unfinished: Bool[Tensor, "B R T"]) -> list[int]:
+    """Return, for every step, how many leading rows per image include all unfinished captions.
+
+    At least 1.
+
+    As in torch's ``PackedSequence``, the sizes shrink if captions are sorted longest first.
+    """
+    numbers = torch.arange(1, unfinished.shape[1] + 1, device=unfinished.device)
+    return (unfinished.any(0) * numbers.unsqueeze(1)).amax(0).clamp(min=1).tolist()

@@ -1,157 +1,129 @@
-"""What the LSTM decoders share: how their memory starts, is updated, and looks back at itself."""
+"""The common part of the LSTM decoders: memory, attention to earlier memories, loop over time."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from itertools import repeat
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
-from captioner.errors import ModelError
 from captioner.models.annotations import Annotations
-from captioner.models.attention.attention import Attended, Attention, AttentionBase, Keys
-from captioner.models.attention.scores import Additive
-from captioner.models.decoder import Decoded, Detail, WordDecoder, gather_rows
-from captioner.models.linear import Linear
-from captioner.models.recurrence import Recurrence
+from captioner.models.attention import Attention, AttentionOutput, Keys
+from captioner.models.decoder import (
+    AttentionFactory,
+    Decoded,
+    Detail,
+    WordDecoder,
+    gather_rows,
+    map_tensors,
+)
+from captioner.models.distributions import Sampling
+from captioner.models.packing import Packing, batch_sizes, pad_to_multiple, unfinished
+from captioner.models.registry import require
+from captioner.models.scores import Additive
 
-
-@runtime_checkable
-class AttentionFactory(Protocol):
-    """Makes an attention once the sizes are known."""
-
-    def __call__(self, *, query_dim: int, memory_dim: int) -> AttentionBase:
-        """An attention for queries of width ``query_dim`` over vectors of width ``memory_dim``."""
-        ...
+Embedded = Float[Tensor, "B R m"]
+Memory = tuple[Float[Tensor, "N n"], Float[Tensor, "N n"]]  # h and c
+Cell = Callable[[Tensor, Memory], Memory]  # as nn.LSTMCell
 
 
 @dataclass(frozen=True)
 class Tape:
-    """All earlier memories of a row, for a decoder that attends to them.
+    """The memories of an LSTMN after each of t words (Cheng et al. 2016)."""
 
-    Attributes:
-        prepared: every earlier h as the score wants it.
-        values: every earlier [h; c].
-        read: h̃_t, what the last step read from the tape.
-    """
-
-    prepared: Float[Tensor, "B *R t A"]
-    values: Float[Tensor, "B *R t N"]
-    read: Float[Tensor, "B *R n"]
-
-    def select(self, rows: Int[Tensor, "B K"]) -> "Tape":
-        """The tapes of the chosen rows."""
-        return Tape(
-            gather_rows(self.prepared, rows, 2),
-            gather_rows(self.values, rows, 2),
-            gather_rows(self.read, rows),
-        )
+    keys: Float[Tensor, "B R t A"]  # h_1 … h_t, projected for the score
+    values: Float[Tensor, "B R t nn"]  # [h_1; c_1] … [h_t; c_t]
+    summary: Float[Tensor, "B R n"]  # h̃_t of the last step
 
 
 @dataclass(frozen=True)
-class Memory:
-    """What an LSTM remembers, for every row of every picture.
+class LSTMMemory:
+    """The memory of every row of every image."""
 
-    Attributes:
-        hidden: h_t.
-        cell: c_t.
-        tape: all h and c after a word, h_t and c_t included; None before the first word, and where
-            nobody looks back.
-    """
-
-    hidden: Float[Tensor, "B *R n"]
-    cell: Float[Tensor, "B *R n"]
-    tape: Tape | None = None
-
-    def select(self, rows: Int[Tensor, "B K"]) -> "Memory":
-        """The memory of the chosen rows."""
-        tape = None if self.tape is None else self.tape.select(rows)
-        return Memory(gather_rows(self.hidden, rows), gather_rows(self.cell, rows), tape)
+    hidden: Float[Tensor, "B R *k n"]  # h_t
+    cell: Float[Tensor, "B R *k n"]  # c_t
+    attentional: Float[Tensor, "B R m"] | None = None  # h̃_t of Luong's decoder with input feeding
+    tape: Tape | None = None  # for intra-attention, after the first word
 
 
 @dataclass(frozen=True)
 class LSTMState:
-    """What an LSTM decoder knows between two words.
+    """The state of an LSTM decoder between two words."""
 
-    Attributes:
-        memory: of the LSTM.
-        keys: what the attention computed once per picture.
-        recurrence: how the memory is updated.
-        words: how many words have been fed in.
-    """
-
-    memory: Memory
+    memory: LSTMMemory
     keys: Keys
-    recurrence: Recurrence
-    words: int = 0
+    words: int = 0  # number of words read so far
 
-    def select(self, rows: Int[Tensor, "B K"]) -> "LSTMState":
-        """The state in which row k of picture b continues what row ``rows[b, k]`` remembered."""
-        return replace(self, memory=self.memory.select(rows))
+    def reorder(self, rows: Int[Tensor, "B K"]) -> "LSTMState":
+        """Return the state whose row k of image b continues row ``rows[b, k]``."""
+        return replace(self, memory=gather_rows(self.memory, rows))
+
+
+@dataclass(frozen=True)
+class StepOutput:
+    """The results of one step (B, R, …), of all steps (B, R, T, …), or of packed steps (N, …)."""
+
+    hidden: Float[Tensor, "*rows n"]  # h_t, or Luong's h̃_t; (*rows, k, n) with k candidates
+    attention: AttentionOutput
+    past_weights: Float[Tensor, "*rows t"] | None = None  # intra-attention to earlier memories
 
 
 class IntraAttention(nn.Module):
-    """An LSTM that looks back at all its memories, not only the last (Cheng, Dong, Lapata 2016).
+    """Attention of an LSTM to all its earlier memories (Cheng, Dong, Lapata 2016).
 
     The LSTMN of arXiv 1601.06733, eq. 4 to 6. With x_t the input::
 
         s = softmax_i(vᵀ tanh(W_h h_i + W_x x_t + W_h̃ h̃_{t-1}))      over i = 1 … t-1
         h̃_t = Σ s_i h_i     c̃_t = Σ s_i c_i
 
-    and (h̃_t, c̃_t) stand in for (h_{t-1}, c_{t-1}) in the LSTM's update. Before the first word there
-    is nothing to look back at, and the start memory is read as it is.
-
-    Args:
-        input_dim: the width of x.
-        hidden: n, the width of the LSTM's memory.
+    and (h̃_t, c̃_t) replace (h_{t-1}, c_{t-1}) in the update of the LSTM. The first update uses the
+    initial memory, since there is no earlier one.
     """
 
     def __init__(self, input_dim: int, hidden: int) -> None:
         super().__init__()
         self.attention = Attention(input_dim + hidden, hidden, partial(Additive, dim=hidden))
 
-    def read(
-        self, inputs: Float[Tensor, "B *R i"], memory: Memory
-    ) -> tuple[Memory, Float[Tensor, "B *R t"]]:
-        """(h̃_t, c̃_t), and how much each of the t earlier memories counts in them."""
-        tape, rows = memory.tape, memory.hidden.shape[:-1]
+    def summarize(self, inputs: Tensor, memory: LSTMMemory) -> tuple[Tensor, Tensor, Tensor]:
+        """Return h̃_t, c̃_t and the weights of the t earlier memories."""
+        tape, rows = memory.tape, inputs.shape[:-1]
         if tape is None:
-            return memory, inputs.new_zeros(*rows, 0)
-        # Every row has its own tape, as every picture has its own annotations.
-        query = torch.cat([inputs, tape.read], -1).flatten(0, -2)
-        prepared, values = (t.flatten(0, -3) for t in (tape.prepared, tape.values))
-        attended = self.attention(query, Keys(prepared, values, None, (1, values.shape[1])))
-        assert attended.weights is not None
-        hidden, cell = attended.context.to(inputs.dtype).view(*rows, -1).chunk(2, -1)
-        return Memory(hidden, cell, tape), attended.weights.view(*rows, -1)
+            return memory.hidden, memory.cell, inputs.new_zeros(*rows, 0)
+        query = torch.cat([inputs, tape.summary], -1).flatten(0, 1)
+        # Every row has its own tape, as every image has its own annotations.
+        keys, values = tape.keys.flatten(0, 1), tape.values.flatten(0, 1)
+        attention = self.attention(query, Keys(keys, values, None, (1, values.shape[1])))
+        hidden, cell = attention.context.to(inputs.dtype).view(*rows, -1).chunk(2, -1)
+        return hidden, cell, attention.weights.view(*rows, -1)
 
-    def write(self, read: Memory, hidden: Tensor, cell: Tensor) -> Memory:
-        """The new memory, with the tape that ``read`` was read from longer by it."""
-        prepared = self.attention.score.prepare(hidden.flatten(0, -2).unsqueeze(1))
-        prepared = prepared.view(*hidden.shape[:-1], 1, -1)  # (B, *R, 1, A)
-        values = torch.cat([hidden, cell], -1).unsqueeze(-2)
-        if read.tape is not None:
-            prepared = torch.cat([read.tape.prepared, prepared], -2)
-            values = torch.cat([read.tape.values, values], -2)
-        return Memory(hidden, cell, Tape(prepared, values, read.hidden))
+    def append(self, tape: Tape | None, hidden: Tensor, cell: Tensor, summary: Tensor) -> Tape:
+        """Append h_t and c_t to the tape."""
+        keys = self.attention.score.prepare(hidden.flatten(0, 1).unsqueeze(1))
+        keys = keys.view(*hidden.shape[:2], 1, -1)
+        values = torch.cat([hidden, cell], -1).unsqueeze(2)
+        if tape is not None:
+            keys, values = torch.cat([tape.keys, keys], 2), torch.cat([tape.values, values], 2)
+        return Tape(keys, values, summary)
 
 
 class RecurrentDecoder(WordDecoder, abstract=True):
-    """Base of the LSTM decoders: h_0 and c_0 from two MLPs of the mean annotation (Xu et al. 2015).
+    """Base of the LSTM decoders: initial memory, update, and the loop over time.
 
-    A subclass makes ``lstm``, whose weights a ``Recurrence`` uses.
+    Two MLPs of the mean annotation give h_0 and c_0 (Xu et al. 2015). A subclass defines ``advance``,
+    ``read_out`` and ``lstm``. It passes ``input_dim``, which computes the width of the LSTM's inputs
+    from m.
 
     Args:
-        vocab_size: V.
-        annotation_dim: D, the width of an annotation vector.
-        attention: makes the attention, given ``query_dim`` and ``memory_dim``.
+        attention: makes the attention, given ``query_dim`` and ``key_dim``.
         hidden: n, the width of the LSTM's memory.
         embedding: m, the width of a word embedding.
-        dropout: probability of dropping a component while training.
-        tied: whether the output layer is the embedding matrix.
-        intra_attention: the width of the LSTM's input if it looks back at all its memories.
+        dropout: probability of dropping a component of the embeddings and of the vectors that the
+            output layer reads.
+        tied: use the embedding matrix as output layer.
+        intra: attend to all earlier memories, see ``IntraAttention``.
     """
 
     lstm: nn.LSTMCell | nn.LSTM
@@ -160,100 +132,154 @@ class RecurrentDecoder(WordDecoder, abstract=True):
         self,
         vocab_size: int,
         annotation_dim: int,
-        attention: AttentionFactory,
-        hidden: int,
-        embedding: int,
-        dropout: float,
-        tied: bool,
-        intra_attention: int | None,
+        input_dim: Callable[[int], int],
+        /,
+        attention: AttentionFactory = Attention,
+        hidden: int = 512,
+        embedding: int = 384,
+        dropout: float = 0.5,
+        tied: bool = True,
+        intra: bool = False,
     ) -> None:
         super().__init__(vocab_size, embedding, dropout, tied)
-        self.attention = attention(query_dim=hidden, memory_dim=annotation_dim)
-        self.start_hidden = nn.Sequential(Linear(annotation_dim, hidden), nn.Tanh())
-        self.start_cell = nn.Sequential(Linear(annotation_dim, hidden), nn.Tanh())
-        self.intra = None if intra_attention is None else IntraAttention(intra_attention, hidden)
-        if self.intra is not None and self.attention.distribution.branches:
-            raise ModelError("a tape of memories cannot branch: gradient: marginal without intra")
+        self.hidden, self.input_dim = hidden, input_dim(embedding)
+        self.attention = attention(query_dim=hidden, key_dim=annotation_dim)
+        self.start_hidden = nn.Sequential(nn.Linear(annotation_dim, hidden), nn.Tanh())
+        self.start_cell = nn.Sequential(nn.Linear(annotation_dim, hidden), nn.Tanh())
+        self.intra = IntraAttention(self.input_dim, hidden) if intra else None
+        require(
+            not (intra and self.attention.distribution.branches),
+            "gradient: marginal and intra: true cannot be combined: set intra: false, or choose "
+            "the gradient straight_through or score_function",
+        )
 
     @property
     def mechanism(self) -> str:
-        """What it attends to the picture with, and to what it wrote."""
-        back = "" if self.intra is None else ", intra-attention"
-        return f"{type(self).__name__}: {self.attention.mechanism}{back}"
+        """Class name and attention mechanism."""
+        intra = "" if self.intra is None else ", intra-attention"
+        return f"{type(self).__name__}: {self.attention.mechanism}{intra}"
 
     @property
     def window(self) -> int | None:
-        """Of local attention."""
+        """Half width in cells of the window of local attention; None for other attention."""
         return getattr(self.attention.distribution, "window", None)
 
-    def start(self, annotations: Annotations) -> LSTMState:
-        """h_0 and c_0 from the mean annotation; the keys, once per picture."""
+    def init_state(
+        self, annotations: Annotations, rows: int = 1, sampling: Sampling | None = None
+    ) -> LSTMState:
+        """Return h_0 and c_0, and the attention keys of every image."""
         mean = annotations.mean()
-        memory = Memory(self.start_hidden(mean), self.start_cell(mean))
-        return LSTMState(memory, self.attention.prepare(annotations), Recurrence(self.lstm))
+        starts = (self.start_hidden, self.start_cell)
+        memory = LSTMMemory(*(start(mean).unsqueeze(1).expand(-1, rows, -1) for start in starts))
+        return LSTMState(memory, self.attention.prepare(annotations, sampling=sampling))
 
-    def keep(self, state: Any, rows: int) -> Any:
-        """The state of the first ``rows`` rows of each picture."""
-        hidden = state.memory.hidden
-        if hidden.shape[1] == rows:
-            return state
-        return state.select(torch.arange(rows, device=hidden.device).expand(len(hidden), -1))
+    def read(
+        self, tokens: Int[Tensor, "B R"], state: LSTMState
+    ) -> tuple[Float[Tensor, "B R V"], Float[Tensor, "B R L"], LSTMState]:
+        """Run one step; return logits, weights, state."""
+        embedded = self.dropout(self.embedding(tokens))  # (B, R, m)
+        output, state = self.advance(embedded, state, self.lstm_cell)
+        assert output.attention.weights is not None
+        return self.read_out(embedded, output), output.attention.weights, state
+
+    def teacher_force(
+        self, tokens: Int[Tensor, "B R T"], state: LSTMState, detail: Detail
+    ) -> Decoded:
+        """Run all steps, then compute the logits of all valid steps in one product."""
+        active = unfinished(tokens)
+        packing = Packing(pad_to_multiple(active))
+        embedded = self.dropout(self.embedding(tokens))  # (B, R, T, m)
+        output = self.unroll(embedded, active, state, need_weights=detail != "none")
+        logits = self.read_out(packing.pack(embedded), map_tensors(packing.pack, output))
+        attention = output.attention
+        layers, past = attention.heads, output.past_weights
+        return Decoded(
+            logits,
+            *(attention.weights, attention.log_prob, attention.entropy),
+            *(attention.centre, attention.probs),
+            # One layer; intra-attention has one head.
+            None if layers is None or detail != "all" else layers.unsqueeze(3),
+            None if past is None or detail != "all" else past[:, :, :, None, None],
+            packing.valid_mask,
+        )
+
+    def unroll(
+        self, embedded: Tensor, active: Bool[Tensor, "B R T"], state: LSTMState, need_weights: bool
+    ) -> StepOutput:
+        """Run all steps, each on the leading rows that ``batch_sizes`` gives for it."""
+        _, rows, length = active.shape
+        sizes, steps = batch_sizes(active), []
+        for t, (size, cell) in enumerate(zip(sizes, self.lstm_cells(active, sizes), strict=False)):
+            memory = map_tensors(partial(_pad_rows, rows=size), state.memory)
+            state = replace(state, memory=memory)
+            output, state = self.advance(embedded[:, :size, t], state, cell, need_weights)
+            if output.past_weights is not None:
+                padded = F.pad(output.past_weights, (0, length - t))
+                output = replace(output, past_weights=padded)
+            steps.append(map_tensors(partial(_pad_rows, rows=rows), output))
+        return map_tensors(lambda *values: torch.stack(values, 2), *steps)
+
+    def advance(
+        self, embedded: Embedded, state: LSTMState, cell: Cell, need_weights: bool = True
+    ) -> tuple[StepOutput, LSTMState]:
+        """Run one step of attention and LSTM, without the output layer."""
+        raise NotImplementedError
+
+    def read_out(
+        self, embedded: Float[Tensor, "*rows m"], output: StepOutput
+    ) -> Float[Tensor, "*rows V"]:
+        """Compute the logits of the next word."""
+        raise NotImplementedError
+
+    def lstm_cell(self, inputs: Float[Tensor, "N i"], memory: Memory) -> Memory:
+        """Update (h, c)."""
+        return self.lstm(inputs, memory)
+
+    def lstm_cells(self, active: Bool[Tensor, "B R T"], sizes: list[int]) -> Iterable[Cell]:  # noqa: ARG002
+        """Return the cell of every step of ``unroll``; ``captioner.fast`` overrides this."""
+        return repeat(self.lstm_cell)
 
     def update(
-        self,
-        inputs: Float[Tensor, "B *R i"],
-        memory: Memory,
-        recurrence: Recurrence,
-        wanted: Bool[Tensor, " B *R"] | None = None,
-    ) -> tuple[Memory, Float[Tensor, "B *R t"]]:
-        """The memory after one more word, and how much each of t earlier ones counted in it.
-
-        Of rows that are not wanted, anything.
-        """
-        rows = inputs.shape[:-1]
-        read, looked = memory, inputs.new_zeros(*rows, 0)
+        self, inputs: Float[Tensor, "B R *k i"], memory: LSTMMemory, cell: Cell
+    ) -> tuple[LSTMMemory, Float[Tensor, "B R t"] | None]:
+        """Return the memory after one more input, and the intra-attention weights."""
+        hidden, cells, past_weights, tape = memory.hidden, memory.cell, None, None
         if self.intra is not None:
-            read, looked = self.intra.read(inputs, memory)
-        flat = (inputs.flatten(0, -2), read.hidden.flatten(0, -2), read.cell.flatten(0, -2))
-        some = None if wanted is None else wanted.flatten()
-        hidden, cell = (new.view(*rows, -1) for new in recurrence(*flat, some))
-        if self.intra is None:
-            return Memory(hidden, cell), looked
-        return self.intra.write(read, hidden, cell), looked
+            hidden, cells, past_weights = self.intra.summarize(inputs, memory)
+        summary = hidden
+        flat = cell(inputs.flatten(0, -2), (hidden.flatten(0, -2), cells.flatten(0, -2)))
+        hidden, cells = (part.view(*inputs.shape[:-1], -1) for part in flat)
+        if self.intra is not None:
+            tape = self.intra.append(memory.tape, hidden, cells, summary)
+        return replace(memory, hidden=hidden, cell=cells, tape=tape), past_weights
 
-    def decoded(
-        self,
-        said: Float[Tensor, "N V"],
-        there: Bool[Tensor, "B R T"],
-        attended: Attended,
-        looked: list[Tensor],
-        detail: Detail,
-    ) -> Decoded:
-        """All steps of a caption, with as much detail as was asked for.
 
-        Args:
-            said: the scores of the next word, at some steps.
-            there: which; a caption has something to say after no others.
-            attended: what attention found, of all steps.
-            looked: what ``update`` said of every step.
-            detail: how much to say.
-        """
-        everything = detail == "all"
-        heads = attended.heads
-        past = None
-        if everything and self.intra is not None:
-            # One layer, one head.
-            past = torch.stack(
-                [F.pad(step, (0, len(looked) - step.shape[-1])) for step in looked], -2
-            )[..., None, None, :]
-        return Decoded(
-            said,
-            attended.weights,
-            attended.log_prob,
-            attended.entropy,
-            attended.centre,
-            attended.expected,
-            heads.unsqueeze(-3) if everything and heads is not None else None,
-            past,
-            there,
-        )
+def _pad_rows(values: Shaped[Tensor, "B R *more"], rows: int) -> Shaped[Tensor, "B K *more"]:
+    """Return the first ``rows`` rows of each image, with rows of zeros if there are fewer."""
+    missing = max(0, rows - values.shape[1])
+    return F.pad(values[:, :rows], (0, 0) * (values.ndim - 2) + (0, missing))
+
+
+def mixture(
+    logits: Float[Tensor, "*steps V"], probs: Float[Tensor, "*rows k"] | None
+) -> Float[Tensor, "*rows V"]:
+    """Mix the predictions of k candidates: log Σ_i p_i · softmax(logits_i).
+
+    Without candidates, ``probs`` is None and the logits are returned unchanged.
+    """
+    if probs is None:
+        return logits
+    tiny = torch.finfo(probs.dtype).tiny
+    return (logits.log_softmax(-1) + probs.clamp(min=tiny).log().unsqueeze(-1)).logsumexp(-2)
+
+
+def repeat_candidates(vectors: Float[Tensor, "*rows n"], k: int) -> Float[Tensor, "*rows k n"]:
+    """Repeat a vector for each of k candidates."""
+    return vectors.unsqueeze(-2).expand(*vectors.shape[:-1], k, -1)
+
+
+def expectation(
+    vectors: Float[Tensor, "*rows k n"], probs: Float[Tensor, "*rows k"]
+) -> Float[Tensor, "*rows n"]:
+    """Average vectors over their candidates: Σ_i p_i v_i."""
+    return (probs.unsqueeze(-1) * vectors).sum(-2)

@@ -1,15 +1,15 @@
-"""Configuration trees ⇄ modules, through this package's own table of names.
+"""Configuration trees ⇄ modules, through this package's own table of class names.
 
-A tree is what LightningCLI writes and a model folder stores: ``{"class_path": "LSTMDecoder",
-"init_args": {"hidden": 512, "attention": {"class_path": "Attention"}}}``. One builder makes modules
-from it, for training and for loading alike, so what is saved is what was built. Only classes that
-are already in the table can be named: a stranger's tree imports nothing.
+LightningCLI and model folders store trees: ``{"class_path": "LSTMDecoder", "init_args": {"hidden": 512,
+"attention": {"class_path": "Attention"}}}``. Training and loading both call ``build``. Only classes in
+the table can be named, so that loading an untrusted configuration imports no code.
 """
 
 import inspect
+import sys
 from collections.abc import Mapping
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 from torch import nn
 
@@ -19,15 +19,15 @@ _TABLE: dict[str, dict[str, type["Component"]]] = {}
 
 
 class Component(nn.Module):
-    """A named, configurable part of a captioner; defining a subclass enters it into the table.
+    """A named, configurable part of a captioner; defining a subclass registers it.
 
-    The base class of each kind says ``kind="…"``, and ``abstract=False`` if it can be used itself.
-    A part inside a part is received as a *factory*
-    under a parameter named after its kind (``attention=``, ``score=``), called with the sizes that
-    only the outer part knows.
+    The base class of each kind passes ``kind="…"``, other classes that cannot be used directly pass
+    ``abstract=True``. A part receives an inner part as a factory, in a parameter named after its kind
+    (``attention=``, ``score=``) or listed in ``parts``, and calls it with the sizes.
     """
 
     kind: ClassVar[str]
+    parts: ClassVar[dict[str, str]] = {}  # the kinds of inner parts in parameters of other names
 
     def __init_subclass__(
         cls, kind: str | None = None, abstract: bool | None = None, **kwargs: Any
@@ -38,58 +38,91 @@ class Component(nn.Module):
             _TABLE[kind] = {}
         if not (kind is not None if abstract is None else abstract):
             _TABLE[cls.kind][cls.__name__] = cls
+        elif cls.__name__ in _TABLE[cls.kind]:
+            # A faster version has the name of the plain class. It becomes private, so that
+            # jsonargparse ignores it, and an attribute of its module, so that pickle finds it.
+            cls.__qualname__ = f"_{cls.__qualname__}"
+            setattr(sys.modules[cls.__module__], cls.__qualname__, cls)
 
 
 def names(kind: str) -> list[str]:
-    """The names that ``class_path`` may have for this kind of part, sorted."""
+    """Return the names that ``class_path`` may have for this kind of part, sorted."""
     return sorted(_TABLE[kind])
 
 
-def build(kind: str, tree: object, /, **sizes: Any) -> Any:
-    """The part described by ``tree``; ``sizes`` are the arguments its surroundings determine.
-
-    Args:
-        kind: ``encoder``, ``refiner``, ``decoder``, ``attention``, ``score``, ``distribution``.
-        tree: ``{"class_path": name, "init_args": {…}}``; only the last part of a dotted name counts.
+def find(kind: str, name: str) -> type[Component]:
+    """Return the class of this kind with this name; the path before the last dot is ignored.
 
     Raises:
-        ModelError: not such a tree, an unknown name (the nearest known ones are listed), an option
-            that the class does not have, or a value that it refuses.
+        ModelError: an unknown name, with the nearest known ones.
+    """
+    name = name.rpartition(".")[2]
+    known = _TABLE.get(kind, {})
+    if name not in known:
+        raise ModelError(unknown(kind, name, known))
+    return known[name]
+
+
+def arguments(cls: type) -> dict[str, inspect.Parameter]:
+    """Return the arguments of a class, and those that it passes on to its base as ``**options``."""
+    parameters = inspect.signature(cls).parameters.values()
+    passed_on = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    return {**(arguments(cls.__mro__[1]) if passed_on else {}), **named}
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise ModelError with this message unless the condition holds."""
+    if not condition:
+        raise ModelError(message)
+
+
+def check_choice(option: str, value: object, choices: Any) -> None:
+    """Raise ModelError unless a value is one of those of a ``Literal``."""
+    known = get_args(choices)
+    require(value in known, f"{option} must be {' or '.join(known)}, got {value!r}")
+
+
+def build(kind: str, tree: object, /, **sizes: Any) -> Any:
+    """Build the part that a tree describes.
+
+    Args:
+        kind: ``encoder``, ``neck``, ``decoder``, ``attention``, ``score``, ``distribution`` or
+            ``objective``.
+        tree: ``{"class_path": name, "init_args": {…}}``.
+        sizes: arguments that the other parts determine, such as ``in_dim``.
+
+    Raises:
+        ModelError: a malformed tree, an unknown name or option (with the nearest known ones), or a
+            value that the class refuses.
     """
     if not isinstance(tree, Mapping) or not isinstance(tree.get("class_path"), str):
         raise ModelError(
             f"a {kind} is described by {{'class_path': name, 'init_args': {{…}}}}, got {tree!r:.80}"
         )
-    name = tree["class_path"].rpartition(".")[2]
-    if name not in _TABLE[kind]:
-        raise ModelError(unknown(kind, name, _TABLE[kind]))
-    cls = _TABLE[kind][name]
-    given = tree.get("init_args") or {}
-    if not isinstance(given, Mapping):
-        raise ModelError(f"init_args of {name} must map options to values, got {given!r:.80}")
-    if own := sorted(set(given) & set(sizes)):
-        raise ModelError(
-            f"option {own[0]} of {name} follows from the parts around it: leave it out"
-        )
-    options = dict(given)
-    parameters = inspect.signature(cls).parameters.values()
-    accepted = {p.name for p in parameters if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
-    for option, value in given.items():
-        if option not in accepted:
-            known = accepted - set(sizes) or {"none"}
+    cls = find(kind, tree["class_path"])
+    name, init_args = cls.__name__, tree.get("init_args") or {}
+    if not isinstance(init_args, Mapping):
+        raise ModelError(f"init_args of {name} must map options to values, got {init_args!r:.80}")
+    for fixed in set(init_args) & set(sizes):
+        raise ModelError(f"option {fixed} of {name} is determined by the other parts: leave it out")
+    known, given = set(arguments(cls)) - set(sizes), dict(init_args)
+    for option, value in init_args.items():
+        if option not in known:
             raise ModelError(unknown(f"option of {name}", str(option), known))
-        if option in _TABLE and isinstance(value, Mapping):
-            options[option] = partial(build, option, value)
+        inner = cls.parts.get(option, option)
+        if inner in _TABLE and isinstance(value, Mapping):
+            given[option] = partial(build, inner, value)
     try:
-        return cls(**{**options, **sizes})
+        return cls(**{**given, **sizes})
     except (TypeError, ValueError, AttributeError, RuntimeError) as error:
         raise ModelError(
-            f"{name} cannot be built from {dict(given)}: {error}".replace("\n", " ")
+            f"{name} cannot be built from {dict(init_args)}: {error}".replace("\n", " ")
         ) from error
 
 
 def portable(tree: Any) -> Any:
-    """The tree with plain class names, as a model folder stores it: dotted paths are dropped."""
+    """Return the tree with plain class names instead of dotted paths, as model folders store it."""
     if not isinstance(tree, Mapping):
         return tree
     plain = {key: portable(value) for key, value in tree.items()}

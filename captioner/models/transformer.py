@@ -1,55 +1,56 @@
-"""The Transformer decoder (Vaswani et al. 2017), attending through any attention of the package."""
+"""The Transformer decoder (Vaswani et al. 2017), with any attention of the package."""
 
 import math
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from captioner.errors import ModelError
 from captioner.models.annotations import Annotations
-from captioner.models.attention.attention import Attended, Keys
-from captioner.models.attention.multihead import MultiHead
-from captioner.models.attention.self_attention import SelfAttention, causal
-from captioner.models.decoder import Decoded, Detail, WordDecoder, gather_rows, unfinished
-from captioner.models.linear import Linear
-from captioner.models.packing import Packing, rounded
+from captioner.models.attention import AttentionOutput, Keys
+from captioner.models.decoder import (
+    AttentionFactory,
+    Decoded,
+    Detail,
+    WordDecoder,
+    gather_rows,
+    map_tensors,
+)
+from captioner.models.distributions import Sampling
+from captioner.models.multihead import MultiHead
+from captioner.models.packing import Packing, pad_to_multiple, unfinished
 from captioner.models.positions import sinusoids
-from captioner.models.recurrent import AttentionFactory
+from captioner.models.registry import require
+from captioner.models.self_attention import SelfAttention, causal, feed_forward_network
 
 
 @dataclass(frozen=True)
 class TransformerState:
-    """What the decoder knows between two words.
+    """The state of the decoder between two words, for every layer."""
 
-    Attributes:
-        past: keys and values of the P words so far, of every layer, side by side; R rows.
-        keys: what the cross-attention of every layer computed once per picture.
-    """
-
-    past: tuple[Float[Tensor, "B R P dd"], ...]
+    # Self-attention keys and values of the P words so far, and keys of the cross-attention.
+    cache: tuple[Float[Tensor, "B R P dd"], ...]
     keys: tuple[Keys, ...]
 
     @property
     def words(self) -> int:
-        """How many words have been fed in."""
-        return self.past[0].shape[2]
+        """Number of words read so far."""
+        return self.cache[0].shape[2]
 
-    def select(self, rows: Int[Tensor, "B K"]) -> "TransformerState":
-        """The state in which row k of picture b continues what row ``rows[b, k]`` remembered."""
-        return replace(self, past=tuple(gather_rows(past, rows, 2) for past in self.past))
+    def reorder(self, rows: Int[Tensor, "B K"]) -> "TransformerState":
+        """Return the state whose row k of image b continues row ``rows[b, k]``."""
+        return replace(self, cache=gather_rows(self.cache, rows))
 
 
 class Layer(nn.Module):
-    """Self-attention, cross-attention, feed-forward: each on a normed input, added to it (pre-norm).
+    """One block of the decoder with pre-norm (Xiong et al. 2020, arXiv 2002.04745)::
 
-    Args:
-        dim: d, the width of everything.
-        heads: of the self-attention.
-        feed_forward: the width of the hidden layer.
-        dropout: probability of dropping a component of what is added, while training.
-        attention: makes the cross-attention.
+        x = x + SelfAttention(LN(x))
+        x = x + CrossAttention(LN(x), annotations)
+        x = x + FFN(LN(x))            FFN(x) = W_2 max(0, W_1 x + b_1) + b_2
+
+    The arguments are those of ``TransformerDecoder``.
     """
 
     def __init__(
@@ -58,74 +59,69 @@ class Layer(nn.Module):
         super().__init__()
         self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(3))
         self.self_attention = SelfAttention(dim, heads)
-        self.attention = attention(query_dim=dim, memory_dim=dim)
-        if self.attention.distribution.branches:
-            raise ModelError(
-                "gradient: marginal tries every position in an LSTM decoder; in a Transformer, whose "
-                "layers all look, choose the gradient straight_through or score_function"
-            )
-        self.feed_forward = nn.Sequential(
-            Linear(dim, feed_forward),
-            nn.ReLU(),
-            nn.Dropout(dropout),
-            Linear(feed_forward, dim),
+        self.attention = attention(query_dim=dim, key_dim=dim)
+        require(
+            not self.attention.distribution.branches,
+            "gradient: marginal needs a single attention per word, and in a Transformer every "
+            "layer attends: choose the gradient straight_through or score_function",
         )
+        self.feed_forward = feed_forward_network(dim, feed_forward, dropout)
         self.dropout = nn.Dropout(dropout)
 
     def forward(
         self,
-        words: Float[Tensor, "N d"],
+        x: Float[Tensor, "N d"],
         packing: Packing,
         step: Int[Tensor, "B W"],
-        past: Float[Tensor, "B R P dd"],
+        cache: Float[Tensor, "B R P dd"],
         keys: Keys,
         need_weights: bool,
         need_past: bool,
-    ) -> tuple[Tensor, Attended, Tensor | None, Tensor]:
-        """The words described anew; what those of each picture looked at; what of the past; the past
-        with them."""
-        pictures, rows, length = packing.shape
-        before, own, normed = past.shape[2], self.self_attention, self.norms[0](words)
-        found, looked, past = own.attend(
-            packing.unpack(own.query(normed)).flatten(0, 1),
-            packing.unpack(own.key_value(normed)).flatten(0, 1),
-            causal(length, before, words.device),
-            past.flatten(0, 1),
-            need_past,
-        )
-        found = packing.pack(found.view(pictures, rows, length, -1))
-        words = words + self.dropout(own.output(found))
-        queries = packing.by_picture(self.norms[1](words))
-        attended = self.attention(queries, keys, step, need_weights)
-        words = words + self.dropout(packing.from_pictures(attended.context).to(words.dtype))
-        words = words + self.dropout(self.feed_forward(self.norms[2](words)))
-        if looked is not None:
-            looked = looked.view(pictures, rows, length, *looked.shape[2:])
-        return words, attended, looked, past.view(pictures, rows, *past.shape[1:])
+    ) -> tuple[Tensor, AttentionOutput, Tensor | None, Tensor]:
+        """Transform N words, packed from T words of R captions of B images.
+
+        Args:
+            step: index of each word in its caption, grouped by image.
+            cache: self-attention keys and values of the P words before.
+
+        Returns:
+            The words, the output of the cross-attention grouped by image, the self-attention weights
+            (B, R, T, h, P + T) if ``need_past``, and the cache including the words.
+        """
+        rows, length = packing.valid_mask.shape[:2], packing.valid_mask.shape[2]
+        # The projections skip padding; self-attention takes every caption as one sequence.
+        normed, attention = self.norms[0](x), self.self_attention
+        query = packing.unpack(attention.query(normed)).flatten(0, 1)
+        key_value = packing.unpack(attention.key_value(normed)).flatten(0, 1)
+        mask = causal(length, cache.shape[2], x.device)
+        results = attention.attend(query, key_value, mask, cache.flatten(0, 1), need_past)
+        context, past_weights, cache = map_tensors(lambda part: part.unflatten(0, rows), results)
+        x = x + self.dropout(attention.output(packing.pack(context)))
+
+        queries = packing.group_by_image(self.norms[1](x))
+        output = self.attention(queries, keys, step, need_weights)
+        x = x + self.dropout(packing.ungroup(output.context).to(x.dtype))
+
+        x = x + self.dropout(self.feed_forward(self.norms[2](x)))
+        return x, output, past_weights, cache
 
 
 class TransformerDecoder(WordDecoder):
-    """Causal self-attention over the words, cross-attention to the annotations (arXiv 1706.03762).
+    """Causal self-attention to the words, cross-attention to the annotations (arXiv 1706.03762).
 
-    Words are embeddings times √d plus sinusoidal positions; N layers, pre-norm; the output layer
-    reads the norm of the last. Annotations of another width than d are projected to it. When
-    generating, keys and values of earlier words are kept. What is shown for a word is the mean over
-    the heads of the last layer; the other layers' weights are made only if asked for.
+    The inputs are embeddings times √d plus sinusoidal positions. A layer norm follows the last layer.
+    Annotations are projected to width d if their width differs. Generation caches the keys and values
+    of earlier words. The reported weights are the mean over the heads of the last layer.
 
     Args:
-        vocab_size: V.
-        annotation_dim: D, the width of an annotation vector.
-        attention: makes every layer's cross-attention, given ``query_dim`` and ``memory_dim``.
-        dim: d, the width of everything; a multiple of ``heads``, even.
-        layers: N.
-        heads: of the self-attention.
-        feed_forward: the width of the feed-forward networks' hidden layer.
-        dropout: probability of dropping a component of the embeddings, of what each part adds, and
-            of what the output layer reads.
-        tied: whether the output layer is the embedding matrix.
-
-    Raises:
-        ModelError: the heads do not divide the width, it is odd, or there are no layers.
+        attention: makes the cross-attention of every layer, given ``query_dim`` and ``key_dim``.
+        dim: d, the width of all vectors; even, and a multiple of ``heads``.
+        layers: number of layers.
+        heads: number of heads of the self-attention.
+        feed_forward: width of the hidden layer of the feed-forward networks.
+        dropout: probability of dropping a component of the embeddings, of what every sublayer adds,
+            and of the input of the output layer.
+        tied: use the embedding matrix as output layer.
     """
 
     def __init__(
@@ -140,13 +136,13 @@ class TransformerDecoder(WordDecoder):
         dropout: float = 0.1,
         tied: bool = True,
     ) -> None:
-        if dim % 2 or layers < 1:
-            raise ModelError(
-                f"a Transformer needs an even width and 1 layer or more, got {dim} and {layers}"
-            )
-        super().__init__(vocab_size, dim, dropout, tied, spread=0.25 / math.sqrt(dim))
+        require(
+            dim % 2 == 0 and layers >= 1,
+            f"a Transformer needs an even width and 1 layer or more, got {dim=} and {layers=}",
+        )
+        super().__init__(vocab_size, dim, dropout, tied, std=0.25 / math.sqrt(dim))
         self.memory = (
-            nn.Identity() if annotation_dim == dim else Linear(annotation_dim, dim, bias=False)
+            nn.Identity() if annotation_dim == dim else nn.Linear(annotation_dim, dim, bias=False)
         )
         self.layers = nn.ModuleList(
             Layer(dim, heads, feed_forward, dropout, attention) for _ in range(layers)
@@ -155,94 +151,100 @@ class TransformerDecoder(WordDecoder):
 
     @property
     def mechanism(self) -> str:
-        """Its cross-attention."""
-        layers = self._layers()
-        return f"{type(self).__name__} × {len(layers)}: {layers[-1].attention.mechanism}"
+        """Class name, number of layers and cross-attention mechanism."""
+        mechanism = self._layers[-1].attention.mechanism
+        return f"{type(self).__name__} × {len(self.layers)}: {mechanism}"
 
     @property
     def window(self) -> int | None:
-        """Of local attention, in the layer that is shown."""
-        return getattr(self._layers()[-1].attention.distribution, "window", None)
+        """Half width in cells of the window of local attention; None for other attention."""
+        return getattr(self._layers[-1].attention.distribution, "window", None)
 
-    def start(self, annotations: Annotations) -> TransformerState:
-        """No words yet; the keys of every layer, once per picture."""
-        memory = annotations.with_vectors(self.memory(annotations.vectors))
-        empty = memory.vectors.new_zeros(len(memory), 1, 0, 2 * self.embedding.embedding_dim)
-        return TransformerState(
-            tuple(empty for _ in self.layers),
-            tuple(layer.attention.prepare(memory) for layer in self._layers()),
+    def init_state(
+        self, annotations: Annotations, rows: int = 1, sampling: Sampling | None = None
+    ) -> TransformerState:
+        """Return an empty cache, and the attention keys of every layer and image."""
+        memory = annotations.map(self.memory)
+        empty = memory.vectors.new_zeros(len(memory), rows, 0, 2 * self.embedding.embedding_dim)
+        keys = tuple(layer.attention.prepare(memory, sampling=sampling) for layer in self._layers)
+        return TransformerState((empty,) * len(keys), keys)
+
+    def read(
+        self, tokens: Int[Tensor, "B R"], state: TransformerState
+    ) -> tuple[Float[Tensor, "B R V"], Float[Tensor, "B R L"], TransformerState]:
+        """Read one token of every row; return logits, weights, state."""
+        packing = Packing(torch.ones_like(tokens, dtype=torch.bool).unsqueeze(-1))
+        logits, outputs, _, state = self._run_layers(tokens.unsqueeze(-1), state, packing, "shown")
+        assert outputs[-1].weights is not None
+        weights = packing.ungroup(outputs[-1].weights)
+        return logits.view(*tokens.shape, -1), weights.view(*tokens.shape, -1), state
+
+    def teacher_force(
+        self, tokens: Int[Tensor, "B R T"], state: TransformerState, detail: Detail
+    ) -> Decoded:
+        """Read all words at once."""
+        packing = Packing(pad_to_multiple(unfinished(tokens)))
+        logits, outputs, past_weights, _ = self._run_layers(tokens, state, packing, detail)
+
+        def steps(values: Tensor | None) -> Tensor | None:
+            return None if values is None else packing.unpack(packing.ungroup(values))
+
+        last, everything = outputs[-1], detail == "all"
+        return Decoded(
+            logits,
+            steps(last.weights),
+            steps(_sum([output.log_prob for output in outputs])),
+            steps(_sum([output.entropy for output in outputs])),
+            steps(last.centre),
+            steps(last.probs),
+            steps(torch.stack([_heads(o) for o in outputs], 2)) if everything else None,
+            torch.stack(past_weights, 3) if everything else None,
+            packing.valid_mask,
         )
 
-    def step(
-        self, tokens: Int[Tensor, " B *R"], state: TransformerState
-    ) -> tuple[Float[Tensor, "B *R V"], Float[Tensor, "B *R L"], TransformerState]:
-        """One word in, the scores of the next out: (logits, weights, state)."""
-        decoded, state = self._advance(tokens.view(len(tokens), -1, 1), state, "shown")
-        assert decoded.weights is not None
-        shape = tokens.shape
-        return decoded.logits.view(*shape, -1), decoded.weights.view(*shape, -1), state
-
-    def teach(
-        self, annotations: Annotations, tokens: Int[Tensor, "B R T"], detail: Detail
-    ) -> Decoded:
-        """All words at once."""
-        there = rounded(unfinished(tokens))
-        decoded, _ = self._advance(tokens, self.begin(annotations, tokens), detail, there)
-        return decoded
-
-    def _advance(
+    def _run_layers(
         self,
         tokens: Int[Tensor, "B R T"],
         state: TransformerState,
+        packing: Packing,
         detail: Detail,
-        there: Bool[Tensor, "B R T"] | None = None,
-    ) -> tuple[Decoded, TransformerState]:
-        """T more words of every row, the next ones scored ``there``, or everywhere."""
-        length, dim = tokens.shape[-1], self.embedding.embedding_dim
-        places = torch.arange(state.words, state.words + length, device=tokens.device)
-        packing = Packing(tokens.shape, there)
-        words = math.sqrt(dim) * self.embedding(tokens)
-        words = self.dropout(packing.pack(words + sinusoids(places.to(words.dtype), dim)))
-        asked = packing.by_picture(packing.pack(places.expand(tokens.shape)))
-        steps, looks, pasts = [], [], []
-        for number, (layer, past, keys) in enumerate(
-            zip(self._layers(), state.past, state.keys, strict=True), 1
-        ):
-            shown = detail == "shown" and number == len(self.layers)
-            everything = detail == "all"
-            words, attended, looked, past = layer(
-                *(words, packing, asked, past, keys, shown or everything, everything)
+    ) -> tuple[Tensor, list[AttentionOutput], list[Tensor], TransformerState]:
+        """Read T more tokens of every row.
+
+        Returns packed logits; of every layer the output of the cross-attention grouped by image and,
+        for detail ``all``, the weights of earlier words; and the new state.
+        """
+        dim = self.embedding.embedding_dim
+        positions = torch.arange(tokens.shape[-1], device=tokens.device) + state.words
+        x = math.sqrt(dim) * self.embedding(tokens)
+        x = self.dropout(packing.pack(x + sinusoids(positions.to(x.dtype), dim)))
+        step = packing.group_by_image(packing.pack(positions.expand(tokens.shape)))
+        outputs, past_weights, caches = [], [], []
+        everything = detail == "all"
+        for layer, cache, keys in zip(self._layers, state.cache, state.keys, strict=True):
+            need_weights = everything or (detail == "shown" and layer is self._layers[-1])
+            x, output, weights, cache = layer(
+                x, packing, step, cache, keys, need_weights, need_past=everything
             )
-            steps.append(attended)
-            looks.append(looked)
-            pasts.append(past)
-        said = self.output(self.dropout(self.norm(words)))
+            outputs.append(output)
+            caches.append(cache)
+            if weights is not None:
+                past_weights.append(weights)
+        logits = self.output(self.dropout(self.norm(x)))
+        return logits, outputs, past_weights, TransformerState(tuple(caches), state.keys)
 
-        def everywhere(values: Tensor | None) -> Tensor | None:
-            """Something of the words of each picture, at every step; zeros where no word is."""
-            return None if values is None else packing.unpack(packing.from_pictures(values))
-
-        decoded = Decoded(
-            said if there is not None else packing.unpack(said),
-            everywhere(steps[-1].weights),
-            everywhere(_sum([step.log_prob for step in steps])),
-            everywhere(_sum([step.entropy for step in steps])),
-            everywhere(steps[-1].centre),
-            everywhere(steps[-1].expected),
-            there=there,
-        )
-        if detail == "all":
-            heads = [
-                step.weights.unsqueeze(-2) if step.heads is None else step.heads for step in steps
-            ]
-            layers = everywhere(torch.stack(heads, 2))
-            decoded = replace(decoded, layers=layers, past=torch.stack(looks, 3))
-        return decoded, TransformerState(tuple(pasts), state.keys)
-
+    @property
     def _layers(self) -> list[Layer]:
         return list(self.layers)  # type: ignore[arg-type]
 
 
+def _heads(output: AttentionOutput) -> Float[Tensor, "B W h L"]:
+    """Return the weights of every head, or of the only one."""
+    assert output.weights is not None
+    return output.weights.unsqueeze(2) if output.heads is None else output.heads
+
+
 def _sum(values: list[Tensor | None]) -> Tensor | None:
-    """Layers draw independently: log-probabilities and entropies add up."""
-    return None if values[0] is None else torch.stack([v for v in values if v is not None]).sum(0)
+    """Add up log-probabilities or entropies: the layers sample independently."""
+    sampled = [value for value in values if value is not None]
+    return torch.stack(sampled).sum(0) if sampled else None

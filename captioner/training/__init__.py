@@ -1,1 +1,8 @@
-"""How a captioner learns: objectives and the Lightning task that applies them."""
+"""Training: the objectives, and the Lightning task that minimises them."""
+
+from captioner.training.likelihood import Likelihood
+from captioner.training.objective import Objective
+from captioner.training.reinforce import Reinforce
+from captioner.training.self_critical import SelfCritical
+
+__all__ = ["Likelihood", "Objective", "Reinforce", "SelfCritical"]

@@ -1,4 +1,4 @@
-"""Training that goes on from another model's weights."""
+"""Initial weights from another model."""
 
 import logging
 
@@ -11,41 +11,42 @@ _LOG = logging.getLogger(__name__)
 
 
 def start_from(captioner: Captioner, model: str) -> float:
-    """Gives a captioner another's refiner and decoder weights, and those of an encoder that learned.
+    """Load another model's neck and decoder, and its encoder if that was fine-tuned.
 
     Args:
-        captioner: what is to be trained.
+        captioner: the model to train, changed in place.
         model: a run, checkpoint or model folder.
 
     Returns:
-        The weight of the masks that supervised its attention; 0 where none did.
+        The weight of the mask supervision that the other model was trained with, or 0.
 
     Raises:
-        UsageError: its words or its weights are others.
-        CheckpointError: there is none, or it cannot be read.
+        UsageError: the vocabularies or the shapes of the weights differ.
+        CheckpointError: the model does not exist or cannot be read.
     """
     stored = checkpoint.load(find_model(model))
     other = stored.captioner
     if other.vocabulary != captioner.vocabulary:
         raise UsageError(
-            f"'{model}' speaks other words ({len(other.vocabulary):,}) than this data gives "
-            f"({len(captioner.vocabulary):,}): start from a model trained with the same data options"
+            f"the vocabulary of '{model}' ({len(other.vocabulary):,} words) differs from that of this "
+            f"data ({len(captioner.vocabulary):,} words): start from a model trained with the same "
+            "data options"
         )
-    parts = ["refiner", "decoder"]
+    parts = ["neck", "decoder"]
     if captioner.encoder.external and other.encoder.external:
         captioner.encoder.load_pretrained()
         if captioner.encoder.fingerprint() != other.encoder.fingerprint():
             _LOG.warning(
-                "the decoder of '%s' has learned behind another encoder: give its image_size, weights, "
-                "stride and finer (see its config.json) if that is not meant",
+                "the decoder of '%s' was trained with another encoder: if that is not intended, give "
+                "the image_size, weights, stride and extra_strides of its config.json",
                 model,
             )
     if other.encoder.trainable:
         if not captioner.encoder.trainable:
             raise UsageError(
-                f"the encoder of '{model}' was fine-tuned, and its decoder knows no other: give "
-                "--model.encoder.init_args.trainable true, with --model.encoder_learning_rate 0 if it "
-                "is to stay as it is"
+                f"the encoder of '{model}' was fine-tuned together with its decoder: give "
+                "--model.encoder.init_args.trainable true, and --model.encoder_learning_rate 0 to "
+                "keep the encoder as it is"
             )
         parts.insert(0, "encoder")
     for part in parts:
@@ -54,6 +55,6 @@ def start_from(captioner: Captioner, model: str) -> float:
         except RuntimeError as error:
             reason = " ".join(str(error).split())
             raise UsageError(
-                f"the {part} of '{model}' has other weights than the one to be trained: {reason}"
+                f"the weights of the {part} of '{model}' do not fit this configuration: {reason}"
             ) from error
     return stored.supervision

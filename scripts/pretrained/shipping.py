@@ -1,4 +1,4 @@
-"""A trained run → a bundled model: half precision, the fine-tuned encoder stored once for all."""
+"""Turn a trained run into a bundled model: half precision, one encoder shared by all models."""
 
 import copy
 from collections.abc import Sequence
@@ -13,19 +13,19 @@ from captioner.models.captioner import Captioner
 from captioner.models.encoder import CNNEncoder
 
 PRETRAINED = Path(__file__).parents[2] / "captioner" / "pretrained"
-WEIGHTS = "flickr8k"  # what the encoder's file is called, and in capitals its ``weights``
+WEIGHTS = "flickr8k"  # the name of the encoder's file and, in capitals, its ``weights`` option
 
 
 def ship_encoder(run: Path) -> Path:
-    """Writes the encoder that a run has fine-tuned to where the package looks for it.
+    """Write the encoder that a run fine-tuned to where the package looks for it.
 
-    Matrices in half precision; vectors are few, and some of batch norm's are too large for it.
+    Only matrices are stored in half precision: some vectors of batch norms exceed its range.
     """
     encoder = checkpoint.load(run).captioner.encoder
     assert isinstance(encoder, CNNEncoder)
     tensors = {
         key: (value.half() if value.is_floating_point() and value.ndim > 1 else value).contiguous()
-        for key, value in encoder.trunk.network.state_dict().items()
+        for key, value in encoder.backbone.network.state_dict().items()
     }
     file = PRETRAINED / "encoders" / f"{encoder.name}-{WEIGHTS}.safetensors"
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -35,23 +35,16 @@ def ship_encoder(run: Path) -> Path:
 
 
 def ship(runs: Sequence[Path], name: str, card: str, decoding: Decoding) -> Path:
-    """Writes a run's model, or the mean of several, to where the package looks for it, its encoder
-    named, not stored."""
+    """Write a run's model, or the mean of several, to where the package looks for it."""
     stored = [checkpoint.load(run) for run in runs]
-    folder = PRETRAINED / name
-    checkpoint.save(
-        with_bundled_encoder(mean([one.captioner for one in stored])),
-        folder,
-        card,
-        decoding,
-        max(one.supervision for one in stored),
-        half=True,
-    )
+    model = with_bundled_encoder(mean([one.captioner for one in stored]))
+    folder, supervision = PRETRAINED / name, max(one.supervision for one in stored)
+    checkpoint.save(model, folder, card, decoding, supervision, half=True)
     return folder
 
 
 def mean(captioners: Sequence[Captioner]) -> Captioner:
-    """The one whose every weight is the mean of those of captioners of one design and one beginning."""
+    """Return a captioner whose weights are the mean of those of captioners of one design."""
     found = copy.deepcopy(captioners[0])
     states = [captioner.state_dict() for captioner in captioners]
     for key, tensor in found.state_dict().items():
@@ -61,15 +54,21 @@ def mean(captioners: Sequence[Captioner]) -> Captioner:
 
 
 def with_bundled_encoder(captioner: Captioner) -> Captioner:
-    """The same captioner behind the encoder that the package brings, which does not learn."""
+    """Return the same captioner with the bundled, frozen encoder.
+
+    Raises:
+        SystemExit: if the model was trained with other encoder weights.
+    """
     tree = copy.deepcopy(captioner.config)
     tree["encoder"]["init_args"] |= {"weights": WEIGHTS.upper(), "trainable": False}
     other = Captioner.from_config(tree, captioner.vocabulary)
     other.encoder.load_pretrained()
-    for part in ("refiner", "decoder"):
+    for part in ("neck", "decoder"):
         getattr(other, part).load_state_dict(getattr(captioner, part).state_dict())
     learned = dict(captioner.encoder.named_parameters())
     for key, tensor in other.encoder.named_parameters():
         if not torch.allclose(learned[key], tensor, rtol=1e-3, atol=1e-6):
-            raise SystemExit(f"the bundled encoder is not the one this model learned with: {key}")
+            raise SystemExit(
+                f"the model was trained with another encoder than the bundled one: {key}"
+            )
     return other.eval()

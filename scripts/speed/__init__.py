@@ -1,1 +1,1 @@
-"""What scripts/benchmark.py is made of: yardsticks, a clock, and rows of measurements."""
+"""What scripts/benchmark.py measures: the work, its variants, time and memory."""

@@ -1,144 +1,101 @@
-"""Captioners as tutorials write them: a yardstick.
+"""Captioners as tutorials write them, for comparison.
 
-The same parameters as the package's decoders, and the same numbers; but every caption has its own copy
-of its picture's annotation vectors, the keys and the vocabulary are projected inside the loop over
-time, and a beam search takes one picture after the other. As the better tutorials do, captions are
-sorted by length and the batch shrinks as they end.
+They use the parameters of the package's decoders and compute the same numbers, but every caption has a
+copy of its image's annotation vectors, keys and vocabulary are projected inside the loop over time, and
+beam search takes one image after the other. As in the better tutorials, captions are sorted by length
+and the batch shrinks as they end. Call these functions with the plain modules
+(``speed.measure.replacements(model, enabled=False)``).
 """
 
 import math
-from typing import Any, Protocol
-from unittest import mock
+from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from captioner.decoding import Decoding
 from captioner.models.annotations import Annotations
 from captioner.models.captioner import Captioner
-from captioner.models.linear import Linear
 from captioner.models.lstm import LSTMDecoder
 from captioner.models.luong import LuongDecoder
-from captioner.models.transformer import TransformerDecoder
 from captioner.text import END, PAD, START, UNK
 
-# Tutorials' layers are torch's own.
-_own_layers = mock.patch.object(Linear, "forward", nn.Linear.forward)
+State = tuple[Tensor, ...]
+# (decoder, tokens (N,), vectors (N, L, D), state) → logits (N, V), weights (N, L), state
+Step = Callable[[Any, Tensor, Tensor, State], tuple[Tensor, Tensor, State]]
 
 
-class Plain(Protocol):
-    """One caption a row: annotation vectors are (N, L, D)."""
-
-    def start(self, vectors: Tensor) -> Any:
-        """The state before the first word: tensors of N rows."""
-        ...
-
-    def step(self, tokens: Tensor, vectors: Tensor, state: Any) -> tuple[Tensor, Tensor, Any]:
-        """Logits (N, V), weights (N, L) and the new state."""
-        ...
-
-
-class PlainLSTM:
+def lstm_step(
+    decoder: Any, tokens: Tensor, vectors: Tensor, state: State
+) -> tuple[Tensor, Tensor, State]:
     """Attend, then update; additive score."""
-
-    def __init__(self, decoder: LSTMDecoder) -> None:
-        self.decoder: Any = decoder
-
-    def start(self, vectors: Tensor) -> Any:
-        """h and c from the mean annotation vector."""
-        mean = vectors.mean(1)
-        return self.decoder.start_hidden(mean), self.decoder.start_cell(mean)
-
-    def step(self, tokens: Tensor, vectors: Tensor, state: Any) -> tuple[Tensor, Tensor, Any]:
-        """One word."""
-        decoder, (hidden, cell) = self.decoder, state
-        score = decoder.attention.score
-        keys = score.key(vectors)  # again for every word
-        weights = (
-            score.energy(torch.tanh(score.query(hidden).unsqueeze(1) + keys))
-            .squeeze(-1)
-            .softmax(-1)
-        )
-        context = (weights.unsqueeze(-1) * vectors).sum(1)
-        if decoder.gate is not None:
-            context = decoder.gate(hidden) * context
-        embedded = decoder.embedding(tokens)
-        hidden, cell = decoder.lstm(torch.cat([embedded, context], -1), (hidden, cell))
-        deep = embedded + decoder.output_hidden(hidden) + decoder.output_context(context)
-        return decoder.output(torch.tanh(deep)), weights, (hidden, cell)
+    hidden, cell = state
+    score = decoder.attention.score
+    mixed = torch.tanh(score.query(hidden).unsqueeze(1) + score.key(vectors))
+    weights = score.energy(mixed).squeeze(-1).softmax(-1)
+    context = (weights.unsqueeze(-1) * vectors).sum(1)
+    if decoder.gate is not None:
+        context = decoder.gate(hidden) * context
+    embedded = decoder.embedding(tokens)
+    hidden, cell = decoder.lstm(torch.cat([embedded, context], -1), (hidden, cell))
+    deep = embedded + decoder.output_hidden(hidden) + decoder.output_context(context)
+    return decoder.output(torch.tanh(deep)), weights, (hidden, cell)
 
 
-class PlainLuong:
+def luong_step(
+    decoder: Any, tokens: Tensor, vectors: Tensor, state: State
+) -> tuple[Tensor, Tensor, State]:
     """Update, then attend; general score."""
-
-    def __init__(self, decoder: LuongDecoder) -> None:
-        self.decoder: Any = decoder
-
-    def start(self, vectors: Tensor) -> Any:
-        """h and c from the mean annotation vector, h̃ of zeros."""
-        mean = vectors.mean(1)
-        fed = mean.new_zeros(len(mean), self.decoder.embedding.embedding_dim)
-        return self.decoder.start_hidden(mean), self.decoder.start_cell(mean), fed
-
-    def step(self, tokens: Tensor, vectors: Tensor, state: Any) -> tuple[Tensor, Tensor, Any]:
-        """One word."""
-        decoder, (hidden, cell, fed) = self.decoder, state
-        inputs = decoder.embedding(tokens)
-        if decoder.input_feeding:
-            inputs = torch.cat([inputs, fed], -1)
-        _, (h, c) = decoder.lstm(inputs.unsqueeze(1), (hidden[None], cell[None]))
-        hidden, cell = h[0], c[0]
-        keys = decoder.attention.score.key(vectors)  # again for every word
-        weights = (keys @ hidden.unsqueeze(-1)).squeeze(-1).softmax(-1)
-        context = (weights.unsqueeze(-1) * vectors).sum(1)
-        fed = torch.tanh(decoder.attentional(torch.cat([context, hidden], -1)))
-        return decoder.output(fed), weights, (hidden, cell, fed)
+    hidden, cell, attentional = state
+    inputs = decoder.embedding(tokens)
+    if decoder.input_feeding:
+        inputs = torch.cat([inputs, attentional], -1)
+    _, (h, c) = decoder.lstm(inputs.unsqueeze(1), (hidden[None], cell[None]))
+    hidden, cell = h[0], c[0]
+    scores = decoder.attention.score.key(vectors) @ hidden.unsqueeze(-1)
+    weights = scores.squeeze(-1).softmax(-1)
+    context = (weights.unsqueeze(-1) * vectors).sum(1)
+    attentional = torch.tanh(decoder.attentional(torch.cat([context, hidden], -1)))
+    return decoder.output(attentional), weights, (hidden, cell, attentional)
 
 
-class PlainTransformer:
-    """The words so far run through all layers again for every word, as where nothing is kept."""
-
-    def __init__(self, decoder: TransformerDecoder) -> None:
-        self.decoder: Any = decoder
-
-    def start(self, vectors: Tensor) -> Any:
-        """No words."""
-        return (torch.empty(len(vectors), 0, dtype=torch.long, device=vectors.device),)
-
-    def step(self, tokens: Tensor, vectors: Tensor, state: Any) -> tuple[Tensor, Tensor, Any]:
-        """One word."""
-        words = torch.cat([state[0], tokens.unsqueeze(1)], 1)
-        logits, weights = self.all(words, vectors)
-        return logits[:, -1], weights[:, -1], (words,)
-
-    def all(self, tokens: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits (N, T, V) and the last layer's weights (N, T, L) of whole captions."""
-        decoder = self.decoder
-        length, dim = tokens.shape[1], decoder.embedding.embedding_dim
-        memory = decoder.memory(vectors)
-        place = torch.arange(length, device=tokens.device, dtype=vectors.dtype).unsqueeze(1)
-        rate = torch.exp(torch.arange(0, dim, 2, device=tokens.device) * (-math.log(10000.0) / dim))
-        position = torch.stack([torch.sin(place * rate), torch.cos(place * rate)], -1).flatten(1)
-        words = math.sqrt(dim) * decoder.embedding(tokens) + position
-        future = torch.ones(length, length, dtype=torch.bool, device=tokens.device).triu(1)
-        for layer in decoder.layers:
-            normed = layer.norms[0](words)
-            own, other = layer.self_attention, layer.attention
-            key, value = own.key_value(normed).chunk(2, -1)
-            found, _ = heads(own.query(normed), key, value, own.heads, future)
-            words = words + own.output(found)
-            query = other.query(layer.norms[1](words))
-            found, weights = heads(query, other.key(memory), other.value(memory), other.heads)
-            words = words + other.output(found)
-            words = words + layer.feed_forward(layer.norms[2](words))
-        return decoder.output(decoder.norm(words)), weights.mean(1)
+def transformer_step(
+    decoder: Any, tokens: Tensor, vectors: Tensor, state: State
+) -> tuple[Tensor, Tensor, State]:
+    """Run the words so far through all layers again for every word."""
+    words = torch.cat([state[0], tokens.unsqueeze(1)], 1)
+    logits, weights = transformer(decoder, words, vectors)
+    return logits[:, -1], weights[:, -1], (words,)
 
 
-def heads(
+def transformer(decoder: Any, tokens: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """Return logits (N, T, V) and the last layer's weights (N, T, L) of whole captions."""
+    length, dim = tokens.shape[1], decoder.embedding.embedding_dim
+    memory = decoder.memory(vectors)
+    place = torch.arange(length, device=tokens.device, dtype=vectors.dtype).unsqueeze(1)
+    rate = torch.exp(torch.arange(0, dim, 2, device=tokens.device) * (-math.log(10000.0) / dim))
+    position = torch.stack([torch.sin(place * rate), torch.cos(place * rate)], -1).flatten(1)
+    words = math.sqrt(dim) * decoder.embedding(tokens) + position
+    future = torch.ones(length, length, dtype=torch.bool, device=tokens.device).triu(1)
+    weights = words
+    for layer in decoder.layers:
+        normed = layer.norms[0](words)
+        own, other = layer.self_attention, layer.attention
+        key, value = own.key_value(normed).chunk(2, -1)
+        words = words + own.output(_heads(own.query(normed), key, value, own.heads, future)[0])
+        query = other.query(layer.norms[1](words))
+        found, weights = _heads(query, other.key(memory), other.value(memory), other.heads)
+        words = words + other.output(found)
+        words = words + layer.feed_forward(layer.norms[2](words))
+    return decoder.output(decoder.norm(words)), weights.mean(1)
+
+
+def _heads(
     query: Tensor, key: Tensor, value: Tensor, count: int, blocked: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Attention of several heads, by hand: what was found, and the weights (N, h, T, L)."""
+    """Multi-head attention: output (N, T, h·d) and weights (N, h, T, L)."""
     query, key, value = (
         torch.unflatten(x, -1, (count, -1)).transpose(1, 2) for x in (query, key, value)
     )
@@ -149,80 +106,68 @@ def heads(
     return (weights @ value).transpose(1, 2).flatten(2), weights
 
 
-PLAIN: dict[type[nn.Module], Any] = {
-    LSTMDecoder: PlainLSTM,
-    LuongDecoder: PlainLuong,
-    TransformerDecoder: PlainTransformer,
-}
+def start(decoder: Any, vectors: Tensor) -> tuple[Step, State]:
+    """Return the step function of a decoder and the state before the first word."""
+    mean = vectors.mean(1)
+    if isinstance(decoder, LSTMDecoder):
+        return lstm_step, (decoder.start_hidden(mean), decoder.start_cell(mean))
+    if isinstance(decoder, LuongDecoder):
+        none = mean.new_zeros(len(mean), decoder.embedding.embedding_dim)
+        return luong_step, (decoder.start_hidden(mean), decoder.start_cell(mean), none)
+    none = torch.empty(len(vectors), 0, dtype=torch.long, device=vectors.device)
+    return transformer_step, (none,)
 
 
-def plain(decoder: nn.Module) -> Plain:
-    """The tutorial's version of a decoder, with its parameters."""
-    return PLAIN[type(decoder)](decoder)
-
-
-@_own_layers
-def forced(captioner: Captioner, vectors: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
-    """Teacher forcing: (logits, weights) of all words of all captions, the captions by length.
-
-    Args:
-        captioner: refiner and decoder.
-        vectors: (B, L, D), of the encoder.
-        tokens: (B, R, T), with start, end and padding.
-    """
-    decoder = plain(captioner.decoder)
-    copies = vectors.repeat_interleave(tokens.shape[1], 0)  # one for each caption
-    rows = tokens.flatten(0, 1)
-    lengths, order = (rows[:, 1:] != PAD).sum(1).sort(descending=True, stable=True)
-    rows, copies = rows[order], refined(captioner, copies[order])
-    if isinstance(decoder, PlainTransformer):
-        return decoder.all(rows[:, : int(lengths[0])], copies)
-    state = decoder.start(copies)
-    steps, looks = [], []
-    for t in range(int(lengths[0])):
-        alive = int((lengths > t).sum())
-        state = tuple(part[:alive] for part in state)
-        logits, weights, state = decoder.step(rows[:alive, t], copies[:alive], state)
-        steps.append(F.pad(logits, (0, 0, 0, len(rows) - alive)))
-        looks.append(F.pad(weights, (0, 0, 0, len(rows) - alive)))
-    return torch.stack(steps, 1), torch.stack(looks, 1)
+def necked(captioner: Captioner, vectors: Tensor) -> Tensor:
+    """Apply the neck."""
+    return captioner.neck(Annotations(vectors, (1, vectors.shape[1]))).vectors
 
 
 def loss(captioner: Captioner, vectors: Tensor, tokens: Tensor, stochastic: float) -> Tensor:
-    """Cross-entropy with label smoothing 0.1, and the doubly stochastic term."""
-    logits, weights = forced(captioner, vectors, tokens)
+    """Return cross-entropy with label smoothing 0.1 plus ``stochastic`` × the doubly stochastic term.
+
+    Of vectors (B, L, D) and tokens (B, R, T) with start, end and padding.
+    """
+    decoder: Any = captioner.decoder
+    copies = vectors.repeat_interleave(tokens.shape[1], 0)  # one for each caption
     rows = tokens.flatten(0, 1)
-    _, order = (rows[:, 1:] != PAD).sum(1).sort(descending=True, stable=True)
-    targets = rows[order][:, 1 : 1 + logits.shape[1]]
+    lengths, order = (rows[:, 1:] != PAD).sum(1).sort(descending=True, stable=True)
+    rows, copies, longest = rows[order], necked(captioner, copies[order]), int(lengths[0])
+    step, state = start(decoder, copies)
+    if step is transformer_step:
+        logits, weights = transformer(decoder, rows[:, :longest], copies)
+    else:
+        outputs = []
+        for t in range(longest):
+            alive = int((lengths > t).sum())
+            state = tuple(part[:alive] for part in state)
+            *output, state = step(decoder, rows[:alive, t], copies[:alive], state)
+            outputs.append([F.pad(part, (0, 0, 0, len(rows) - alive)) for part in output])
+        logits, weights = (torch.stack(parts, 1) for parts in zip(*outputs, strict=True))
+    targets = rows[:, 1 : 1 + longest]
     value = F.cross_entropy(
         logits.flatten(0, 1), targets.flatten(), ignore_index=PAD, label_smoothing=0.1
     )
     if stochastic:
-        there = (targets != PAD).unsqueeze(-1)
-        value = value + stochastic * ((1 - (weights * there).sum(1)) ** 2).mean()
+        valid = (targets != PAD).unsqueeze(-1)
+        value = value + stochastic * ((1 - (weights * valid).sum(1)) ** 2).mean()
     return value
 
 
-def refined(captioner: Captioner, vectors: Tensor) -> Tensor:
-    """What the decoder attends to."""
-    return captioner.refiner(Annotations(vectors, (1, vectors.shape[1]))).vectors
-
-
-@_own_layers
 @torch.inference_mode()
 def beam(captioner: Captioner, vectors: Tensor, decoding: Decoding) -> list[list[int]]:
-    """The best caption of every picture, one picture after the other."""
-    decoder = plain(captioner.decoder)
-    return [_beam(decoder, refined(captioner, one.unsqueeze(0)), decoding) for one in vectors]
+    """Return the best caption of every image, searched one image after the other."""
+    decoder: Any = captioner.decoder
+    return [_beam(decoder, necked(captioner, one.unsqueeze(0)), decoding) for one in vectors]
 
 
-def _beam(decoder: Plain, vectors: Tensor, decoding: Decoding) -> list[int]:
-    beam, alive = decoding.beam_size, [(0.0, [START])]
-    state = decoder.start(vectors)
+def _beam(decoder: Any, vectors: Tensor, decoding: Decoding) -> list[int]:
+    size, alive = decoding.beam_size, [(0.0, [START])]
+    step, state = start(decoder, vectors)
     done: list[tuple[float, list[int]]] = []
     for length in range(1, decoding.max_length + 2):
         words = torch.tensor([written[-1] for _, written in alive], device=vectors.device)
-        logits, _, state = decoder.step(words, vectors.expand(len(alive), -1, -1), state)
+        logits, _, state = step(decoder, words, vectors.expand(len(alive), -1, -1), state)
         log_probs = logits.log_softmax(-1)
         log_probs[:, [PAD, START, UNK]] = -torch.inf
         if length == 1:
@@ -230,17 +175,17 @@ def _beam(decoder: Plain, vectors: Tensor, decoding: Decoding) -> list[int]:
         if length > decoding.max_length:
             log_probs[:, :END] = log_probs[:, END + 1 :] = -torch.inf
         totals = log_probs + torch.tensor([[total] for total, _ in alive], device=vectors.device)
-        best, where = totals.flatten().topk(2 * beam)
+        best, where = totals.flatten().topk(2 * size)
         extended = []
         for rank, (total, place) in enumerate(zip(best.tolist(), where.tolist(), strict=True)):
             row, word = divmod(place, totals.shape[1])
             if word != END:
                 extended.append((total, [*alive[row][1], word], row))
-            elif rank < beam and math.isfinite(total) and len(done) < beam:
+            elif rank < size and math.isfinite(total) and len(done) < size:
                 done.append((total / length**decoding.length_penalty, alive[row][1][1:]))
-        if length > decoding.max_length or len(done) == beam:
+        if length > decoding.max_length or len(done) == size:
             break
-        extended = extended[:beam]
+        extended = extended[:size]
         alive = [(total, written) for total, written, _ in extended]
         state = tuple(part[[row for _, _, row in extended]] for part in state)
     return max(done, key=lambda pair: pair[0])[1]

@@ -1,15 +1,15 @@
-"""Data sets as their authors distribute them → records.
+"""Readers of data sets as their authors distribute them.
 
-    data.root ─ one of READERS ─▶ records + problems ─▶ read(): records, or all problems in one error
-                                                     └▶ `captioner data check`: both, and the images
+    data.root ─ one of READERS ─▶ records + problems ─▶ read(): records, or one error with all problems
+                                                     └▶ `captioner data check`: both
 
-A reader takes the data set's folder, names all that is wrong with it, and goes on. An image file that
-exists but cannot be decoded is found later, when it is read, and costs only itself.
+A reader takes the data set's folder, yields records, and collects problems instead of stopping at the
+first. An image that exists but cannot be decoded is only noticed when it is used, and then left out.
 """
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from captioner.data.readers.tables import read_csv, read_jsonl
 from captioner.data.records import Record, Records
 from captioner.errors import DataError, unknown
 
-READERS: dict[str, Callable[[Path, Problems], Iterable[Record]]] = {
+READERS: dict[str, Callable[[Path, Problems], Iterator[Record]]] = {
     "coco": read_coco,
     **{f"coco{year}": partial(read_coco, year=year) for year in YEARS},
     "flickr8k": read_flickr8k,
@@ -33,9 +33,7 @@ READERS: dict[str, Callable[[Path, Problems], Iterable[Record]]] = {
     "csv": read_csv,
     "folder": read_folder,
 }
-"""What ``data.name`` may be, but for the generated ``shapes``."""
-
-_FILES = ("jsonl", "csv")  # whose root may be the file itself
+"""The values of ``data.name``, except the generated ``shapes``."""
 
 
 def read(name: str, root: str | Path) -> Records:
@@ -47,47 +45,41 @@ def read(name: str, root: str | Path) -> Records:
     """
     records, problems = scan(name, root)
     problems.check()
-    if not records:
-        raise nothing_in(root, name)
     return records
 
 
 def scan(name: str, root: str | Path) -> tuple[Records, Problems]:
-    """The records and all that is wrong with them, which may leave records without captions.
+    """The records of a data set and all its problems; records may lack captions.
 
     Raises:
         DataError: unknown name, no such folder, or nothing in it that belongs to such a data set.
     """
     if name not in READERS:
         raise DataError(unknown("data set", name, READERS))
-    root = Path(root).expanduser()
-    if not root.is_dir() and not (name in _FILES and root.is_file()):
-        reader = READERS[name]
+    root, reader = Path(os.path.expanduser(root)), READERS[name]  # noqa: PTH111 - never raises
+    is_table = name in ("jsonl", "csv") and os.path.isfile(root)  # noqa: PTH113
+    if not os.path.isdir(root) and not is_table:  # noqa: PTH112
         expected = (reader.func if isinstance(reader, partial) else reader).__doc__ or ""
         raise DataError(
             f"data.root {str(root)!r} is not a folder; expected the folder of a {name} data set: "
             f"{expected.splitlines()[0]}"
         )
     problems = Problems()
-    records = Records(READERS[name](root, problems))
-    problems.add("duplicate-id", _twice(records.ids))
-    problems.add("duplicate-path", _twice(records.paths))
-    problems.add("missing", missing(records.paths))
+    records = Records(reader(root, problems))
+    for kind, items in (
+        ("duplicate-id", Counter(r.image_id for r in records)),
+        ("duplicate-path", Counter(r.path for r in records)),
+    ):
+        problems.add(kind, *(item for item, count in items.items() if count > 1))
+    problems.add("missing", *missing(r.path for r in records))
+    if not records and not problems.found:
+        raise DataError(f"no captioned image found under {str(root)!r} for data set {name!r}")
     return records, problems
 
 
-def nothing_in(root: str | Path, name: str) -> DataError:
-    """The error of a data set without images."""
-    return DataError(f"no captioned image found under {str(root)!r} for data set {name!r}")
-
-
-def _twice(items: Iterable[int | str]) -> list[int | str]:
-    return [item for item, times in Counter(items).items() if times > 1]
-
-
-def missing(paths: Iterable[str]) -> Iterable[str]:
-    """The paths that lead to no file."""
-    # One listing per folder instead of one stat per image: COCO has 123,000 of them.
+def missing(paths: Iterable[str]) -> Iterator[str]:
+    """The paths that do not exist."""
+    # One listing per folder instead of one stat per image: COCO has 123,000 images.
     listings: dict[str, frozenset[str]] = {}
     for path in paths:
         folder, name = os.path.split(path)
@@ -96,6 +88,6 @@ def missing(paths: Iterable[str]) -> Iterable[str]:
                 listings[folder] = frozenset(os.listdir(folder))  # noqa: PTH208 - names, not paths
             except OSError:
                 listings[folder] = frozenset()
-        # A file system may take A.JPG for a.jpg, and the end of the path may be a folder's.
+        # The listing is not enough: case-insensitive file systems find A.JPG as a.jpg.
         if name not in listings[folder] and not os.path.exists(path):  # noqa: PTH110
             yield path

@@ -1,78 +1,129 @@
-"""What all readers need of files: text, JSON, and where something lies."""
+"""Functions that all readers share: text, CSV and JSON files, image folders, ids and splits."""
 
+import csv
+import hashlib
 import json
-from collections.abc import Iterable, Iterator, Sequence
+import os
+import stat
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from captioner.data.readers.problems import Problems
+from captioner.data.records import SPLITS, TEST, TRAIN, VAL
 from captioner.errors import DataError
 
+MAX_BYTES = 2 << 30  # of a text or JSON file
 
-def lines(file: Path) -> list[str]:
-    """The lines of a UTF-8 text, without white space around them.
+MALFORMED = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError)
+"""The exceptions that JSON with an unexpected structure can raise when it is used."""
 
-    Raises:
-        DataError: it cannot be read.
-    """
+# "restval" are the images of COCO's val2014 that Karpathy adds to the training split.
+_SPLIT_ALIASES = {"restval": TRAIN, "dev": VAL, "valid": VAL, "validation": VAL}
+
+
+def read_lines(file: Path) -> list[str]:
+    """The lines of a text without surrounding white space; DataError if it is not UTF-8."""
     try:
-        # Not splitlines(): a caption may hold one of the rarer line separators of Unicode.
-        return [line.strip() for line in file.read_text(encoding="utf-8-sig").split("\n")]
-    except (OSError, UnicodeDecodeError) as error:
+        text = _read(file).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
+    except UnicodeDecodeError as error:
         raise DataError(f"'{file}' cannot be read as UTF-8 text: {error}") from error
+    # Not splitlines(): captions may contain Unicode's rarer line separators.
+    return [line.strip() for line in text.split("\n")]
+
+
+def read_csv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
+    """The line number and fields of every row that is not empty; DataError if it is not CSV."""
+    # Strict, because an unclosed quotation mark would swallow the following lines.
+    rows = csv.reader(
+        (f"{line}\n" for line in read_lines(file)), strict=True, skipinitialspace=True
+    )
+    try:
+        for row in rows:
+            if row:
+                yield rows.line_num, row
+    except csv.Error as error:
+        raise DataError(f"'{file}' line {rows.line_num}: expected CSV: {error}") from error
 
 
 def read_json(file: Path) -> Any:
-    """The contents of a JSON file.
-
-    Raises:
-        DataError: it cannot be read.
-    """
+    """The contents of a JSON file; DataError if it is not JSON."""
     try:
-        return json.loads(file.read_bytes())
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
+        return parse_json(_read(file))
+    except ValueError as error:
         raise DataError(f"'{file}' is not readable JSON: {error}") from error
 
 
-def as_id(value: object) -> int | str:
-    """An image id as JSON has it; TypeError for what is none."""
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON like ``json.loads``, but every error is a ValueError with a plain message."""
+    try:
+        return json.loads(text)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    except ValueError as error:
+        raise ValueError("a number has thousands of digits") from error
+
+
+def _read(file: Path) -> bytes:
+    """The bytes of a file. Reading a pipe or a device could block for ever or take all memory."""
+    try:
+        status = file.stat()
+        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
+            raise DataError(
+                f"'{file}' cannot be read: it is no regular file or has more than "
+                f"{MAX_BYTES >> 30} GiB; give the text or JSON file of the data set"
+            )
+        return file.read_bytes()
+    except OSError as error:
+        raise DataError(f"'{file}' cannot be read: {error.strerror}") from error
+
+
+def parse_id(value: object) -> int | str:
+    """Check an image id from JSON; TypeError if it is neither a number nor a text."""
     if isinstance(value, int | str) and not isinstance(value, bool):
         return value
     raise TypeError(f"an image id is a number or a text, not {value!r:.80}")
 
 
-def find(root: Path, *names: str) -> Path | None:
-    """The first of these files that is in ``root`` or in a folder of it; names may be patterns."""
+def find_file(root: Path, *names: str) -> Path | None:
+    """The first of these files that exists in ``root`` or one of its folders."""
     for name in names:
         if found := sorted([*root.glob(name), *root.glob(f"*/{name}")]):
             return found[0]
     return None
 
 
-def image_folder(root: Path, names: Sequence[str], example: str) -> Path:
-    """The folder with one of these names that holds the file ``example``.
+def find_image_folder(root: Path, names: Sequence[str], example: str) -> Path:
+    """The folder with one of these names that contains the file ``example``.
 
-    It may lie in ``root``, in a folder of it, or in one of its own name: archives are unpacked so.
-
-    Raises:
-        DataError: there is no folder of any of these names.
+    It may be in ``root`` or one of its folders, or nested in a folder of the same name, as some
+    archives unpack. DataError if there is none.
     """
-    found = [
+    folders = [
         folder
         for name in names
         for pattern in (name, f"*/{name}", f"{name}/{name}", f"*/{name}/{name}")
         for folder in sorted(root.glob(pattern))
         if folder.is_dir()
     ]
-    if not found:
+    if not folders:
         raise DataError(f"no image folder under '{root}'; expected one of: {', '.join(names)}")
-    return next((folder for folder in found if (folder / example).is_file()), found[0])
+    # Not Path.is_file, which raises if the name is too long.
+    holding = (folder for folder in folders if os.path.isfile(folder / example))  # noqa: PTH113
+    return next(holding, folders[0])
 
 
-def said(captions: Iterable[str], owner: object, problems: Problems) -> Iterator[str]:
-    """The captions that say anything: of one like "..." a model would learn to say nothing."""
-    for caption in captions:
-        if any(map(str.isalnum, caption)):
-            yield caption.strip()
-        else:
-            problems.add("no-words", [f"{owner}: {caption!r:.80}"])
+def parse_split(name: object) -> str | None:
+    """The split of a name that data sets use; None for any other value."""
+    word = name.strip().lower() if isinstance(name, str) else ""
+    return word if word in SPLITS else _SPLIT_ALIASES.get(word)
+
+
+def hash_split(name: str) -> str:
+    """A split for an image of a data set without splits: an eighth each for ``val`` and ``test``.
+
+    It depends on the image's name only, so adding images does not change the split of others.
+    """
+    eighth = hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()[0] % 8
+    return {0: TEST, 1: VAL}.get(eighth, TRAIN)

@@ -1,11 +1,14 @@
-"""What is wrong with a data set, collected kind by kind, to be told all at once."""
+"""The problems of a data set, collected by kind and reported together."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from captioner.errors import DataError
+from captioner.data.records import Record
+from captioner.errors import DataError, printable
+from captioner.text import CONTROL
 
 KINDS = {
     "file": "files that cannot be used",
@@ -14,7 +17,7 @@ KINDS = {
     "duplicate-id": "images with an id used twice",
     "duplicate-path": "images whose file is listed twice",
     "duplicate-split": "images listed twice in the split files",
-    "no-split": "images without a split that is known",
+    "no-split": "images with a missing or unknown split",
     "no-captions": "images without captions",
     "no-image": "images captioned but missing from the list of images",
     "not-captioned": "images listed in a split but without captions",
@@ -25,9 +28,9 @@ KINDS = {
     "leaked-name": "file names in two splits",
     "long": "captions that training cuts",
 }
-"""Every kind of problem, as programs name it and as people read it."""
+"""Every kind of problem: its identifier in JSON, and its description."""
 
-_TOLERATED = {"no-words"}  # readers leave such captions out; the image has others, or is named
+_TOLERATED = {"no-words"}  # the image has other captions, or is listed under "no-captions"
 
 
 @dataclass
@@ -35,20 +38,54 @@ class Problems:
     """Collects problems while a data set is read.
 
     Attributes:
-        found: what is wrong, by kind; no kind is empty.
-        sources: the files that say what is in the data set.
+        found: the problems by kind; no list is empty.
+        sources: the files that define the data set.
     """
 
     found: dict[str, list[str]] = field(default_factory=dict)
     sources: list[Path] = field(default_factory=list)
 
-    def add(self, kind: str, items: Iterable[object]) -> None:
-        """Adds items of one of the `KINDS`."""
-        if listed := [str(item) for item in items]:
-            self.found.setdefault(kind, []).extend(listed)
+    def add(self, kind: str, *items: object) -> None:
+        """Add problems of one of the `KINDS`."""
+        if items:
+            self.found.setdefault(kind, []).extend(map(str, items))
+
+    def bad_line(self, file: Path, number: int, expected: str, line: object) -> None:
+        """Add a line that cannot be used."""
+        self.add("line", f"'{file}' line {number}: expected '{expected}', got {line!r:.80}")
+
+    @contextmanager
+    def collect_file_errors(self) -> Iterator[None]:
+        """Turn a DataError inside the block into a problem of kind ``file``."""
+        try:
+            yield
+        except DataError as error:
+            self.add("file", error)
+
+    def record(
+        self,
+        image_id: int | str,
+        path: Path,
+        name: object,
+        captions: Iterable[str],
+        split: str,
+        without_captions: str = "no-captions",
+    ) -> Record:
+        """Build a record; add a problem for each caption without words, or if no caption is left.
+
+        A caption without words, such as "...", would train a model to generate empty captions.
+        Problems call the image ``name``. ``without_captions`` is the kind of problem of an image
+        without captions.
+        """
+        captions = [CONTROL.sub(" ", caption).strip() for caption in captions]
+        usable = tuple(caption for caption in captions if any(map(str.isalnum, caption)))
+        self.add("no-words", *(f"{name}: {c!r:.80}" for c in captions if c not in usable))
+        if not usable:
+            self.add(without_captions, name)
+        return Record(image_id, str(path), usable, split)
 
     def as_list(self) -> list[dict[str, Any]]:
-        """For JSON, in the order of the `KINDS`."""
+        """The problems for JSON, in the order of `KINDS`."""
         return [
             {"kind": kind, "what": what, "count": len(self.found[kind]), "items": self.found[kind]}
             for kind, what in KINDS.items()
@@ -56,7 +93,7 @@ class Problems:
         ]
 
     def check(self) -> None:
-        """Raises what keeps the data set from being used, in one line, three items of a kind named.
+        """Raise one error for all problems that prevent training; it names three items of each kind.
 
         Raises:
             DataError: there are such problems.
@@ -64,8 +101,9 @@ class Problems:
         kinds = []
         for kind, items in self.found.items():
             if kind not in _TOLERATED:
-                named = ", ".join(items[:3]) + (", …" if len(items) > 3 else "")
-                kinds.append(f"{len(items):,} {KINDS[kind]} ({named})")
+                examples = ", ".join(printable(item, limit=500) for item in items[:3])
+                more = ", …" if len(items) > 3 else ""
+                kinds.append(f"{KINDS[kind]}: {len(items):,} ({examples}{more})")
         if kinds:
             sources = ", ".join(f"'{source}'" for source in self.sources)
             raise DataError(

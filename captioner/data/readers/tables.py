@@ -1,147 +1,113 @@
-"""Image-caption pairs of one's own: JSON lines, or a table with a header.
+"""Image-caption pairs of the user: JSON lines, or a CSV table with a header.
 
-    {"image": "photos/1.jpg", "captions": ["a dog", "a brown dog"], "split": "train"}
-    {"image": "photos/2.jpg", "caption": "two cats"}
-
-    image,caption,split
-    photos/1.jpg,a dog,train
-    photos/1.jpg,a brown dog,train
-
-Paths are relative to the file. All captions of an image are put together, wherever they stand.
+Paths are relative to the file. The captions of an image may be in several lines.
 """
 
-import csv
-import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePath
-from typing import Any
 
-from captioner.data.readers import splits
-from captioner.data.readers.files import lines, said
+from captioner.data.readers.files import (
+    MALFORMED,
+    hash_split,
+    parse_json,
+    parse_split,
+    read_csv_rows,
+    read_lines,
+)
 from captioner.data.readers.problems import Problems
 from captioner.data.records import TRAIN, Record
 from captioner.errors import DataError
 
-_CAPTION = re.compile(r"captions?([ _-]?\d+)?")  # caption, caption_1, caption_2, …
+Row = tuple[str, list[str], str | None]  # image, captions, split
+
+_CAPTION_COLUMN = re.compile(r"captions?([ _-]?\d+)?")  # caption, caption_1, caption_2, …
 
 
 def read_jsonl(root: Path, problems: Problems) -> Iterator[Record]:
-    """A .jsonl file, or a folder that holds one: {"image": …, "caption" or "captions": …} a line.
+    """A .jsonl file, or a folder with one: {"image": …, "caption" or "captions": …} on each line.
 
-    ``caption`` and ``captions`` are one text or a list of them; ``split`` may be left out by all
-    images, which are then split by a hash of their paths. Other keys are not looked at.
+    ``caption`` and ``captions`` are one text or a list of texts. If no line has a ``split``, images are
+    split by a hash of their paths. Other keys are ignored.
     """
-    file = _table(root, "jsonl")
-    table = _Table(file, problems)
-    for number, line in enumerate(table.lines(), 1):
-        if not line:
-            continue
-        try:
-            row = json.loads(line)
-            found = row.get("captions", row.get("caption", []))
-            captions = [found] if isinstance(found, str) else list(found)
-            if not isinstance(row["image"], str) or not all(isinstance(c, str) for c in captions):
-                raise TypeError("image and captions must be text")
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            table.refuse(number, '{"image": "a.jpg", "caption": "…"}', line)
-        else:
-            table.add(row["image"], captions, row.get("split"))
-    yield from table.records()
+    return _read(root, "jsonl", _jsonl_rows, problems)
 
 
 def read_csv(root: Path, problems: Problems) -> Iterator[Record]:
     """A .csv file, or a folder that holds one, with the header ``image,caption[,split]``.
 
-    Several captions of an image are several rows, or columns ``caption_1``, ``caption_2``, …; other
-    columns are not looked at. A ``split`` that is empty everywhere counts as none.
+    Several captions of an image are several rows, or columns ``caption_1``, ``caption_2``, …. If every
+    ``split`` is empty, images are split by a hash of their paths. Other columns are ignored.
     """
-    file = _table(root, "csv")
-    table = _Table(file, problems)
-    # Strict: a quotation mark that is never closed would swallow the lines after it.
-    rows = csv.reader((line + "\n" for line in table.lines()), strict=True, skipinitialspace=True)
-    try:
-        header = [column.strip().lower() for column in next(rows, [])]
-        captions = [i for i, column in enumerate(header) if _CAPTION.fullmatch(column)]
-        if header and ("image" not in header or not captions):
-            problem = (
-                f"'{file}': expected a header with image and caption, got {','.join(header)!r:.80}"
-            )
-            problems.add("file", [problem])
-            return
-        for row in filter(None, rows):
-            if len(row) != len(header):
-                table.refuse(rows.line_num, ",".join(header), row)
-            else:
-                split = row[header.index("split")] if "split" in header else None
-                given = [row[i] for i in captions if row[i].strip()]
-                table.add(row[header.index("image")], given, split or None)
-    except csv.Error as error:
-        problem = f"'{file}' line {rows.line_num}: expected rows quoted as CSV has it: {error}"
-        problems.add("file", [problem])
-    yield from table.records()
+    return _read(root, "csv", _csv_rows, problems)
 
 
-@dataclass
-class _Entry:
-    """What a table says of one image."""
-
-    captions: list[str] = field(default_factory=list)
-    splits: set[object] = field(default_factory=set)
-
-
-@dataclass
-class _Table:
-    """Rows of a file, put together by image."""
-
-    file: Path
-    problems: Problems
-    images: dict[str, _Entry] = field(default_factory=dict)
-
-    def lines(self) -> list[str]:
-        """The file's lines; none, and a problem, if it cannot be read."""
-        self.problems.sources.append(self.file)
+def _jsonl_rows(file: Path, problems: Problems) -> Iterator[Row]:
+    for number, line in enumerate(read_lines(file), 1):
+        if not line:
+            continue
         try:
-            return lines(self.file)
-        except DataError as error:
-            self.problems.add("file", [error])
-            return []
+            row = parse_json(line)
+            found = row.get("captions", row.get("caption", []))
+            captions = [found] if isinstance(found, str) else list(found)
+            if not all(isinstance(text, str) for text in (row["image"], *captions)):
+                raise TypeError("image and captions must be text")
+            split = None if row.get("split") is None else str(row["split"])
+        except MALFORMED:
+            problems.bad_line(file, number, '{"image": "a.jpg", "caption": "…"}', line)
+        else:
+            yield row["image"], captions, split
 
-    def refuse(self, number: int, expected: str, line: object) -> None:
-        self.problems.add(
-            "line", [f"'{self.file}' line {number}: expected '{expected}', got {line!r:.80}"]
+
+def _csv_rows(file: Path, problems: Problems) -> Iterator[Row]:
+    rows = read_csv_rows(file)
+    header = [column.strip().lower() for column in next(rows, (0, []))[1]]
+    columns = [i for i, column in enumerate(header) if _CAPTION_COLUMN.fullmatch(column)]
+    if header and ("image" not in header or not columns):
+        raise DataError(
+            f"'{file}': expected a header with image and caption, got {','.join(header)!r:.80}"
         )
-
-    def add(self, image: str, captions: list[str], split: Any) -> None:
-        entry = self.images.setdefault(PurePath(image.strip()).as_posix(), _Entry())
-        entry.captions += captions
-        entry.splits.add(str(split).strip().lower() if split is not None else None)
-
-    def records(self) -> Iterator[Record]:
-        """The images; split by a hash of their paths if no row names a split."""
-        own = all(entry.splits == {None} for entry in self.images.values())
-        for name, entry in self.images.items():
-            captions = tuple(said(entry.captions, name, self.problems))
-            if not captions:
-                self.problems.add("no-captions", [name])
-            split = splits.own(name) if own else self._split(name, entry)
-            # Joined to an absolute path, a folder gives that path.
-            yield Record(name, str(self.file.parent / name), captions, split)
-
-    def _split(self, name: str, entry: _Entry) -> str:
-        named = {splits.named(split) for split in entry.splits}
-        if len(named) == 1 and (split := named.pop()) is not None:
-            return split
-        given = ", ".join(
-            sorted("none" if split is None else repr(split) for split in entry.splits)
-        )
-        self.problems.add("no-split", [f"{name}: {given}"])
-        return TRAIN
+    for number, row in rows:
+        if len(row) != len(header):
+            problems.bad_line(file, number, ",".join(header), row)
+        else:
+            split = row[header.index("split")] if "split" in header else None
+            captions = [row[i] for i in columns if row[i].strip()]
+            yield row[header.index("image")], captions, split or None
 
 
-def _table(root: Path, suffix: str) -> Path:
-    """The file itself, or the only one of its kind in the folder."""
+def _read(
+    root: Path, suffix: str, rows: Callable[[Path, Problems], Iterator[Row]], problems: Problems
+) -> Iterator[Record]:
+    """Collect the rows of each image."""
+    file = _find_table(root, suffix)
+    problems.sources.append(file)
+    captions: dict[str, list[str]] = defaultdict(list)
+    splits: dict[str, set[str | None]] = defaultdict(set)
+    with problems.collect_file_errors():
+        for name, texts, split in rows(file, problems):
+            name = PurePath(name.strip()).as_posix()
+            captions[name] += texts
+            splits[name].add(split and split.strip().lower())
+    by_hash = all(given == {None} for given in splits.values())
+    for name in captions:
+        split = hash_split(name) if by_hash else _split(name, splits[name], problems)
+        # If the name is an absolute path, / ignores the folder.
+        yield problems.record(name, file.parent / name, name, captions[name], split)
+
+
+def _split(name: str, given: set[str | None], problems: Problems) -> str:
+    splits = {parse_split(split) for split in given}
+    if len(splits) == 1 and (split := splits.pop()) is not None:
+        return split
+    names = sorted("none" if split is None else repr(split) for split in given)
+    problems.add("no-split", f"{name}: {', '.join(names)}")
+    return TRAIN
+
+
+def _find_table(root: Path, suffix: str) -> Path:
+    """The file itself, or the only file of its kind in the folder."""
     if root.is_file():
         return root
     found = sorted(root.glob(f"*.{suffix}"))

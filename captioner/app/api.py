@@ -1,0 +1,126 @@
+"""The named endpoints of the app. They keep no state between calls.
+
+    from gradio_client import Client, handle_file
+    Client("http://127.0.0.1:7860").predict(handle_file("dog.jpg"), api_name="/caption")
+
+An empty sentence stands for the model's own caption. Words, layers and heads are counted from 0.
+Layer or head -1 means the average over all; beam size or length penalty -1 means the model's own.
+"""
+
+from collections.abc import Callable
+from inspect import signature
+from math import exp
+from typing import Any, get_args
+
+import gradio as gr
+
+from captioner import overlay
+from captioner.app.panel import ALL, select, style_of
+from captioner.app.served_models import CONCURRENCY, MAX_BEAM, MAX_PENALTY, OWN, Models
+from captioner.app.upload import PhotoInput, show_errors, write_export, write_image
+from captioner.overlay import Style
+from captioner.overlay.export import names
+from captioner.overlay.style import Scale, Smoothing
+
+Number = float | int  # JSON writes 1.0 as 1
+
+
+class Endpoints:
+    """The endpoints as methods; the API page shows their names, parameters and docstrings."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+
+    def models(self) -> list[str]:
+        """List the names of the models, the default first."""
+        return self._models.names
+
+    def caption(
+        self, photo: str | None, model: str, beam_size: int, length_penalty: Number
+    ) -> dict[str, Any]:
+        """Caption a photo: a record of `captioner caption --format jsonl`, and the alternatives."""
+        answer = self._models.answer(photo, model, "", beam_size, length_penalty, details=False)
+        alternatives = [
+            {"caption": c.text, "log_prob": round(c.log_prob, 4), "score": round(exp(c.score), 4)}
+            for c in answer.captions[1:]
+        ]
+        return answer.captions[0].to_dict() | {"alternatives": alternatives}
+
+    def explain(
+        self, photo: str | None, sentence: str, model: str, layer: int, head: int
+    ) -> dict[str, Any]:
+        """Return the attention weights of each word, as `captioner explain` writes them to JSON."""
+        answer = self._models.answer(photo, model, sentence)
+        return overlay.record(answer.captions[0], Style(layer=select(layer), head=select(head)))
+
+    def redraw(self, photo: str | None, sentence: str, model: str) -> dict[str, Any]:
+        """Like /explain, but hard attention samples new cells in each call."""
+        answer = self._models.answer(photo, model, sentence)
+        text = answer.captions[0].text
+        return overlay.record(self._models.redraw(answer.photo, text, model))
+
+    def overlay(
+        self, photo: str | None, word: int, sentence: str, model: str, opacity: Number,
+        scale: Any, smoothing: Any, layer: int, head: int,
+    ) -> str:  # fmt: skip
+        """Draw the attention map of one word on the photo, as a PNG file of the same size."""
+        answer = self._models.answer(photo, model, sentence)
+        style = style_of(layer, head, opacity, scale, smoothing)
+        drawn = overlay.blend(answer.captions[0], word, answer.photo.image, style)
+        return write_image(drawn, answer.photo)
+
+    def export(
+        self, photo: str | None, form: str, sentence: str, model: str, opacity: Number,
+        scale: Any, smoothing: Any, layer: int, head: int,
+    ) -> str:  # fmt: skip
+        """Export the attention maps of all words as one file."""
+        answer = self._models.answer(photo, model, sentence)
+        style = style_of(layer, head, opacity, scale, smoothing)
+        return write_export(answer.captions[0], answer.photo, form, style)
+
+    def past(self, photo: str | None, sentence: str, model: str, layer: int, head: int) -> str:
+        """Draw how much each word attends to the earlier words, as a PNG file."""
+        answer = self._models.answer(photo, model, sentence)
+        matrix = overlay.word_attention(answer.captions[0], select(layer), select(head))
+        return write_image(matrix, answer.photo)
+
+
+def add_endpoints(models: Models) -> None:
+    """Add the endpoints to the page that is being built; their inputs and outputs are hidden."""
+    endpoints = Endpoints(models)
+    with gr.Row(visible=False):
+        trigger = gr.Button()
+        inputs = {
+            "photo": PhotoInput(label="photo", type="filepath"),
+            "model": gr.Dropdown(models.names, value=models.names[0], label="model"),
+            "beam_size": gr.Number(
+                OWN, precision=0, minimum=OWN, maximum=MAX_BEAM, label="beam size"
+            ),
+            "length_penalty": gr.Number(
+                OWN, minimum=OWN, maximum=MAX_PENALTY, label="length penalty"
+            ),
+            "sentence": gr.Textbox("", label="sentence"),
+            "word": gr.Number(0, precision=0, label="word"),
+            "form": gr.Radio(names(), value="png", label="form"),
+            "opacity": gr.Slider(0, 1, Style.opacity, label="opacity"),
+            "scale": gr.Radio(list(get_args(Scale)), value="shared", label="scale"),
+            "smoothing": gr.Radio(list(get_args(Smoothing)), value="bicubic", label="smoothing"),
+            "layer": gr.Number(ALL, precision=0, label="layer"),
+            "head": gr.Number(ALL, precision=0, label="head"),
+        }
+        file, values = gr.File(label="file"), gr.JSON(label="values")
+    json_endpoints: list[Callable[..., Any]] = [
+        endpoints.models, endpoints.caption, endpoints.explain, endpoints.redraw
+    ]  # fmt: skip
+    file_endpoints: list[Callable[..., Any]] = [
+        endpoints.overlay, endpoints.export, endpoints.past
+    ]  # fmt: skip
+    for function in json_endpoints + file_endpoints:
+        trigger.click(
+            show_errors(function),
+            [inputs[name] for name in signature(function).parameters],
+            file if function in file_endpoints else values,
+            api_name=function.__name__,
+            concurrency_id="model",
+            concurrency_limit=CONCURRENCY,
+        )

@@ -1,0 +1,58 @@
+"""The photos that the app offers."""
+
+import base64
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+from captioner import images
+from captioner.app.served_models import Models
+from captioner.data.scene_objects import SHAPES
+from captioner.data.shapes import scene
+
+HELD_OUT = 3  # a seed other than the default of training
+FOLDER = Path(__file__).parent / "examples"
+MOST = 24  # largest number of photos in the strip
+THUMBNAIL = (176, 132)  # largest width and height in pixels
+
+
+@dataclass(frozen=True)
+class Example:
+    """A photo on disk, and what it shows and who made it, if that is known."""
+
+    path: Path
+    title: str
+    credit: str = ""
+
+    def thumbnail(self) -> str:
+        """Return a small JPEG as a data URL."""
+        image = images.load(self.path)
+        image.thumbnail(THUMBNAIL)
+        stream = BytesIO()
+        image.save(stream, "JPEG", quality=80)
+        return "data:image/jpeg;base64," + base64.b64encode(stream.getvalue()).decode("ascii")
+
+
+def examples(models: Models, given: Sequence[Path], folder: Path) -> list[Example]:
+    """Return the photos that the app offers as examples.
+
+    These are the given photos. Without any, they are generated scenes if the first model knows the
+    words of scenes, otherwise the bundled photos. Scenes are written into ``folder``.
+    """
+    if given:
+        return [Example(path, path.stem) for path in given[:MOST]]
+    if set(SHAPES) <= set(models.get().vocabulary.words):
+        return [Example(path, f"Scene {path.stem}") for path in _scenes(folder)]
+    photos = tomllib.loads((FOLDER / "SOURCES.toml").read_text("utf-8"))["photo"]
+    return [
+        Example(FOLDER / p["file"], p["title"], f"{p['author']}, {p['licence']}") for p in photos
+    ]
+
+
+def _scenes(folder: Path) -> list[Path]:
+    files = [folder / f"{index}.png" for index in range(1, 7)]
+    for index, file in enumerate(files, start=1):
+        scene(HELD_OUT, index).image.save(file)
+    return files

@@ -1,0 +1,17 @@
+// Keyboard control that Gradio lacks. Runs once, when the page of `captioner demo` loads.
+document.addEventListener("keydown", (event) => {
+  // The arrow keys move between captions, as in any group of radio buttons.
+  const step = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
+  const group = step && event.target.closest(".others");
+  if (!group) return;
+  const buttons = [...group.querySelectorAll("input")];
+  const next = buttons[buttons.indexOf(event.target) + step];
+  event.preventDefault();
+  next?.focus();
+  next?.click();
+});
+// Gradio leaves the list of a dropdown open when Tab moves on, and closes it on Escape.
+document.addEventListener("focusout", ({ target, relatedTarget }) => {
+  if (relatedTarget && target.matches('input[role="combobox"]'))
+    target.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape", bubbles: true }));
+});

@@ -1,0 +1,154 @@
+"""The page of the app."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+import jinja2
+
+from captioner.app.api import add_endpoints
+from captioner.app.example_photos import Example
+from captioner.app.panel import ALL, PRIVATE, Stage
+from captioner.app.served_models import CONCURRENCY, MAX_BEAM, OWN, Models
+from captioner.app.upload import PhotoInput
+from captioner.overlay import Style
+from captioner.overlay.html import FOLDER as OVERLAY
+
+TITLE = """<h1>captioner</h1>
+<p>Describes a photo and shows where the model looked for each word. Point at a word.</p>"""
+NONE = "no other"
+MODEL_DEFAULT = ("model default", OWN)
+PENALTIES = (0.0, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.5, 2.0, 3.0)
+LOOKS = [("glow", "glow"), ("as in the paper", "paper")]
+SCALES = [("shared by all words", "shared"), ("one for each word", "own")]
+SMOOTHINGS = [("smooth", "bicubic"), ("gaussian", "gaussian"), ("cells", "none")]
+
+DELETE_CACHE = (600, 3600)  # every 600 s, delete uploads and drawings that are older than 3600 s
+FOLDER = Path(__file__).parent
+
+STRIP = jinja2.Environment(autoescape=True).from_string("""<div class="strip">
+{% for example in examples %}<button type="button" data-index="{{ loop.index0 }}"
+title="{{ example.title }}{% if example.credit %}: {{ example.credit }}{% endif %}"
+><img src="{{ example.thumbnail() }}" alt="Example: {{ example.title }}"></button>{% endfor %}
+</div>{% if examples[0].credit %}<details><summary>Sources of the examples</summary><ul>
+{% for example in examples %}<li>{{ example.title }}: {{ example.credit }}</li>{% endfor %}
+</ul></details>{% endif %}""")
+CHOOSE = """element.addEventListener("click", ({ target }) => {
+  const button = target.closest("button[data-index]");
+  if (button) trigger("select", { index: Number(button.dataset.index) });
+});"""
+
+# System fonts, so that the page sends no request to another host.
+THEME = gr.themes.Base(
+    primary_hue=gr.themes.colors.amber,
+    neutral_hue=gr.themes.colors.zinc,
+    font=["system-ui", "sans-serif"],
+    font_mono=["ui-monospace", "monospace"],
+)
+
+# Darker than the default, so that grey text and button labels have enough contrast.
+THEME.set(
+    body_text_color_subdued="*neutral_600",
+    button_primary_background_fill="*neutral_900",
+    button_primary_background_fill_hover="*neutral_700",
+    button_primary_background_fill_dark="*primary_300",
+    button_primary_background_fill_hover_dark="*primary_200",
+    button_primary_text_color="white",
+    button_primary_text_color_dark="*neutral_900",
+)
+
+
+def _text(*files: Path) -> str:
+    return "\n".join(file.read_text("utf-8") for file in files)
+
+
+LOOK: dict[str, Any] = {
+    "theme": THEME,
+    "css": _text(OVERLAY / "map.css", FOLDER / "page.css"),
+    "js": "() => {\n" + _text(OVERLAY / "map.js", FOLDER / "page.js") + "}",
+}
+"""Arguments of ``launch`` for this page."""
+
+
+def build(models: Models, examples: Sequence[Example]) -> gr.Blocks:
+    """Return the page, ready for ``launch``, which opens with the first of these examples."""
+    with gr.Blocks(title="captioner", analytics_enabled=False, delete_cache=DELETE_CACHE) as page:
+        gr.HTML(TITLE, padding=False, elem_classes="title")
+        path = gr.State(str(examples[0].path))
+        with gr.Row(elem_classes="page"):
+            with gr.Column(elem_classes="photo"):
+                photo = PhotoInput(
+                    label="Your photo", sources=["upload", "clipboard", "webcam"], type="filepath",
+                    height=170, elem_id="photo", buttons=[],
+                )  # fmt: skip
+                strip = gr.HTML(
+                    STRIP.render(examples=examples), js_on_load=CHOOSE, padding=False,
+                    elem_id="examples",
+                )  # fmt: skip
+            with gr.Column(elem_classes="result"):
+                stage = Stage(models, examples)
+            with gr.Column(elem_classes="settings"):
+                query, style, changes = _settings(models)
+
+        # The photo moves to `path` at once, so that the next one can be dropped, and so that no
+        # browser has to show a TIFF or a file that is no image.
+        photo.change(
+            lambda new: gr.skip() if new is None else (None, new), photo, [photo, path],
+            concurrency_limit=CONCURRENCY, **PRIVATE,
+        )  # fmt: skip
+
+        def choose(event: gr.EventData) -> Any:
+            data: Any = event._data
+            index: Any = data.get("index") if isinstance(data, dict) else None
+            return str(examples[index].path) if index in range(len(examples)) else gr.skip()
+
+        strip.select(choose, None, path, concurrency_limit=CONCURRENCY, **PRIVATE)
+        new_photo = partial(gr.on, [path.change, page.load])
+        stage.connect(new_photo, path, changes, query, style)
+        add_endpoints(models)
+    return page
+
+
+def _settings(models: Models) -> tuple[list[Any], list[Any], list[Any]]:
+    """Add the controls; return those of the query, those of the style, and ``changes``.
+
+    ``changes`` are the listeners of ``Stage.connect``.
+    """
+    name = gr.Dropdown(models.names, value=models.names[0], label="Model")
+    other = gr.Dropdown([NONE, *models.names], value=NONE, label="Compare with")
+    sentence = gr.Textbox(
+        label="Your sentence", placeholder="a brown dog on grass", max_lines=3, max_length=400,
+        info="See where the model looks while it reads it.", elem_id="sentence",
+    )  # fmt: skip
+    with gr.Row():
+        explain = gr.Button("Explain", size="sm", min_width=90, variant="primary")
+        clear = gr.Button("Model's caption", size="sm", min_width=90)
+    with gr.Accordion("Search", open=False):
+        beam_size = gr.Dropdown(
+            [MODEL_DEFAULT, *range(1, MAX_BEAM + 1)], value=OWN, label="Beam size",
+            info="1 is greedy search.",
+        )  # fmt: skip
+        penalty = gr.Dropdown(
+            [MODEL_DEFAULT, *PENALTIES], value=OWN, label="Length penalty",
+            info="0 prefers short captions.",
+        )  # fmt: skip
+    with gr.Accordion("Drawing", open=False):
+        look = gr.Radio(LOOKS, value=Style.look, label="Style")
+        opacity = gr.Slider(0, 1, Style.opacity, step=0.05, label="Opacity")
+        scale = gr.Radio(SCALES, value=Style.scale, label="Colour scale")
+        smoothing = gr.Radio(SMOOTHINGS, value=Style.smoothing, label="Smoothing")
+        contours = gr.Checkbox(Style.contours, label="Contours")
+        layer, head = (
+            gr.Dropdown(
+                [("all, averaged", ALL), *((str(i + 1), i) for i in range(count))], value=ALL,
+                label=label, info="For decoders with several.",
+            )
+            for label, count in (("Layer", 6), ("Head", 8))
+        )  # fmt: skip
+    cleared = clear.click(lambda: "", None, sentence, queue=False, **PRIVATE)
+    chosen = [control.change for control in (name, other, beam_size, penalty)]
+    changes = [partial(gr.on, [sentence.submit, explain.click, *chosen]), cleared.then]
+    query = [name, other, sentence, beam_size, penalty]
+    return query, [layer, head, opacity, scale, smoothing, look, contours], changes

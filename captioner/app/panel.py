@@ -1,0 +1,281 @@
+"""What the page shows: one or two models' captions of a photo, and where they looked."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from html import escape
+from math import exp
+from typing import Any
+
+import gradio as gr
+import numpy as np
+
+from captioner import overlay
+from captioner.app.example_photos import Example
+from captioner.app.served_models import CONCURRENCY, Answer, Models, read
+from captioner.app.upload import write_export, write_image
+from captioner.caption import Caption
+from captioner.errors import CaptionerError, UsageError
+from captioner.overlay import Style, export
+from captioner.overlay.html import fragment
+from captioner.overlay.style import sentence
+
+ALL = -1  # the choice "all, averaged" among layers and heads
+
+# The page's own events are not endpoints; programs use those of app/api.py.
+PRIVATE: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
+MODEL: dict[str, Any] = {"concurrency_id": "model", "concurrency_limit": CONCURRENCY, **PRIVATE}
+LATEST: dict[str, Any] = {"trigger_mode": "always_last"}
+
+SKELETON = '<div class="stage busy"><div class="bone"></div><div class="bone photo"></div></div>'
+
+Listen = Callable[..., Any]
+Update = dict[Any, Any]
+
+
+@dataclass(frozen=True)
+class View:
+    """What one model shows: its answer, which of its captions, and cells sampled for that caption."""
+
+    answer: Answer
+    chosen: int = 0
+    sampled: Caption | None = None
+
+    @property
+    def caption(self) -> Caption:
+        """The caption on the page."""
+        return self.sampled or self.answer.captions[self.chosen]
+
+
+@dataclass(frozen=True)
+class Session:
+    """An open page: the file of its photo, and what each model shows of it."""
+
+    path: str | None = None
+    views: tuple[View, ...] = ()
+
+
+def select(index: int) -> int | None:
+    """Return the index of a layer or head; None if all are chosen."""
+    return None if index == ALL else index
+
+
+def style_of(
+    layer: int, head: int, opacity: float | int, scale: Any, smoothing: Any, *others: Any
+) -> Style:
+    """Return the controls of the page as a style; ``others`` are the look and the contours."""
+    return Style(opacity, scale, smoothing, select(layer), select(head), *others)
+
+
+class Panel:
+    """The components below one model's photo; built inside ``gr.Blocks``.
+
+    Args:
+        number: 1 or 2, the side of the page; used in the ids of the components.
+    """
+
+    def __init__(self, number: int) -> None:
+        with gr.Column(visible=False, min_width=300) as self.column:
+            self.others = gr.Radio(
+                [], label="Captions found, best first", elem_classes="others",
+                info="The search ranks them by their probability, normalised by length.",
+                elem_id=f"others-{number}", interactive=True,
+            )  # fmt: skip
+            with gr.Row():
+                self.redraw = gr.Button(
+                    "Sample the cells again", size="sm", elem_id=f"redraw-{number}"
+                )
+                self.back = gr.Button(
+                    "Back to the caption's own map", size="sm", elem_id=f"back-{number}"
+                )
+            with gr.Accordion("Attention to earlier words", open=False) as self.past:
+                self.matrix = gr.Image(show_label=False, type="filepath", buttons=["fullscreen"])
+            with gr.Row(elem_classes="downloads"):
+                gr.HTML("Save", padding=False)
+                button = partial(gr.Button, size="sm", min_width=50)
+                self.downloads = {
+                    name: button(name.upper(), elem_id=f"{name}-{number}")
+                    for name in export.names()
+                }
+        self.file = gr.DownloadButton(visible="hidden", elem_id=f"file-{number}")
+
+    def update(self, view: View | None, samples: bool) -> Update:
+        """Show what belongs to a view."""
+        if view is None:
+            return {self.column: gr.update(visible=False)}
+        answer = view.answer
+        choices = [
+            (f"{exp(caption.score):.1%} · {sentence(caption)}", index)
+            for index, caption in enumerate(answer.captions)
+        ]
+        return {
+            self.column: gr.update(visible=True),
+            self.others: gr.update(choices=choices, value=view.chosen, visible=len(choices) > 1),
+            self.redraw: gr.update(visible=samples),
+            self.back: gr.update(visible=view.sampled is not None),
+            self.past: gr.update(visible=view.caption.past is not None, open=False),
+        }
+
+
+class Stage:
+    """The photo with its captions, its panels and their events; built inside ``gr.Blocks``.
+
+    Handlers take the session first and the controls of ``style_of`` last, and return the components
+    that they change.
+    """
+
+    def __init__(self, models: Models, examples: Sequence[Example]) -> None:
+        self.models = models
+        self.credits = {example.path.name: example for example in examples if example.credit}
+        self.session = gr.State(Session(), time_to_live=3600)
+        self.notice = gr.HTML(elem_id="notice", padding=False)
+        self.photos = gr.HTML(SKELETON, elem_id="stage", padding=False)
+        with gr.Row():
+            self.panels = [Panel(1), Panel(2)]
+        self.outputs = [self.session, self.notice, self.photos] + [
+            component
+            for panel in self.panels
+            for component in (panel.column, panel.others, panel.redraw, panel.back, panel.past)
+        ]
+
+    def connect(
+        self,
+        new_photo: Listen,
+        path: Any,
+        changes: list[Listen],
+        query: list[Any],
+        style: list[Any],
+    ) -> None:
+        """Connect the stage with the controls of the page.
+
+        Args:
+            new_photo: listens to the events after which there is a new photo.
+            path: its file.
+            changes: listen to the events after which the models answer again.
+            query: both models, sentence, beam size and length penalty.
+            style: the controls of ``style_of``.
+        """
+        busy = "() => document.querySelector('#stage')?.classList.add('busy')"
+        idle = "() => document.querySelector('#stage')?.classList.remove('busy')"
+        state: list[Any] = [self.session, *style]
+        asks: list[tuple[Listen, Listen, Any]] = [(new_photo, self.caption_new, path)]
+        asks += [(listen, self.ask, self.session) for listen in changes]
+        for listen, handler, first in asks:
+            listen(None, js=busy, **PRIVATE)
+            asked = listen(
+                self.noticed(handler), [first, *query, *style], self.outputs, **LATEST, **MODEL
+            )
+            asked.then(None, js=idle, **PRIVATE)
+        drawing = {"concurrency_limit": CONCURRENCY, **PRIVATE}
+        restyled = [control.change for control in style]
+        gr.on(restyled, self.noticed(self.show), state, self.outputs, **LATEST, **drawing)
+        for side, panel in enumerate(self.panels):
+            self._connect_panel(side, panel, state, drawing)
+
+    def _connect_panel(self, side: int, panel: Panel, state: list[Any], drawing: Any) -> None:
+        chosen = [self.session, panel.others, *state[1:]]
+        for event, handler, inputs, options in (
+            (panel.others.input, self.choose, chosen, LATEST | drawing),
+            (panel.redraw.click, self.sample, state, MODEL),
+            (panel.back.click, self.choose_own, state, drawing),
+        ):
+            event(self.noticed(partial(handler, side)), inputs, self.outputs, **options)
+        panel.past.expand(partial(self.draw_past, side), state, panel.matrix, **drawing)
+        for name, button in panel.downloads.items():
+            # A browser saves the target of a link: write the file first, then click the link.
+            saved = button.click(partial(self.save, side, name), state, panel.file, **drawing)
+            saved.success(None, js=f"() => document.querySelector('#{panel.file.elem_id}').click()")
+
+    def noticed(self, handler: Callable[..., Update]) -> Callable[..., Update]:
+        """Wrap a handler so that an error is shown above the photo, which stays."""
+
+        def wrapped(*arguments: Any) -> Update:
+            try:
+                if arguments[0] == Session():  # not loaded yet, or dropped after an hour
+                    raise UsageError("there is no photo; drop one, or choose an example")
+                return {self.notice: ""} | handler(*arguments)
+            except CaptionerError as error:
+                text = f'<p role="alert">{escape(str(error))}</p>'
+                return {self.notice: text}
+
+        return wrapped
+
+    def caption_new(self, path: str, *controls: Any) -> Update:
+        """Caption a new photo."""
+        return self.ask(Session(path), *controls)
+
+    def ask(self, session: Session, model: str, other: str, *controls: Any) -> Update:
+        """Caption the photo, or explain the given sentence."""
+        given, beam_size, length_penalty, *style = controls
+        names = [name for name in (model, other) if name in self.models.names]
+        answers = [
+            self.models.answer(session.path, name, given, beam_size, length_penalty)
+            for name in names
+        ]
+        views = [View(replace(answer, photo=answer.photo.preview())) for answer in answers]
+        return self.show(replace(session, views=tuple(views)), *style)
+
+    def choose(self, side: int, session: Session, chosen: int, *style: Any) -> Update:
+        """Show another caption."""
+        return self._change(side, session, {"chosen": chosen, "sampled": None}, style)
+
+    def choose_own(self, side: int, session: Session, *style: Any) -> Update:
+        """Show the attention with which the caption was written."""
+        return self._change(side, session, {"sampled": None}, style)
+
+    def sample(self, side: int, session: Session, *style: Any) -> Update:
+        """Sample the cells of hard attention again for the shown caption."""
+        view = session.views[side]
+        caption = self.models.redraw(read(session.path), view.caption.text, view.answer.model)
+        return self._change(side, session, {"sampled": caption}, style)
+
+    def _change(
+        self, side: int, session: Session, changes: dict[str, Any], style: Sequence[Any]
+    ) -> Update:
+        views = list(session.views)
+        views[side] = replace(views[side], **changes)
+        return self.show(replace(session, views=tuple(views)), *style)
+
+    def show(self, session: Session, *style: Any) -> Update:
+        """Show a session."""
+        content = "".join(self._fragment(view, style_of(*style)) for view in session.views)
+        kind = "wide" if len(session.views) == 1 else "side-by-side"
+        update: Update = {
+            self.session: session,
+            self.photos: f'<div class="stage {kind}">{content}</div>',
+        }
+        for panel, view in zip(self.panels, [*session.views, None], strict=False):
+            samples = view is not None and self.models.samples(view.answer.model)
+            update |= panel.update(view, samples)
+        return update
+
+    def _fragment(self, view: View, style: Style) -> str:
+        answer = view.answer
+        badge = "Your sentence" if answer.given else ""
+        if view.sampled is not None:
+            badge = "Sampled cells"
+        example = self.credits.get(answer.photo.name)
+        credit = f"{example.title}: {example.credit}" if example else ""
+        shown = _within(style, view.caption.layers)
+        return fragment(view.caption, answer.photo.image, shown, badge, credit)
+
+    def draw_past(self, side: int, session: Session, *style: Any) -> Any:
+        """Draw the attention of each word to the earlier words."""
+        view = session.views[side]
+        shown = _within(style_of(*style), view.caption.past)
+        matrix = overlay.word_attention(view.caption, shown.layer, shown.head)
+        return write_image(matrix, view.answer.photo)
+
+    def save(self, side: int, name: str, session: Session, *style: Any) -> str:
+        """Write an export of the shown caption."""
+        view = session.views[side]
+        shown = _within(style_of(*style), view.caption.layers)
+        return write_export(view.caption, view.answer.photo, name, shown)
+
+
+def _within(style: Style, weights: np.ndarray | None) -> Style:
+    """Return the style without a layer or head that weights (T, layers, heads, …) do not have."""
+    _, layers, heads = (0, 0, 0) if weights is None else weights.shape[:3]
+    layer = style.layer if style.layer is not None and style.layer < layers else None
+    head = style.head if style.head is not None and style.head < heads else None
+    return replace(style, layer=layer, head=head)

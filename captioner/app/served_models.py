@@ -1,0 +1,189 @@
+"""The models that the app offers, and their answers. This module does not use Gradio."""
+
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from io import BytesIO
+from pathlib import Path
+
+from PIL import Image
+
+from captioner import images
+from captioner.caption import Caption
+from captioner.checkpoint import BEST, MODEL
+from captioner.errors import ImageError, UsageError, unknown
+from captioner.limits import Number, check
+from captioner.predictor import Predictor, load
+from captioner.resources import models as bundled_models
+
+CONCURRENCY = max(2, min(4, os.cpu_count() or 1))  # requests computed at the same time
+MAX_PIXELS = 50_000_000  # 150 MB in 8-bit RGB
+MAX_BEAM = 20  # for requests; a model's own beam may be larger
+MAX_PENALTY = 3
+SEARCH = {
+    "beam_size": Number(1, MAX_BEAM),
+    "length_penalty": Number(0, MAX_PENALTY, whole=False),
+}
+MAX_WORDS = 40
+OWN = -1  # the beam size or length penalty that the model was scored with
+PREVIEW_SIDE = 1024  # longest side in pixels of the photo that an open page keeps
+
+
+@dataclass(frozen=True, eq=False)
+class Photo:
+    """An uploaded photo: its file name without folders, and the upright RGB image or a JPEG of it."""
+
+    name: str
+    image: Image.Image | bytes
+
+    def preview(self) -> "Photo":
+        """Return the photo as a JPEG of the size that a page shows, which takes little memory."""
+        small = images.load(self.image)
+        small.thumbnail((PREVIEW_SIDE, PREVIEW_SIDE), Image.Resampling.LANCZOS)
+        stream = BytesIO()
+        small.save(stream, "JPEG", quality=90)
+        return replace(self, image=stream.getvalue())
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """A photo and its captions by one model: those of the beam search, best first, or one sentence.
+
+    Attributes:
+        model: name of the model.
+        photo: the photo.
+        captions: the captions.
+        given: whether the user wrote the sentence.
+    """
+
+    model: str
+    photo: Photo
+    captions: tuple[Caption, ...]
+    given: bool = False
+
+
+def read(path: str | Path | None) -> Photo:
+    """Read an uploaded photo.
+
+    Raises:
+        UsageError: there is no photo.
+        ImageError: the photo cannot be read; the message does not contain its folder on the server.
+    """
+    if path is None:
+        raise UsageError("no photo given; upload one")
+    try:
+        return Photo(Path(path).name, images.load(path, max_pixels=MAX_PIXELS))
+    except ImageError as error:
+        problem = str(error).removeprefix(images.name_of(path))
+        raise ImageError(f"{images.name_of(Path(path).name)}{problem}") from error
+
+
+class Models:
+    """Predictors by name: the given models are loaded at once, the bundled ones when first used.
+
+    Thread-safe. All methods raise ``UsageError`` if a model does not exist, or if a number or
+    sentence is out of range.
+
+    Args:
+        given: bundled names, model folders, run folders or ``.ckpt`` files.
+        device: a device, as for ``captioner.load``.
+    """
+
+    def __init__(self, given: Sequence[str] = (), device: str = "auto") -> None:
+        self._device = device
+        self._lock = threading.Lock()
+        self._loaded: dict[str, Predictor] = {}
+        self._samplers: dict[str, Predictor | None] = {}
+        self._sources: dict[str, str] = {}
+        for model in given:
+            self._sources[_unique_name(model, self._sources)] = model
+        for name in self._sources:
+            self.get(name)
+        for name in bundled_models():
+            self._sources.setdefault(name, name)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the models, the default first."""
+        return list(self._sources)
+
+    def get(self, name: str | None = None) -> Predictor:
+        """Return the model with this name, or the default model."""
+        name = name or self.names[0]
+        if name not in self._sources:
+            raise UsageError(unknown("model", name, self.names))
+        with self._lock:
+            if name not in self._loaded:
+                predictor = load(self._sources[name], self._device)
+                predictor.name = name  # exported files must not show a path of the server
+                self._samplers[name] = predictor.sampler()
+                self._loaded[name] = predictor
+            return self._loaded[name]
+
+    def samples(self, name: str | None = None) -> bool:
+        """Return whether the model has hard attention, so that ``redraw`` can sample cells."""
+        return self._samplers[self.get(name).name] is not None
+
+    def answer(
+        self,
+        path: str | Path | None,
+        model: str,
+        sentence: str = "",
+        beam_size: int = OWN,
+        length_penalty: float | int = OWN,
+        details: bool = True,
+    ) -> Answer:
+        """Caption an uploaded photo, or explain a sentence about it.
+
+        Args:
+            path: the upload.
+            model: a name from ``names``.
+            sentence: a sentence to explain; empty for the captions that beam search finds.
+            beam_size: from 1 to 20; -1 for the model's own.
+            length_penalty: from 0 to 3; -1 for the model's own.
+            details: also return weights per layer and head, and attention to earlier words.
+        """
+        photo = read(path)
+        predictor = self.get(model)
+        if sentence.strip():
+            return Answer(model, photo, (_explain(predictor, photo, sentence),), given=True)
+        given = {"beam_size": beam_size, "length_penalty": length_penalty}
+        options = {name: value for name, value in given.items() if value != OWN}
+        for option, value in options.items():
+            check(option, value, SEARCH[option])
+        decoding = predictor.decoding.with_options(options)
+        details = details and not predictor.draws_locations
+        (best,) = predictor.captions([photo.image], decoding, details=details)
+        if isinstance(best, ImageError):
+            raise best
+        captions = (best, *best.alternatives)
+        return Answer(model, photo, tuple(replace(c, image=photo.name) for c in captions))
+
+    def redraw(self, photo: Photo, sentence: str, model: str) -> Caption:
+        """Explain a sentence; hard attention samples a new cell for each word in every call."""
+        name = self.get(model).name
+        sampler = self._samplers[name]
+        if sampler is None:
+            raise UsageError(f"{name} has no hard attention to sample; choose another model")
+        return _explain(sampler, photo, sentence)
+
+
+def _explain(predictor: Predictor, photo: Photo, sentence: str) -> Caption:
+    # The time grows with the square of the number of words.
+    if len(sentence.split()) > MAX_WORDS or len(sentence) > 10 * MAX_WORDS:
+        raise UsageError(f"expected a sentence of at most {MAX_WORDS} words; shorten it")
+    return replace(predictor.explain(photo.image, sentence), image=photo.name)
+
+
+def _unique_name(model: str, taken: dict[str, str]) -> str:
+    """Return the name of the run or folder of a model, numbered if it is taken."""
+    path = Path(model)
+    if path.parts[-2:] == BEST.parts:
+        path = path.parents[1]
+    elif path.name == MODEL:
+        path = path.absolute().parent
+    name, number = path.name or model, 2
+    while name in taken:
+        name, number = f"{path.name} ({number})", number + 1
+    return name

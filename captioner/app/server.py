@@ -1,0 +1,152 @@
+"""The server of the app."""
+
+import ipaddress
+import logging
+import os
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from captioner.app.example_photos import examples
+from captioner.app.page import LOOK, build
+from captioner.app.served_models import CONCURRENCY, Models
+from captioner.app.upload import MAX_FILE
+from captioner.errors import UsageError
+
+MAX_QUEUE = 128  # waiting requests; further ones are refused
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+
+LAUNCH: dict[str, Any] = {
+    "max_file_size": MAX_FILE,
+    "state_session_capacity": 100,  # open pages whose state is kept; the oldest is dropped first
+    "footer_links": ["api"],
+    "ssr_mode": False,
+    "run_history": False,
+    "enable_monitoring": False,
+    "prevent_thread_lock": True,
+    "quiet": True,
+}
+
+
+class Gate:
+    """Refuse requests for other hosts, and answer requests that cannot be parsed with status 400.
+
+    A page of another site could otherwise reach a server on this machine by DNS rebinding.
+
+    Args:
+        app: the application.
+        hosts: host names without port; empty for all.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Collection[str] = ()) -> None:
+        self._app, self._hosts = app, frozenset(host.lower() for host in hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request."""
+        if scope["type"] not in ("http", "websocket"):
+            return await self._app(scope, receive, send)
+        request = Request({**scope, "type": "http"}, receive)
+        host = request.headers.get("host", "").lower()
+        name = host if host.endswith("]") else host.rpartition(":")[0] or host
+        if self._hosts and name not in self._hosts:
+            text = (
+                "This server does not answer this host name. Start it with --allowed-host NAME.\n"
+            )
+            return await PlainTextResponse(text, 403)(scope, receive, send)
+        started = False
+
+        async def watch(message: Message) -> None:
+            nonlocal started
+            started = True
+            if message.get("status") == 500:  # Gradio's answer to inputs that do not fit
+                message = {**message, "status": 422}
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watch)
+        except Exception as error:
+            if started:
+                raise
+            logging.getLogger(__name__).warning("%s: %.200r", request.url.path, error)
+            await PlainTextResponse("The request is malformed.\n", 400)(scope, receive, send)
+        return None
+
+
+@contextmanager
+def serving(
+    models: Models,
+    host: str = "127.0.0.1",
+    port: int | None = None,
+    given: Sequence[Path] = (),
+    allowed_hosts: Sequence[str] = (),
+) -> Iterator[str]:
+    """Run the app and yield its address; uploads and drawings are deleted at the end.
+
+    Args:
+        models: the models.
+        host: the address to listen on; ``0.0.0.0`` for the whole network.
+        port: the port to listen on; None for a free one from 7860.
+        given: images to offer as examples instead of the bundled ones.
+        allowed_hosts: names in the ``Host`` header to answer. On a loopback address, only these and
+            ``localhost``, ``127.0.0.1`` and ``[::1]`` are answered; elsewhere, all if there are none.
+
+    Raises:
+        UsageError: the port is in use, or the host is not an address of this machine.
+    """
+    app_kwargs = {"middleware": [Middleware(Gate, hosts=hosts_to_answer(host, allowed_hosts))]}
+    with _upload_folder() as folder:
+        page = build(models, examples(models, given, folder))
+        page.queue(max_size=MAX_QUEUE, default_concurrency_limit=CONCURRENCY)
+        try:
+            _, url, _ = page.launch(
+                server_name=host, server_port=port, app_kwargs=app_kwargs, **LAUNCH, **LOOK
+            )
+        except OSError as error:
+            raise UsageError(
+                f"cannot listen on {host}:{port}; the port may be in use: try --port 7861"
+            ) from error
+        try:
+            yield url
+        finally:
+            page.close(verbose=False)
+
+
+def hosts_to_answer(address: str, allowed: Sequence[str]) -> list[str]:
+    """Return the host names to answer on an address; empty for all."""
+    try:
+        local = ipaddress.ip_address(address.strip("[]")).is_loopback
+    except ValueError:
+        local = address == "localhost"
+    return [*LOOPBACK, *allowed] if local or allowed else []
+
+
+@contextmanager
+def _upload_folder() -> Iterator[Path]:
+    """Make Gradio keep uploads and drawings in a temporary folder, and serve no other."""
+    before = os.environ.get("GRADIO_TEMP_DIR")
+    with tempfile.TemporaryDirectory(prefix="captioner-app-") as folder:
+        os.environ["GRADIO_TEMP_DIR"] = folder
+        try:
+            yield Path(folder)
+        finally:
+            del os.environ["GRADIO_TEMP_DIR"]
+            if before is not None:
+                os.environ["GRADIO_TEMP_DIR"] = before
+
+
+def run(models: Models, host: str, port: int, *options: Sequence[Any]) -> None:
+    """Serve the app until Ctrl+C or SIGTERM, then delete its files; options as in ``serving``."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    with serving(models, host, port, *options) as url:
+        print(f"captioner is at {url} (Ctrl+C ends it)", flush=True)
+        threading.Event().wait()

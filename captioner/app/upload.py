@@ -1,0 +1,104 @@
+"""Uploaded photos, which only this package decodes, and the files that the browser downloads."""
+
+import tempfile
+from abc import ABCMeta
+from collections.abc import Callable
+from functools import wraps
+from html import escape
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import gradio as gr
+from gradio.component_meta import ComponentMeta
+from gradio.data_classes import ImageData
+from gradio.utils import get_upload_folder
+from PIL import Image
+
+from captioner.app.served_models import Photo
+from captioner.caption import Caption
+from captioner.errors import CaptionerError
+from captioner.overlay import Style, export
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+MAX_FILE = "25mb"
+"""The largest accepted upload."""
+
+
+class _WithoutStub(ComponentMeta):
+    # ComponentMeta.__new__ writes a .pyi file next to the source of every component class, here into
+    # the installed package. The rest of it prepares events and constructors, which are inherited.
+    def __new__(cls, name: str, bases: tuple[type, ...], attributes: dict[str, Any]) -> Any:
+        return ABCMeta.__new__(cls, name, bases, attributes)
+
+
+class PhotoInput(gr.Image, metaclass=_WithoutStub):
+    """Gradio's image component, but it returns the path of the upload without decoding it.
+
+    Gradio would decode the file with any codec, answer a damaged file with an internal error, and
+    download web addresses.
+    """
+
+    is_template = True  # use the front end of gr.Image
+
+    def preprocess(self, payload: ImageData | None) -> str | None:
+        """Return the path of the upload.
+
+        The request could name any file of the server. Gradio refuses that only if the request marks
+        the path as a file, so it is also checked here.
+        """
+        if payload is None or payload.path is None:
+            return None
+        folder = Path(get_upload_folder()).resolve()
+        if not Path(payload.path).resolve().is_relative_to(folder):
+            raise gr.Error("the photo was not uploaded here; upload it", print_exception=False)
+        return payload.path
+
+    async def async_move_resource_to_block_cache(
+        self, url_or_file_path: str | Path | None
+    ) -> str | None:
+        """Refuse web addresses; uploaded files stay where they are."""
+        if str(url_or_file_path).startswith(("http://", "https://")):
+            raise gr.Error(
+                "web addresses are not fetched; download the photo and upload it",
+                print_exception=False,
+            )
+        path: str | None = await super().async_move_resource_to_block_cache(url_or_file_path)
+        return path
+
+
+def show_errors(function: Callable[P, R]) -> Callable[P, R]:
+    """Wrap an endpoint so that the user sees the errors of this package as one line."""
+
+    @wraps(function)
+    def handler(*arguments: P.args, **named: P.kwargs) -> R:
+        try:
+            return function(*arguments, **named)
+        except CaptionerError as error:
+            # The page renders messages as HTML, and a file may be named <img …>.
+            raise gr.Error(escape(str(error), quote=False), print_exception=False) from error
+
+    return handler
+
+
+def write_export(caption: Caption, photo: Photo, name: str, style: Style) -> str:
+    """Write the first file of an export format and return its path."""
+    (chosen, *_) = export.formats([name])
+    content = chosen.render(caption, photo.image, style)
+    assert content is not None
+    file = _new_file(photo, chosen.suffix)
+    file.write_bytes(content)
+    return str(file)
+
+
+def write_image(image: Image.Image, photo: Photo) -> str:
+    """Write an image as PNG and return its path."""
+    file = _new_file(photo, ".png")
+    image.save(file)
+    return str(file)
+
+
+def _new_file(photo: Photo, suffix: str) -> Path:
+    """Return a path named after the photo in a new folder that Gradio serves and later deletes."""
+    return Path(tempfile.mkdtemp(dir=get_upload_folder())) / (Path(photo.name).stem + suffix)

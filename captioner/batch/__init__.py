@@ -1,0 +1,1 @@
+"""Captions for a whole library of photos, in parallel and resumable."""

@@ -1,0 +1,116 @@
+"""Captions for batches of photos: what the processes of every engine run."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from captioner.batch.rows import FIELDS, Row, encodable, failure, from_columns
+from captioner.batch.sources import Sources
+from captioner.errors import ImageError
+from captioner.predictor import load
+
+FETCH_THREADS = 8
+"""Concurrent downloads from an object store per process."""
+
+
+class BatchCaptioner:
+    """A model that captions batches of photos, for any engine that maps over batches.
+
+        ray.data.from_items([{"image": path}, …]).map_batches(
+            BatchCaptioner, fn_constructor_kwargs={"model": "runs/coco"}, batch_size=32,
+            compute=ray.data.ActorPoolStrategy(size=4))
+
+    Args:
+        model: as ``captioner.load`` takes it.
+        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
+        sources: where the photos are; None for files on this machine.
+        options: fields of ``Decoding`` that replace the model's own.
+
+    Raises:
+        UsageError: an unknown device or option.
+        CheckpointError: the model cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        device: str = "auto",
+        sources: Sources | None = None,
+        **options: Any,
+    ) -> None:
+        self.predictor = load(model, device)
+        self.decoding = self.predictor.decoding.with_options(options)
+        self.sources = sources or Sources([])
+
+    def __call__(self, batch: Mapping[str, Sequence[str] | Any]) -> dict[str, list[Any]]:
+        """Caption a batch of names, ``{"image": [B names]}``.
+
+        Returns:
+            The columns ``FIELDS``. A photo that cannot be read has an ``error`` with ``type`` and
+            ``message``, and None in the columns of a caption; other photos have None as ``error``.
+        """
+        names = [str(name) for name in batch["image"]]
+        with ThreadPoolExecutor(FETCH_THREADS) as threads:
+            opened = list(threads.map(self._open, names))
+        images = [image for image in opened if not isinstance(image, ImageError)]
+        results = self.predictor.captions(images, self.decoding, len(names))
+        rows = []
+        for name, image in zip(names, opened, strict=True):
+            result = image if isinstance(image, ImageError) else next(results)
+            if isinstance(result, ImageError):
+                rows.append(failure(name, result))
+            else:
+                rows.append({**result.to_dict(), "image": encodable(name)})
+        return {field: [row.get(field) for row in rows] for field in FIELDS}
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The model's name and SHA-256 (configuration, vocabulary and weights), and the decoding."""
+        captioner = self.predictor.captioner
+        digest = hashlib.sha256(json.dumps(captioner.config, sort_keys=True).encode())
+        digest.update(captioner.vocabulary.fingerprint.encode())
+        digest.update(captioner.encoder.fingerprint().encode())
+        for name, tensor in sorted(captioner.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        return {
+            "model": {"name": self.predictor.name, "sha256": digest.hexdigest()},
+            "decoding": asdict(self.decoding),
+        }
+
+    def _open(self, name: str) -> Path | BytesIO | ImageError:
+        try:
+            return self.sources.open(name)
+        except ImageError as error:
+            return error
+
+
+class InProcess:
+    """The engine for few photos: it captions them in this process, because workers start slowly.
+
+    Args:
+        options: the arguments of ``BatchCaptioner``.
+
+    Attributes:
+        identity: ``BatchCaptioner.identity``.
+    """
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        self._captioner = BatchCaptioner(**options)
+        self.identity = self._captioner.identity
+
+    def __enter__(self) -> "InProcess":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def __call__(self, batches: Iterable[list[str]]) -> Iterator[Row]:
+        """Yield the row of every photo in order."""
+        for names in batches:
+            yield from from_columns(self._captioner({"image": names}))

@@ -1,0 +1,284 @@
+"""The output folder of a library: shards of captions, and a manifest.
+
+    manifest.json             the model, the decoding, counts, and photos that could not be read
+    captions-000000.jsonl     one record per line; or captions-000000.parquet
+    captions-000001.jsonl     …
+
+A shard appears whole or not at all, and a photo is finished when a shard holds its record. The
+manifest is written anew from the shards at every start.
+"""
+
+import json
+import os
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import blake2b
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from captioner import __version__
+from captioner.batch.rows import Row, encodable
+from captioner.errors import DataError, UsageError
+from captioner.files import remove_unfinished, write_bytes, write_text
+
+MANIFEST = "manifest.json"
+VERSION = 1
+MAX_LISTED = 1000
+"""Largest number of failures that the manifest lists; the shards hold all of them."""
+
+
+class Shards:
+    """The shards of a folder that ``open_shards`` has locked, with its arguments and errors.
+
+    Attributes:
+        counts: number of ``shards`` and of ``captioned`` and ``failed`` photos.
+        retried: photos whose failure was dropped, so that they are tried again.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        file_format: str,
+        identity: Mapping[str, Any],
+        shard_size: int,
+        retry: bool,
+    ) -> None:
+        self.folder, self.file_format, self.shard_size = folder, file_format, shard_size
+        self.identity = json.loads(json.dumps(identity))  # comparable with the manifest
+        self.counts: Counter[str] = Counter()
+        self.failures: list[Row] = []
+        self.retried: list[str] = []
+        self._claimed: set[bytes] = set()
+        self._rows: list[Row] = []
+        self._next_number = 0
+        self._check_manifest()
+        for name in (MANIFEST, f"captions-*.{file_format}"):
+            remove_unfinished(folder, name)
+        for file in self._files():
+            self._resume(file, retry)
+        self._write_manifest(finished=False)
+
+    def claim(self, name: str) -> bool:
+        """Claim a photo; return False if it is finished or was claimed before."""
+        # Digests take less memory than the paths of a million photos.
+        key = blake2b(encodable(name).encode(), digest_size=12).digest()
+        if key in self._claimed:
+            return False
+        self._claimed.add(key)
+        return True
+
+    def add(self, row: Row) -> None:
+        """Add a record, and write the shard when it is full."""
+        self._rows.append(row)
+        if len(self._rows) >= self.shard_size:
+            self.flush()
+            self._write_manifest(finished=False)
+
+    def flush(self) -> None:
+        """Write the pending records as a shard."""
+        if self._rows:
+            name = f"captions-{self._next_number:06}.{self.file_format}"
+            self._write(self.folder / name, self._rows)
+            self._next_number += 1
+            self._count(self._rows)
+            self._rows = []
+
+    def finish(self) -> None:
+        """Write the pending records, and mark the manifest as finished."""
+        self.flush()
+        self._write_manifest(finished=True)
+
+    def _check_manifest(self) -> None:
+        """Refuse captions of another model, decoding or format."""
+        if not (self.folder / MANIFEST).is_file():
+            return
+        manifest = self._read_manifest()
+        for key, expected in (("format", self.file_format), *self.identity.items()):
+            stored = manifest.get(key)
+            if key == "model" and isinstance(stored, dict):
+                stored = {**stored, "name": expected["name"]}  # its name may differ
+            if stored != expected:
+                raise UsageError(
+                    f"'{self.folder}' holds captions of another {key} ({json.dumps(stored):.120}, now "
+                    f"{json.dumps(expected):.120}): give another --output folder"
+                )
+
+    def _resume(self, file: Path, retry: bool) -> None:
+        rows = list(self._read(file))
+        failed = [row for row in rows if "error" in row]
+        if retry and failed:
+            self.retried += [row["image"] for row in failed]
+            rows = [row for row in rows if "error" not in row]
+            if rows:
+                self._write(file, rows)
+            else:
+                file.unlink()
+        for row in rows:
+            self.claim(row["image"])
+        self._count(rows)
+        self._next_number = _number(file) + 1
+
+    def _files(self) -> list[Path]:
+        name = re.compile(rf"captions-\d{{6,}}\.{self.file_format}")
+        files = [file for file in self.folder.iterdir() if name.fullmatch(file.name)]
+        return sorted(files, key=_number)
+
+    def _count(self, rows: list[Row]) -> None:
+        failed = [row for row in rows if "error" in row]
+        self.counts.update(shards=1, captioned=len(rows) - len(failed), failed=len(failed))
+        self.failures += failed[: MAX_LISTED - len(self.failures)]
+
+    def _write_manifest(self, finished: bool) -> None:
+        manifest = {
+            "format_version": VERSION,
+            "captioner_version": __version__,
+            **self.identity,
+            "format": self.file_format,
+            "finished": finished,
+            "images": self.counts["captioned"] + self.counts["failed"],
+            **{name: self.counts[name] for name in ("captioned", "failed", "shards")},
+            "failures": [{"image": row["image"], **row["error"]} for row in self.failures],
+        }
+        text = json.dumps(manifest, indent=1, ensure_ascii=False)
+        write_text(self.folder / MANIFEST, f"{text}\n")
+
+    def _read_manifest(self) -> dict[str, Any]:
+        file = self.folder / MANIFEST
+        try:
+            manifest = json.loads(file.read_bytes())
+            version = manifest["format_version"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"'{file}' cannot be read ({error}); give another folder") from error
+        if version != VERSION:
+            raise DataError(
+                f"'{file}' has format version {version!r:.20}, this captioner ({__version__}) resumes "
+                f"version {VERSION}: give another folder"
+            )
+        return dict(manifest)
+
+    def _read(self, file: Path) -> Iterator[Row]:
+        try:
+            if self.file_format == "parquet":
+                from pyarrow import parquet
+
+                for row in parquet.read_table(file).to_pylist():
+                    yield {name: value for name, value in row.items() if value is not None}
+            else:
+                for line in filter(None, file.read_text("utf-8").split("\n")):
+                    row = json.loads(line)
+                    row["image"].encode()  # raises unless it is a file name
+                    yield row
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+            raise DataError(
+                f"'{file}' cannot be read ({' '.join(str(error).split()):.200}); remove it to caption "
+                "its photos again"
+            ) from error
+
+    def _write(self, file: Path, rows: list[Row]) -> None:
+        if self.file_format == "parquet":
+            import pyarrow
+            from pyarrow import parquet
+
+            stream = BytesIO()
+            parquet.write_table(pyarrow.Table.from_pylist(rows, _schema()), stream)
+            write_bytes(file, stream.getvalue())
+        else:
+            write_text(file, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Raise ``UsageError`` for a file, or for a folder that holds something other than captions."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"cannot write into '{folder}': it is a file; give a folder")
+    names = [file.name for file in folder.iterdir()] if folder.exists() else []
+    # A process that is killed at its start leaves an unfinished manifest.
+    others = [name for name in names if not name.startswith(f".{MANIFEST}-")]
+    if others and MANIFEST not in others:
+        raise UsageError(
+            f"cannot write into '{folder}': it is not empty and holds no {MANIFEST}; give a new "
+            "folder, or the one of an earlier call"
+        )
+
+
+@contextmanager
+def open_shards(
+    folder: Path,
+    file_format: str,
+    identity: Mapping[str, Any],
+    shard_size: int = 1000,
+    retry: bool = False,
+) -> Iterator[Shards]:
+    """Open a folder for this process alone; an interruption keeps the records added so far.
+
+    Args:
+        folder: new, empty, or with captions of the same model and decoding.
+        file_format: of the shards, ``jsonl`` or ``parquet``.
+        identity: ``{"model": {"name", "sha256"}, "decoding": {…}}``.
+        shard_size: records per shard; the last shard may have fewer.
+        retry: drop the records of photos that failed, and list these photos in ``retried``.
+
+    Raises:
+        UsageError: the folder holds something else, or captions of another model, decoding or
+            format; or another process is writing into it.
+        DataError: a shard or the manifest is damaged.
+        OSError: the folder cannot be written, or the disk is full.
+    """
+    with _lock(folder):
+        shards = Shards(folder, file_format, identity, shard_size, retry)
+        try:
+            yield shards
+        except OSError:  # the disk is full, so another write would fail too
+            raise
+        except BaseException:
+            shards.flush()
+            raise
+        shards.finish()
+
+
+@contextmanager
+def _lock(folder: Path) -> Iterator[None]:
+    """Lock the folder against other processes of this machine."""
+    refuse_foreign(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if sys.platform == "win32":
+        yield
+        return
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(
+                f"another captioner is writing into '{folder}'; wait for it, or give another folder"
+            ) from error
+        except OSError:  # some network file systems cannot lock folders
+            pass
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _schema() -> Any:
+    import pyarrow as pa  # the command line checks that it is installed
+
+    return pa.schema(
+        {
+            "image": pa.string(),
+            "caption": pa.string(),
+            "words": pa.list_(pa.string()),
+            "log_prob": pa.float64(),
+            "word_log_probs": pa.list_(pa.float64()),
+            "model": pa.string(),
+            "error": pa.struct({"type": pa.string(), "message": pa.string()}),
+        }
+    )
+
+
+def _number(file: Path) -> int:
+    return int(file.stem.rpartition("-")[2])

@@ -1,0 +1,158 @@
+"""The Ray Data engine: the same batches on all processors of a machine or a cluster.
+
+Ray moves names and rows, never pixels. Each actor reads its own photos, so the paths must be valid
+on every machine. Only this module imports Ray.
+"""
+
+import logging
+import os
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any, cast
+
+from captioner.batch.batch_captioner import BatchCaptioner
+from captioner.batch.rows import Row, from_columns
+from captioner.errors import CaptionerError, UsageError
+
+BLOCK = 8
+"""Batches per block. An actor receives one block at a time and loses at most one when it dies."""
+
+
+class _Actor(BatchCaptioner):
+    """A batch captioner that takes names as bytes, because Arrow strings must be UTF-8."""
+
+    def __call__(self, batch: Any) -> dict[str, list[Any]]:
+        return super().__call__({"image": [os.fsdecode(name) for name in batch["image"]]})
+
+
+class RayEngine:
+    """Ray Data with ``BatchCaptioner``; a context manager that disconnects from Ray.
+
+    The cluster at ``RAY_ADDRESS`` is used; without that variable, Ray is started on this machine.
+
+    Args:
+        options: the arguments of ``BatchCaptioner``.
+        count: number of actors; None for one per GPU, or one per CPU if there is no GPU.
+        batch_size: photos computed together.
+
+    Raises:
+        UsageError: Ray cannot be started, or does not have the device.
+
+    Attributes:
+        identity: ``BatchCaptioner.identity``.
+    """
+
+    def __init__(self, options: dict[str, Any], count: int | None, batch_size: int) -> None:
+        self._ray = _ray()
+        # Loaded on the CPU for its identity; the actors load it on the device.
+        self.identity = BatchCaptioner(**{**options, "device": "cpu"}).identity
+        self._options, self._count, self._batch_size = options, count, batch_size
+
+    def __enter__(self) -> "RayEngine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ray.shutdown()
+
+    def __call__(self, batches: Iterable[list[str]]) -> Iterator[Row]:
+        """Yield the row of every photo, in the order of completion."""
+        import pyarrow as pa
+        from ray import data
+
+        source = iter(batches)
+        blocks = []
+        while block := [name for names in islice(source, BLOCK) for name in names]:
+            blocks.append(pa.table({"image": pa.array(map(os.fsencode, block), pa.binary())}))
+        if not blocks:
+            return
+        with _one_line("Ray cannot be started"):
+            _start(self._ray)
+        count, gpus = self._resources()
+        results = data.from_arrow(blocks).map_batches(
+            _Actor,
+            fn_constructor_kwargs=self._options,
+            batch_size=self._batch_size,
+            compute=data.ActorPoolStrategy(size=count),
+            num_cpus=0 if gpus else 1,
+            num_gpus=gpus,
+        )
+        with _one_line("Ray failed"):
+            for table in results.iter_batches(batch_size=None, batch_format="pyarrow"):
+                yield from from_columns(cast(pa.Table, table).to_pydict())
+
+    def _resources(self) -> tuple[int, float]:
+        """Return the number of actors and the GPUs of each."""
+        resources = self._ray.cluster_resources()
+        device = self._options.get("device", "auto")
+        gpus = 0 if device == "cpu" else int(resources.get("GPU", 0))
+        if not gpus and device not in ("auto", "cpu"):
+            raise UsageError(f"device {device!r} cannot be used: Ray has no GPU; try --device cpu")
+        count = self._count or gpus or max(1, int(resources.get("CPU", 1)))
+        return count, min(1.0, gpus / count)
+
+
+def _ray() -> Any:
+    # Ray logs to files; only fatal errors go to the terminal.
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    import ray  # the command line checks that it is installed
+    import ray.data
+
+    return ray
+
+
+def _start(ray: Any) -> None:
+    from ray.data import DataContext
+
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
+    if "RAY_ADDRESS" not in os.environ:
+        options |= {
+            "include_dashboard": False,
+            "object_store_memory": 256 * 2**20,  # names and rows are small
+            "_temp_dir": _short_folder(),
+        }
+    with _silence():
+        ray.init(ignore_reinit_error=True, **options)
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
+    DataContext.get_current().enable_progress_bars = False
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    """Silence the C++ code of Ray, which writes to the standard error of the process."""
+    sys.stderr.flush()
+    saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(null)
+
+
+def _short_folder() -> str:
+    """A folder for Ray's sockets, whose paths must be shorter than 108 bytes."""
+    folder = os.environ.get("RAY_TMPDIR") or os.path.join(tempfile.gettempdir(), "ray")  # noqa: PTH118
+    return folder if len(os.fsencode(folder)) <= 40 else f"/tmp/ray-{os.getuid()}"
+
+
+@contextmanager
+def _one_line(problem: str) -> Iterator[None]:
+    """Shorten errors of Ray, which contain tracebacks of several processes, to one line."""
+    try:
+        yield
+    except CaptionerError:
+        raise
+    except Exception as error:
+        cause = getattr(error, "cause", None) or error
+        if isinstance(cause, CaptionerError):
+            raise cause from error
+        lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
+        reason = lines[-1] if lines else type(cause).__name__
+        raise CaptionerError(
+            f"{problem}: {reason:.300}; use --engine local to work without Ray"
+        ) from error

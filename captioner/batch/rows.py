@@ -1,0 +1,32 @@
+"""Records of captioned photos, as rows and as columns."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from captioner.errors import CaptionerError
+
+Row = dict[str, Any]
+
+FIELDS = ("image", "caption", "words", "log_prob", "word_log_probs", "model", "error")
+"""The columns, and the order of a row's fields."""
+
+
+def failure(name: str, error: CaptionerError) -> Row:
+    """Return the row of a photo that has no caption."""
+    return {
+        "image": encodable(name),
+        "error": {"type": type(error).__name__, "message": str(error)},
+    }
+
+
+def from_columns(columns: Mapping[str, Sequence[Any]]) -> Iterator[Row]:
+    """Yield the rows of a batch without the fields that are None."""
+    for values in zip(*(columns[field] for field in FIELDS), strict=True):
+        yield {
+            field: value for field, value in zip(FIELDS, values, strict=True) if value is not None
+        }
+
+
+def encodable(name: str) -> str:
+    """Return a file name that UTF-8 can hold: bytes that are not UTF-8 become ``\\udcXX``."""
+    return name.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,137 @@
+"""The photos of a library, in folders and in object stores."""
+
+import os
+from collections.abc import Iterator, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from captioner import paths
+from captioner.errors import ImageError, UsageError, printable
+
+INSTALL = "pip install 'captioner[ray]'"
+MAX_BYTES = 1 << 30
+"""The largest object that is fetched from a store; it is decoded in memory."""
+
+
+class Sources:
+    """The photos in files, folders, globs and object stores (``s3://…``, ``gs://…``).
+
+    A file is named by its absolute path, so that a library can be resumed from any folder; an object
+    by its address without credentials. Sources can be pickled for other processes.
+
+    Args:
+        inputs: as ``captioner.paths.find`` takes them, or addresses that pyarrow.fs knows: an object,
+            or a folder that is searched for images.
+
+    Raises:
+        UsageError: pyarrow is missing, or a store cannot be reached.
+    """
+
+    def __init__(self, inputs: Sequence[str]) -> None:
+        self.inputs = [name for name in inputs if "://" not in name]
+        self.stores = [_Store(address) for address in inputs if "://" in address]
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the names one by one; a photo that two inputs name is yielded twice.
+
+        Raises:
+            UsageError: nothing was found, or a store cannot be reached.
+        """
+        for path in paths.iterate(self.inputs):
+            yield os.path.abspath(path)  # noqa: PTH100 - Path.absolute keeps the ".." of "../photos"
+        for store in self.stores:
+            yield from store.names()
+
+    def open(self, name: str) -> Path | BytesIO:
+        """Return what ``captioner.images.load`` reads.
+
+        Raises:
+            ImageError: the photo is in a store and cannot be fetched.
+        """
+        for store in self.stores:
+            if name.startswith(store.prefix):
+                return store.fetch(name)
+        return Path(name)
+
+
+class _Store:
+    """A folder or an object in an object store."""
+
+    def __init__(self, uri: str) -> None:
+        self.scheme, _, rest = uri.partition("://")
+        # Printed and stored, so without key:secret@ and options.
+        self.address = printable(f"{self.scheme}://{rest.partition('?')[0].rpartition('@')[2]}")
+        if self.scheme in ("gs", "gcs") and "retry_limit_seconds" not in uri:
+            # The default of 15 minutes is too long to wait for an error.
+            uri += ("&" if "?" in uri else "?") + "retry_limit_seconds=15"
+        try:
+            from pyarrow import fs
+        except ImportError as error:
+            raise UsageError(
+                f"'{self.address}' is in an object store, which needs pyarrow: {INSTALL}"
+            ) from error
+        self._selector = fs.FileSelector
+        self._types = fs.FileType
+        try:
+            self.filesystem, self.path = fs.FileSystem.from_uri(uri)
+        except (OSError, ValueError) as error:  # Arrow's errors are subclasses of these
+            raise self._unreachable(error) from error
+        self.prefix = f"{self.scheme}://{self.path}"
+
+    def names(self) -> Iterator[str]:
+        info = self._info(self.path)
+        if info.type == self._types.NotFound:
+            raise UsageError(f"'{self.address}': no such object or folder in the store; check it")
+        if info.type == self._types.File:
+            yield f"{self.scheme}://{info.path}"
+            return
+        path = None
+        for path in self._walk(self.path):
+            yield f"{self.scheme}://{path}"
+        if path is None:
+            raise UsageError(
+                f"'{self.address}': no photo in it ({' '.join(paths.SUFFIXES)}); check the address"
+            )
+
+    def fetch(self, name: str) -> BytesIO:
+        path = name.removeprefix(f"{self.scheme}://")
+        try:
+            with self.filesystem.open_input_file(path) as file:
+                size = file.size()
+                if size > MAX_BYTES:
+                    raise OSError(f"{size} bytes, at most {MAX_BYTES} are fetched")
+                stream = BytesIO(file.read())
+        except (OSError, ValueError) as error:
+            raise ImageError(
+                f"{printable(name, limit=4096)}: found an object that cannot be fetched "
+                f"({printable(_one_line(error))}); check that it exists and may be read"
+            ) from error
+        stream.name = name  # shown in errors about its content
+        return stream
+
+    def _walk(self, folder: str) -> Iterator[str]:
+        entries = sorted(self._info(self._selector(folder)), key=lambda entry: str(entry.base_name))
+        for entry in entries:
+            if entry.base_name.startswith("."):
+                continue
+            if entry.type == self._types.Directory:
+                yield from self._walk(entry.path)
+            elif paths.has_image_suffix(entry.base_name):
+                yield entry.path
+
+    def _info(self, selection: Any) -> Any:
+        try:
+            return self.filesystem.get_file_info(selection)
+        except (OSError, ValueError) as error:
+            raise self._unreachable(error) from error
+
+    def _unreachable(self, error: Exception) -> UsageError:
+        return UsageError(
+            f"'{self.address}' cannot be reached: {printable(_one_line(error), limit=300)}; check the "
+            "address, your credentials and the network"
+        )
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

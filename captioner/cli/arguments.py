@@ -1,0 +1,91 @@
+"""Options that several commands share, and opening the file that a command writes."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any, TextIO
+
+from captioner.files import atomic_text
+from captioner.limits import BATCH, DECODING, Number
+from captioner.resources import models
+
+FOLDER_OPTIONS = {"engine", "workers", "shard_size", "retry"}
+"""The options of ``caption`` that only make sense for a folder."""
+
+
+def number(expected: Number) -> Callable[[str], Any]:
+    """Return a function that parses a number in a range; argparse reports anything else."""
+
+    def parse(text: str) -> Any:
+        if (value := expected.parse(text)) is None:
+            raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r:.40}")
+        return value
+
+    return parse
+
+
+positive = number(Number(1, 999_999_999))
+
+
+def add_inputs(parser: argparse.ArgumentParser) -> None:
+    """Add the photos, the model and the search."""
+    parser.add_argument("inputs", nargs="+", metavar="INPUT", help="photo, folder or glob")
+    add_model(parser)
+    add_search(parser, batch_size=64)
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """Add ``--model`` and ``--device``."""
+    default, *others = models()
+    parser.add_argument(
+        "--model",
+        help=f"a bundled model ({', '.join(others)}), a model folder, a .ckpt or a run folder "
+        f"(default: {default})",
+    )
+    add_device(parser)
+
+
+def add_device(parser: argparse.ArgumentParser) -> None:
+    """Add ``--device``."""
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps")
+
+
+def add_search(parser: argparse.ArgumentParser, batch_size: int) -> None:
+    """Add ``--beam-size`` and ``--batch-size``."""
+    parser.add_argument(
+        "--beam-size",
+        type=number(DECODING["beam_size"]),
+        metavar="N",
+        default=argparse.SUPPRESS,
+        help=f"hypotheses kept per photo, up to {DECODING['beam_size'].high}; 1 is greedy search "
+        "(default: the model's own, usually 5)",
+    )
+    parser.add_argument(
+        "--batch-size",
+        type=number(BATCH),
+        metavar="N",
+        default=batch_size,
+        help=f"photos computed together, up to {BATCH.high}",
+    )
+
+
+def add_output(parser: argparse.ArgumentParser) -> None:
+    """Add ``--output`` for a command that writes text."""
+    parser.add_argument("--output", metavar="FILE", help="file to write (default: standard output)")
+
+
+def open_output(file: str | None) -> AbstractContextManager[TextIO]:
+    """Open standard output, or a text file that appears whole or not at all."""
+    return nullcontext(sys.stdout) if file is None else atomic_text(Path(file))
+
+
+def writes_folder(options: argparse.Namespace) -> bool:
+    """Return whether ``caption`` writes a folder of shards."""
+    given = vars(options)
+    if given.get("format") == "parquet" or given.keys() & FOLDER_OPTIONS:
+        return True
+    output = options.output
+    return output is not None and (output.endswith(("/", os.sep)) or Path(output).is_dir())

@@ -1,0 +1,277 @@
+"""Checks of arguments against files, devices and ports.
+
+They run before a command imports torch, so that a wrong argument is refused within a second.
+"""
+
+import argparse
+import importlib.util
+import os
+import re
+import socket
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from captioner import paths, resources
+from captioner.batch.output_folder import refuse_foreign
+from captioner.batch.sources import INSTALL
+from captioner.cli.arguments import writes_folder
+from captioner.cli.parser import did_you_mean
+from captioner.errors import UsageError, printable
+from captioner.limits import SCENE
+
+MODEL_FILES = ("config.json", "model/config.json", "checkpoints/best.ckpt")
+STORED = ("config.json", "model.safetensors", "vocab.json", "README.md")
+DATA = (
+    *("coco", "coco2014", "coco2017", "csv", "flickr30k", "flickr8k", "folder", "jsonl"),
+    *("karpathy", "karpathy-coco", "karpathy-flickr30k", "karpathy-flickr8k"),
+)
+"""The keys of ``captioner.data.readers.READERS``, repeated because its import takes longer."""
+
+LEVELS = ("plain", "varied")
+SCENE_OPTIONS = ("image_size", "max_objects", "level")
+STATISTICS = ".images.jsonl"
+"""The end of the name of the second file that ``ground`` writes."""
+
+INPUT_FILES = ("results", "references", "instances", "captions", "train_instances")
+
+
+def check(command: str, options: argparse.Namespace) -> None:
+    """Check the parsed arguments of a command.
+
+    Raises:
+        UsageError: a value is unknown or out of range, an input is missing, or an output cannot be
+            written or is an input.
+    """
+    given = {name: value for name, value in vars(options).items() if value is not None}
+    prefix = "data." if command == "data check" else ""
+    for name, value in given.items():
+        if name in CHECKS:
+            for one in value if isinstance(value, list) else [value]:
+                CHECKS[name](f"--{prefix}{name.replace('_', '-')}", one)
+    for photos in (given.get("inputs", ()), given.get("examples", ())):
+        # Raises if nothing matches.
+        next(paths.iterate([name for name in photos if "://" not in name]), None)
+    if "device" in given and given.get("engine") != "ray":  # which uses those of its cluster
+        _check_gpu(options.device)
+    if command == "demo":
+        _check_address(options.host, options.port)
+    _check_output(command, options, given)
+
+
+def _check_model(_option: str, name: str) -> None:
+    bundled = resources.models()
+    path = Path(name).expanduser()
+    if name in bundled or any((path / file).is_file() for file in MODEL_FILES):
+        return
+    if not path.exists():
+        raise UsageError(
+            f"no model at '{name}': the path does not exist; the bundled models are "
+            f"{', '.join(bundled)}{did_you_mean(name, bundled)}"
+        )
+    if path.is_dir():
+        raise UsageError(
+            f"'{name}' holds no model; expected a model folder ({MODEL_FILES[0]}) or a run folder "
+            f"({' or '.join(MODEL_FILES[1:])})"
+        )
+    if path.is_file():
+        with path.open("rb") as file:
+            if file.read(2) == b"PK":  # torch writes ZIP archives
+                return
+    raise UsageError(
+        f"'{name}' is not a checkpoint of captioner fit; give a .ckpt, a model folder, a run folder or "
+        "a bundled name"
+    )
+
+
+def _check_device(option: str, name: str) -> None:
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,3})?", name):
+        known = ("auto", "cpu", "cuda", "mps")
+        raise UsageError(
+            f"{option}: unknown device {name!r}{did_you_mean(name, known)}; expected auto, cpu, cuda, "
+            "cuda:1 or mps"
+        )
+
+
+def _check_gpu(name: str) -> None:
+    drivers = ("nvidia*", "nvhost*", "nvmap", "kfd", "dxg")  # of NVIDIA, Tegra, AMD and Windows
+    has_gpu = sys.platform != "linux" or any(any(Path("/dev").glob(name)) for name in drivers)
+    if (name == "mps" and sys.platform != "darwin") or (name[:4] == "cuda" and not has_gpu):
+        raise UsageError(f"device {name!r} cannot be used: this machine has none; try --device cpu")
+
+
+def _check_scene_option(option: str, text: str) -> None:
+    name, _, value = text.partition("=")
+    if name not in SCENE_OPTIONS:
+        near = did_you_mean(name, SCENE_OPTIONS)
+        raise UsageError(f"{option} takes {'=…, '.join(SCENE_OPTIONS)}=…; got {text!r}{near}")
+    if name == "level" and value not in LEVELS:
+        near = did_you_mean(value, LEVELS)
+        raise UsageError(f"{option}: level must be {' or '.join(LEVELS)}, got {value!r}{near}")
+    if name != "level" and SCENE[name].parse(value) is None:
+        raise UsageError(f"{option}: {name} must be {SCENE[name]}, got {value!r:.40}")
+
+
+def _check_installed(option: str, value: str) -> None:
+    package = {"parquet": "pyarrow", "ray": "ray"}.get(value)
+    if package and importlib.util.find_spec(package) is None:
+        raise UsageError(f"{option} {value} needs {package}: {INSTALL}")
+
+
+def _check_file(_option: str, name: str) -> None:
+    if not Path(name).is_file():
+        found = "it is a folder" if Path(name).is_dir() else "no such file"
+        raise UsageError(f"cannot read '{name}': {found}; check the path")
+
+
+def _check_folder(option: str, name: str) -> None:
+    if not Path(name).is_dir():
+        found = "it is a file" if Path(name).exists() else "no such folder"
+        raise UsageError(f"{option} '{name}' is not a folder: {found}; check the path")
+
+
+def _check_exists(option: str, name: str) -> None:
+    if not Path(name).expanduser().exists():
+        raise UsageError(
+            f"{option} '{name}' is not a folder: no such file or folder; check the path"
+        )
+
+
+def _check_run(_option: str, name: str) -> None:
+    if not Path(name).is_dir():
+        raise UsageError(f"no run '{name}'; give run folders, as captioner fit writes them")
+
+
+def _check_sentence(option: str, text: str) -> None:
+    if not re.search(r"\w", text):
+        raise UsageError(f"{option} needs at least one word, got {printable(text)!r}")
+
+
+def _check_address(host: str, port: int) -> None:
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        socket.create_server(address[:2], family=family).close()
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no name of a host"
+        raise UsageError(
+            f"cannot listen on {host}:{port}: {reason}; check --host, or try --port 7861"
+        ) from error
+
+
+CHECKS: dict[str, Callable[[str, Any], None]] = {
+    "model": _check_model,
+    "device": _check_device,
+    "scene_options": _check_scene_option,
+    "format": _check_installed,
+    "engine": _check_installed,
+    "root": _check_exists,
+    "images": _check_folder,
+    "runs": _check_run,
+    "caption": _check_sentence,
+    **dict.fromkeys(INPUT_FILES, _check_file),
+}
+
+
+def _photos(given: dict[str, Any]) -> Iterator[Path]:
+    names = [given["images"]] if "images" in given else given.get("inputs", [])
+    return paths.iterate([name for name in names if "://" not in name])
+
+
+def _sources(given: dict[str, Any]) -> Iterator[Path]:
+    """The other files that a command reads."""
+    yield from (Path(given[name]) for name in INPUT_FILES if name in given)
+    if "root" in given:
+        root = Path(given["root"]).expanduser()
+        yield from root.rglob("*") if root.is_dir() else [root]
+    if "model" in given:
+        model = _model_path(given["model"])
+        yield model
+        yield from (model / name for name in ("config.yaml", *MODEL_FILES))
+        yield from (folder / name for folder in (model, model / "model") for name in STORED)
+
+
+def _model_path(name: str) -> Path:
+    return resources.models().get(name, Path(name).expanduser())
+
+
+def _check_output(command: str, options: argparse.Namespace, given: dict[str, Any]) -> None:
+    if command == "export":
+        _check_export(Path(options.folder), Path(options.model), options.overwrite)
+    if "output" not in given:
+        return
+    output = Path(options.output)
+    if command == "explain":
+        check_directory(output, [_model_path(given["model"])] if "model" in given else [])
+    elif command == "compare":
+        check_directory(output, [Path(run) / "results" for run in options.runs])
+    elif command == "caption" and writes_folder(options):
+        refuse_foreign(output)
+        check_directory(output)
+    else:
+        _check_text(output)
+        second = [output.with_suffix(STATISTICS)] if command == "ground" else []
+        for file in [output, *second]:
+            check_overlap(file, chain(_sources(given), _photos(given)))
+
+
+def _check_text(file: Path) -> None:
+    """Check the file that a command writes text to."""
+    problem = None
+    if not file.parent.is_dir():
+        problem = f"the folder '{file.parent}' does not exist"
+    elif file.is_dir():
+        problem = "it is a folder; give the name of a file"
+    elif file.exists() and not file.is_file():
+        problem = "it is not a regular file; leave --output out to write to standard output"
+    elif paths.has_image_suffix(file.name):
+        problem = "it is named like a photo; give a name that ends with .txt or .json"
+    if problem:
+        raise UsageError(f"cannot write '{file}': {problem}")
+    _check_writable(file.parent)
+
+
+def check_directory(folder: Path, inputs: Iterable[Path] = ()) -> None:
+    """Check the folder that a command writes files into."""
+    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not existing.is_dir():
+        raise UsageError(f"cannot write into '{folder}': '{existing}' is a file; give a folder")
+    if folder.exists() and any(path.is_dir() and folder.samefile(path) for path in inputs):
+        raise UsageError(f"cannot write into '{folder}': it is an input; give another folder")
+    _check_writable(existing)
+
+
+def _check_export(folder: Path, model: Path, overwrite: bool) -> None:
+    check_directory(folder)
+    files = [model, *(model / name for name in MODEL_FILES)]
+    if any(file.is_file() and folder.resolve() in file.resolve().parents for file in files):
+        raise UsageError(f"cannot write into '{folder}': it is an input; give another folder")
+    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
+        raise UsageError(
+            f"'{folder}' exists and is not empty; give another folder, or --overwrite to replace a model"
+        )
+
+
+def check_overlap(output: Path, inputs: Iterable[Path]) -> None:
+    """Refuse an existing output that is an input, also through links."""
+    if not output.exists():
+        return
+    status = output.stat()
+    for file in inputs:
+        if file.exists() and os.path.samestat(status, file.stat()):
+            raise UsageError(
+                f"cannot write '{output}': it is an input ('{file}'); give another --output"
+            )
+
+
+def _check_writable(folder: Path) -> None:
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"cannot write into '{folder}': {error.strerror}; check the path, its permissions and the "
+            "disk"
+        ) from error

@@ -1,0 +1,70 @@
+"""``captioner compare``: compare training runs in one table and in plots."""
+
+import argparse
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from captioner.cli.arguments import number, positive
+from captioner.limits import SEED
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``compare``."""
+    parser.add_argument(
+        "runs",
+        nargs="+",
+        metavar="RUN",
+        help="a run folder; the others are compared with the first",
+    )
+    parser.add_argument(
+        "--output",
+        metavar="DIR",
+        help="folder for table.md, table.csv, table.json and plots; without it the table is printed",
+    )
+    parser.add_argument(
+        "--resamples",
+        type=positive,
+        default=2000,
+        help="bootstrap samples for the confidence intervals",
+    )
+    parser.add_argument("--seed", type=number(SEED), default=0, help="random seed of the bootstrap")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the table, or write it with the plots; return the exit status."""
+    from captioner.comparison import formats, plots
+    from captioner.comparison.run_results import read_run
+    from captioner.comparison.table import compare
+
+    folders = [Path(run) for run in options.runs]
+    runs = list(map(read_run, folders, unique_names(folders)))
+    comparison = compare(runs, options.resamples, options.seed)
+    table = formats.markdown(comparison)
+    if options.output is None:
+        print(table, end="")
+        return 0
+    from captioner.files import write_bytes
+
+    files = {
+        "table.md": table.encode(),
+        "table.csv": formats.table_csv(comparison).encode(),
+        "table.json": formats.table_json(comparison).encode(),
+        **plots.draw(comparison),
+    }
+    for name, data in files.items():
+        write_bytes(Path(options.output) / name, data)
+        print(Path(options.output) / name)
+    return 0
+
+
+def unique_names(folders: Sequence[Path]) -> list[str]:
+    """Name each run after its folder, or by its path if folders share a name."""
+    folder_names = [folder.resolve().name for folder in folders]
+    names: list[str] = []
+    counts: Counter[str] = Counter()
+    for folder, folder_name in zip(folders, folder_names, strict=True):
+        name = folder_name if folder_names.count(folder_name) == 1 else str(folder)
+        counts[name] += 1  # more than 1 if a folder is repeated
+        names.append(name if counts[name] == 1 else f"{name} ({counts[name]})")
+    return names

@@ -1,0 +1,100 @@
+"""``captioner data check``: list all problems of a data set at once, and its statistics."""
+
+import argparse
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from captioner.cli.arguments import add_output, open_output, positive
+from captioner.cli.checks import DATA
+from captioner.errors import one_line
+
+MAX_ITEMS = 10  # per problem in the text; the JSON lists all
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``data check``; they have the names that ``fit`` uses."""
+    number: dict[str, Any] = {"metavar": "N", "type": positive}
+    add = parser.add_argument
+    words = "words of a caption that training keeps; longer captions are listed"
+    count = "how often a word must occur in the training captions to be in the vocabulary"
+    processes = "processes that decode the images"
+    kinds = f"kind of data set: {', '.join(DATA)}"
+    add("--data.name", dest="name", metavar="NAME", required=True, choices=DATA, help=kinds)
+    add("--data.root", dest="root", metavar="DIR", required=True, help="folder of the data set")
+    add("--data.max_words", dest="max_words", default=24, help=words, **number)
+    add("--data.min_count", dest="min_count", default=5, help=count, **number)
+    add("--workers", default=os.cpu_count() or 1, help=processes, **number)
+    add("--format", choices=("text", "json"), default="text", help="format of the report")
+    add_output(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the report; return 0, or 1 if there are problems.
+
+    Raises:
+        DataError: the folder holds no such data set.
+    """
+    from rich.console import Console
+    from rich.progress import track
+
+    from captioner.data.image_check import inspect
+    from captioner.data.readers import scan
+    from captioner.data.statistics import statistics
+
+    def progress(images: Iterable[Any], total: int) -> Iterable[Any]:
+        console = Console(stderr=True)
+        hidden = not console.is_terminal
+        return track(images, "decoding images", total, console=console, disable=hidden)
+
+    records, problems = scan(options.name, options.root)
+    inspect(records, problems, options.workers, progress)
+    report = {
+        "data": options.name,
+        "root": str(options.root),
+        **statistics(records, problems, options.max_words, options.min_count),
+        "problems": problems.as_list(),
+    }
+    with open_output(options.output) as stream:
+        if options.format == "text":
+            stream.write("\n".join(_lines(report)) + "\n")
+        else:
+            json.dump(report, stream, indent=2, ensure_ascii=False)
+            stream.write("\n")
+    return 1 if problems.found else 0
+
+
+def _lines(report: dict[str, Any]) -> list[str]:
+    """The report as text."""
+    from captioner.data.statistics import summary
+
+    words, vocabulary = report["words_per_caption"], report["vocabulary"]
+    lines = [f"{report['data']} in {one_line(report['root'])}"]
+    for split, images in report["images"].items():
+        lines.append(f"  {split:5}  {images:9,} images  {report['captions'][split]:9,} captions")
+    if words["counts"]:
+        per_image = summary(Counter(report["captions_per_image"]))
+        average = "{least} to {most}, {mean:.2f} on average"
+        lines += [
+            f"  captions per image: {average.format(**per_image)}",
+            f"  words per caption: {average.format(**words)}, median {words['median']}",
+        ]
+    lines.append(
+        f"  vocabulary: {vocabulary['words']:,} words that occur {vocabulary['min_count']} times or "
+        f"more in the training captions, of {vocabulary['different_words']:,}"
+    )
+    for split, covered in vocabulary["coverage"].items():
+        lines.append(
+            f"    covers {covered['words']:.1f} % of the words of {split}, and all words of "
+            f"{covered['captions']:.1f} % of its captions"
+        )
+    if not report["problems"]:
+        lines += ["", "no problems found"]
+    for problem in report["problems"]:
+        lines += ["", f"{problem['what']}: {problem['count']:,}"]
+        lines += [f"  {one_line(item)}" for item in problem["items"][:MAX_ITEMS]]
+        if problem["count"] > MAX_ITEMS:
+            lines.append(f"  … and {problem['count'] - MAX_ITEMS:,} more (--format json lists all)")
+    return lines

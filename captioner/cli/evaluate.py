@@ -1,0 +1,40 @@
+"""``captioner evaluate``: score a file of captions against references."""
+
+import argparse
+import json
+import sys
+
+from captioner.cli.arguments import add_output, open_output
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``evaluate``."""
+    parser.add_argument("results", help="COCO results JSON, or the JSONL of captioner caption")
+    parser.add_argument("--references", required=True, help="COCO captions JSON")
+    parser.add_argument(
+        "--java",
+        choices=("auto", "yes", "no"),
+        default="auto",
+        help="use Java for the PTB tokenizer and METEOR; auto uses it if it is installed",
+    )
+    add_output(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the scores as JSON, rounded to two decimals, and return the exit status."""
+    from captioner.evaluation.metrics import evaluate_files
+
+    java = {"auto": None, "yes": True, "no": False}[options.java]
+    scores = evaluate_files(options.results, options.references, java=java)
+    if scores.missing > scores.images:
+        print(
+            f"captioner: {scores.missing:,} of {scores.images + scores.missing:,} photos with "
+            "references have no caption and are not scored; scores of few photos, above all CIDEr, "
+            "are not comparable with scores of all photos",
+            file=sys.stderr,
+        )
+    rounded = {n: round(v, 2) if isinstance(v, float) else v for n, v in scores.as_dict().items()}
+    with open_output(options.output) as stream:
+        json.dump(rounded, stream, indent=2)
+        stream.write("\n")
+    return 0

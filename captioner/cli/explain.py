@@ -1,0 +1,149 @@
+"""``captioner explain``: write files that show where the model looked for each word.
+
+Heavy modules are imported in ``run``, because ``--help`` needs only the options.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from captioner.cli.arguments import add_inputs, number, positive
+from captioner.cli.progress import loading, report_failures
+from captioner.errors import ImageError, UsageError, printable
+from captioner.limits import SHARE
+from captioner.overlay.export import formats, names
+
+if TYPE_CHECKING:
+    from captioner.caption import Caption
+    from captioner.predictor import Predictor
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``explain``."""
+    add_inputs(parser)
+    add = parser.add_argument
+    add("--output", required=True, metavar="DIR", help="folder for the files")
+    add(
+        "--formats", nargs="+", choices=names(), default=["png", "html"], metavar="FORMAT",
+        help=f"file formats: {' '.join(names())}",
+    )  # fmt: skip
+    add(
+        "--caption", default=argparse.SUPPRESS, metavar="SENTENCE",
+        help="explain this sentence instead of the model's caption",
+    )  # fmt: skip
+    add(
+        "--opacity", type=number(SHARE), default=0.8,
+        help="opacity of the colours on the photo, 0 to 1",
+    )  # fmt: skip
+    add(
+        "--style", choices=("glow", "paper"), default="glow",
+        help="glow: colour the regions that get more than an even share of attention; paper: a grey "
+        "photo under a map from black to white, as in Xu et al. 2015",
+    )  # fmt: skip
+    add("--contours", action="store_true", help="draw a line at half of the colour scale")
+    add("--content-words", action="store_true", help="leave words like 'a' and 'of' out of figures")
+    add(
+        "--scale", choices=("shared", "own"), default="shared",
+        help="one colour scale for all words of a caption, or one for each word",
+    )  # fmt: skip
+    add(
+        "--smoothing", choices=("bicubic", "gaussian", "none"), default="bicubic",
+        help="interpolation between cells in images; JSON, NPZ and CSV are never smoothed",
+    )  # fmt: skip
+    for name in ("layer", "head"):
+        add(
+            f"--{name}", type=positive, default=argparse.SUPPRESS,
+            help=f"show one {name} of a decoder with several; the first is 1",
+        )  # fmt: skip
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the files and return the exit status: 1 if any photo could not be read, else 0."""
+    with loading():
+        from captioner import images, predictor
+        from captioner.fast.malloc import keep_memory
+        from captioner.files import write_bytes
+        from captioner.overlay import Style
+        from captioner.paths import find
+        from captioner.text import Tokenizer
+
+    given = vars(options)
+    indices = {name: given[name] - 1 for name in ("layer", "head") if name in given}
+    looks = {"look": options.style, "contours": options.contours}
+    looks["content_words"] = options.content_words
+    style = Style(options.opacity, options.scale, options.smoothing, **indices, **looks)
+    paths = find(options.inputs)
+    exports = formats(options.formats)
+    bases = _output_bases(paths, options.output)
+    _check_outputs(paths, [Path(base + export.suffix) for base in bases for export in exports])
+    keep_memory()
+    with loading():
+        model = predictor.load(options.model, options.device)
+    known = set(model.vocabulary.words)
+    for word in Tokenizer()(given.get("caption", "")):
+        if word not in known:
+            note = f"the model does not know '{printable(word)}' and reads it as <unk>"
+            print(f"captioner: {note}", file=sys.stderr)
+    failed = 0
+    for path, base, caption in zip(paths, bases, _captions(model, paths, options), strict=True):
+        try:
+            if isinstance(caption, ImageError):
+                raise caption
+            image = images.load(path)
+        except ImageError as error:
+            failed += 1
+            print(f"captioner: {error}", file=sys.stderr)
+            continue
+        # Render all files of a photo before writing the first.
+        rendered = {
+            base + export.suffix: export.render(caption, image, style) for export in exports
+        }
+        files = {file: content for file, content in rendered.items() if content is not None}
+        for file, content in files.items():
+            write_bytes(Path(file), content)
+        print(path, caption.text, " ".join(files), sep="\t", flush=True)
+    return report_failures(failed, len(paths))
+
+
+def _captions(
+    model: "Predictor", paths: Sequence[Path], options: argparse.Namespace
+) -> Iterator["Caption | ImageError"]:
+    """Yield for each image the model's caption, or the given sentence, or the error."""
+    if "caption" not in options:
+        search = {"beam_size": options.beam_size} if "beam_size" in options else {}
+        decoding = model.decoding.with_options(search)
+        yield from model.captions(paths, decoding, options.batch_size, not model.draws_locations)
+        return
+    for path in paths:
+        try:
+            yield model.explain(path, options.caption)
+        except ImageError as error:
+            yield error
+
+
+def _output_bases(paths: Sequence[Path], folder: str) -> list[str]:
+    """Return for each image the path of its files without suffix.
+
+    Images with the same name are numbered in their order, ignoring case as some file systems do.
+    """
+    suffixes = [export.suffix for export in formats(names())]
+    taken: set[str] = set()
+    bases = []
+    for path in paths:
+        name, number = path.stem, 1
+        while taken & (files := {(name + suffix).casefold() for suffix in suffixes}):
+            number += 1
+            name = f"{path.stem}-{number}"
+        taken |= files
+        bases.append(str(Path(folder) / name))
+    return bases
+
+
+def _check_outputs(paths: Sequence[Path], files: Sequence[Path]) -> None:
+    """Raise ``UsageError`` if an input would be overwritten."""
+    inputs = {path.resolve() for path in paths}
+    for file in files:
+        if file.resolve() in inputs:
+            raise UsageError(f"'{file}' would be overwritten; give another --output folder")

@@ -1,0 +1,37 @@
+"""``captioner export``: write a model folder."""
+
+import argparse
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``export``."""
+    parser.add_argument("folder", help="the folder to write")
+    parser.add_argument(
+        "--model", required=True, help="a .ckpt, a run folder, a model folder or a bundled name"
+    )
+    parser.add_argument(
+        "--half", action="store_true", help="store float16 weights, which take half the space"
+    )
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace the model folder if it exists"
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the model folder and return the exit status."""
+    from captioner import checkpoint
+    from captioner.predictor import find_model
+
+    source = find_model(options.model)
+    stored = checkpoint.load(source)
+    card = checkpoint.read_card(source)
+    checkpoint.save(
+        stored.captioner,
+        options.folder,
+        card or f"# A captioner\n\nExported from {source.name}; not scored yet.\n",
+        stored.decoding,
+        stored.supervision,
+        options.half,
+    )
+    print(f"model written to {options.folder}")
+    return 0

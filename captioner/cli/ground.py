@@ -1,0 +1,197 @@
+"""``captioner ground``: measure the grounding and the faithfulness of attention.
+
+Heavy modules are imported in ``run``, because ``--help`` needs only the options.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from captioner.cli.arguments import add_model, add_search, number, open_output, positive
+from captioner.cli.checks import DATA
+from captioner.cli.progress import stages
+from captioner.errors import EvaluationError, UsageError
+from captioner.limits import SEED
+
+if TYPE_CHECKING:
+    from captioner.cli.ground_images import Images
+    from captioner.evaluation.image_statistics import Evaluation, Regime
+    from captioner.predictor import Predictor
+
+
+OPTIONS = {  # what each kind of images requires and allows
+    "scenes": ((), ("scenes", "scene_options")),
+    "COCO files": (("instances", "captions", "images"), ("train_instances",)),
+    "a data set": (("data", "root"), ("split",)),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``ground``."""
+    add_model(parser)
+    add_search(parser, batch_size=16)
+    _add_images(parser)
+    parser.add_argument(
+        "--regime",
+        choices=("both", "forced", "generated"),
+        default="both",
+        help="captions to evaluate: the references, fed to the model (forced), or the model's own",
+    )
+    parser.add_argument(
+        "--seed",
+        type=number(SEED),
+        default=0,
+        help="seed of shuffling, random weights and bootstrap",
+    )
+    parser.add_argument("--full", action="store_true", help="print all tables of the report")
+    parser.add_argument("--output", metavar="FILE", help="file for the report as JSON")
+
+
+def _add_images(parser: argparse.ArgumentParser) -> None:
+    """Add the options that choose the images."""
+    data = parser.add_argument_group(
+        "photos",
+        "COCO files with object masks; or a data set without masks, for faithfulness only; or, by "
+        "default, generated scenes",
+    )
+    data.add_argument("--instances", metavar="FILE", help="COCO instances JSON: the masks")
+    data.add_argument("--captions", metavar="FILE", help="COCO captions JSON: the references")
+    data.add_argument("--images", metavar="DIR", help="folder of the photos")
+    data.add_argument(
+        "--train-instances",
+        metavar="FILE",
+        help="instances JSON of the training split, for the category prior and the centre Gaussian; "
+        "by default they come from the other evaluated photos",
+    )
+    data.add_argument(
+        "--scenes", type=positive, metavar="N", help="number of scenes to generate (default: 200)"
+    )
+    data.add_argument(
+        "--scene-options",
+        nargs="+",
+        metavar="NAME=VALUE",
+        help="options of the scenes, such as max_objects=5 (default: those of the training run)",
+    )
+    data.add_argument(
+        "--data", metavar="NAME", choices=DATA, help="data set without masks, as in data.name"
+    )
+    data.add_argument("--root", metavar="DIR", help="folder of that data set")
+    splits = ("train", "val", "test")
+    data.add_argument("--split", choices=splits, help="its split (default: val)")
+    data.add_argument("--limit", type=positive, metavar="N", help="use only the first N photos")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the report and write it; return 0, or 1 if some images could not be read."""
+    from tempfile import TemporaryDirectory
+
+    kind = _kind(options)
+    with TemporaryDirectory() as scratch, stages() as show:
+        show("reading masks and captions")
+        from captioner import predictor
+        from captioner.cli import ground_images
+        from captioner.cli.ground_tables import full_report, page
+        from captioner.fast.malloc import keep_memory
+
+        keep_memory()
+        images = ground_images.images(options, kind, Path(scratch))
+        show("loading the model")
+        model = predictor.load(options.model, options.device)
+        if "beam_size" in options:
+            model.decoding = model.decoding.with_options({"beam_size": options.beam_size})
+        report, statistics = _evaluate(model, images, options, show)
+    print(full_report(report) if options.full else page(report))
+    if options.output is not None:
+        from captioner.evaluation.image_statistics import ENDING, lines
+        from captioner.files import write_text
+
+        # The statistics first, so that a new report never has old statistics beside it.
+        write_text(Path(options.output).with_suffix(ENDING), lines(statistics))
+        with open_output(options.output) as stream:
+            json.dump(report, stream, indent=2, ensure_ascii=False)
+            stream.write("\n")
+    failed = report["failed"]
+    if not failed:
+        return 0
+    for message in (*failed, f"{len(failed)} of {len(images.records)} photos left out"):
+        print(f"captioner: {message}", file=sys.stderr)
+    return 1
+
+
+def _kind(options: argparse.Namespace) -> str:
+    """Return the kind of images that the options name; UsageError for two, or for one in part."""
+    given = {name for name, value in vars(options).items() if value is not None}
+    named = {kind: given & {*needed, *more} for kind, (needed, more) in OPTIONS.items()}
+    kinds = [kind for kind, found in named.items() if found] or ["scenes"]
+    needed = OPTIONS[kinds[0]][0]
+    if len(kinds) > 1 or not given.issuperset(needed):
+        flags = [" ".join(f"--{name}" for name in names) for names, _ in list(OPTIONS.values())[1:]]
+        found = " ".join(f"--{n.replace('_', '-')}" for kind in kinds for n in sorted(named[kind]))
+        raise UsageError(
+            f"give {flags[0]} together, or {flags[1]} together, or --scenes; got {found}"
+        )
+    return kinds[0]
+
+
+def _evaluate(
+    model: "Predictor", images: "Images", options: argparse.Namespace, show: Callable[..., None]
+) -> "Evaluation":
+    """Evaluate every regime and describe the model, the data and the settings."""
+    from captioner.evaluation import attention_maps, grounding
+    from captioner.evaluation.faithfulness import DeletionCurves
+    from captioner.evaluation.image_statistics import Evaluation
+    from captioner.evaluation.mentions import GroundingData
+    from captioner.provenance import provenance
+
+    both: tuple[Regime, ...] = ("forced", "generated")
+    regimes = both if options.regime == "both" else (options.regime,)
+    curves = {regime: DeletionCurves(model, images.records, regime) for regime in regimes}
+    masked, seed, total = images.masked, options.seed, len(images.records)
+    maps = {r: GroundingData(model.captioner, masked, r, seed) for r in regimes if masked}
+    measures: list[GroundingData | DeletionCurves] = [*maps.values(), *curves.values()]
+    failed: list[str] = []
+    show("measuring photos", total)
+    for batch in attention_maps.batches(
+        model.captioner,
+        masked.images if masked else images.records,
+        options.batch_size,
+        failed,
+        decoding=model.decoding if "generated" in regimes else None,
+        seed=seed,
+        advance=lambda done: show("measuring photos", total, done),
+    ):
+        for measure in measures:
+            measure.add(batch)
+    show("computing confidence intervals", total)
+    reports: dict[str, Any] = {regime: {} for regime in regimes}
+    statistics = []
+    if maps:
+        prior = images.prior(maps[regimes[0]].grid)
+    for regime, collected in maps.items():
+        try:
+            reports[regime], of_images = grounding.report(collected, prior, seed=seed)
+            statistics += of_images
+        except EvaluationError as error:  # faithfulness can still be measured
+            reports[regime] = {"error": str(error)}
+    for regime, drops in curves.items():
+        reports[regime]["faithfulness"], of_images = drops.report(seed)
+        statistics += of_images
+    size = model.captioner.encoder.preprocessing
+    report = {
+        "command": " ".join(["captioner", *sys.argv[1:]]),
+        "model": model.name,
+        "mechanism": model.captioner.decoder.mechanism,
+        "supervised_by_masks": model.supervision,
+        "data": images.source,
+        "transform": f"whole images resized to {size.height} × {size.width} without cropping; scored "
+        "on the model's own grid without smoothing",
+        "decoding": vars(model.decoding),
+        "seed": seed,
+        "regimes": reports,
+        "failed": failed,
+        **provenance(),
+    }
+    return Evaluation(report, statistics)

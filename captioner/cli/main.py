@@ -1,0 +1,230 @@
+"""The entry point of the command line: runs a command and reports errors in one line.
+
+Each command is a module with ``add_arguments(parser)`` and ``run(options)``. These modules import
+nothing heavy before ``run``, so that ``--help`` and wrong arguments are answered at once.
+"""
+
+import argparse
+import io
+import os
+import sys
+from dataclasses import dataclass
+from types import ModuleType
+
+from captioner import __version__
+from captioner.cli import (
+    caption,
+    checks,
+    compare,
+    copy_configs,
+    data_check,
+    demo,
+    evaluate,
+    explain,
+    export,
+    ground,
+    list_models,
+    training,
+)
+from captioner.cli.parser import Parser, sentence
+from captioner.errors import CaptionerError
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command, its summary and examples, and the options that only ``--help-all`` shows."""
+
+    module: ModuleType
+    summary: str
+    examples: tuple[str, ...]
+    more: tuple[str, ...] = ()
+
+
+COMMANDS = {
+    "caption": Command(
+        caption,
+        "write captions for photos",
+        (
+            "captioner caption photo.jpg holiday/ 'scans/*.tif'",
+            "captioner caption holiday/ --model transformer --format csv --output captions.csv",
+            "captioner caption library/ --output captions/    # any number of photos, resumable",
+        ),
+        ("batch_size", "engine", "workers", "shard_size", "retry"),
+    ),
+    "explain": Command(
+        explain,
+        "write files that show where the model looked for each word",
+        (
+            "captioner explain photo.jpg --output attention",
+            "captioner explain holiday/ --output attention --formats png gif html",
+            "captioner explain photo.jpg --output attention --caption 'a dog on the beach'",
+        ),
+        ("batch_size", "beam_size", "scale", "smoothing", "layer", "head"),
+    ),
+    "evaluate": Command(
+        evaluate,
+        "score captions against references",
+        (
+            "captioner evaluate captions.json --references captions_val2014.json",
+            "captioner evaluate captions.jsonl --references captions.json --output scores.json",
+        ),
+    ),
+    "ground": Command(
+        ground,
+        "score attention against object masks",
+        (
+            "captioner ground --model runs/shapes --scenes 20",
+            "captioner ground --instances instances_val2017.json --captions captions_val2017.json "
+            "--images val2017",
+            "captioner ground --data flickr8k --root DIR --limit 100",
+        ),
+        ("batch_size", "beam_size", "seed", "train_instances", "scene_options", "split"),
+    ),
+    "compare": Command(
+        compare,
+        "compare training runs in one table and in plots",
+        (
+            "captioner compare runs/soft runs/hard",
+            "captioner compare runs/soft runs/hard --output compared",
+        ),
+        ("resamples", "seed"),
+    ),
+    "export": Command(
+        export,
+        "write a model folder from a checkpoint or a run",
+        (
+            "captioner export model --model runs/flickr8k",
+            "captioner export model --model runs/flickr8k/checkpoints/best.ckpt --half",
+        ),
+    ),
+    "models": Command(
+        list_models,
+        "list the models that --model accepts by name",
+        ("captioner models", "captioner models --runs experiments"),
+    ),
+    "demo": Command(
+        demo,
+        "open the app in a browser",
+        (
+            "captioner demo",
+            "captioner demo --model transformer --model runs/coco --port 8080",
+            "captioner demo --host 0.0.0.0 --examples holiday/",
+        ),
+    ),
+    "configs": Command(
+        copy_configs,
+        "list the shipped configuration files, or copy them",
+        ("captioner configs", "captioner configs my-configs"),
+    ),
+}
+DATA_CHECK = Command(
+    data_check,
+    "list all problems of a data set, and its size",
+    (
+        "captioner data check --data.name coco --data.root DIR",
+        "captioner data check --data.name csv --data.root captions.csv --format json",
+    ),
+    ("max_words", "min_count", "workers"),
+)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line.
+
+    Returns:
+        The exit status: 0 if everything was done, 1 if some inputs failed, 2 if the call is wrong.
+    """
+    arguments = sys.argv[1:] if arguments is None else arguments
+    debug = "--debug" in arguments
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # for file names that are not UTF-8
+    try:
+        return _run(arguments)
+    except CaptionerError as error:
+        if debug:
+            raise
+        print(f"captioner: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader closed the output, as `head` does
+        sys.stderr.close()
+        return 1
+    except OSError as error:  # for example a full disk or a read-only folder
+        if debug:
+            raise
+        print(f"captioner: {error}; check the path, its permissions and the disk", file=sys.stderr)
+        _discard_output()
+        return 2
+    except KeyboardInterrupt:
+        print("captioner: interrupted", file=sys.stderr)
+        return 130
+
+
+def _run(arguments: list[str]) -> int:
+    if not arguments or arguments == ["help"]:
+        arguments = ["--help"]
+    elif arguments[0] == "help":
+        arguments = [*arguments[1:], "--help"]
+    if arguments == ["data"]:
+        arguments = ["data", "--help"]
+    if arguments[0] in training.COMMANDS:
+        return training.run(arguments)
+    parser, commands = _parser()
+    name = " ".join(arguments[: 2 if arguments[0] == "data" else 1])
+    if name in commands:
+        commands[name].check_names(arguments[1:])
+    options = parser.parse_args(arguments)
+    checks.check(name, options)
+    status: int = options.module.run(options)
+    return status
+
+
+def _discard_output() -> None:
+    """Keep Python from flushing standard output again at exit, which would print a traceback."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _parser() -> tuple[Parser, dict[str, Parser]]:
+    """Return the main parser, and the parsers of the commands by name."""
+    parser = Parser(
+        prog="captioner",
+        description="Write a sentence about a photo and show where the model looked for each word.",
+        examples=(
+            "captioner caption photo.jpg",
+            "captioner explain photo.jpg --output attention",
+            "captioner caption --help    # the options of a command, with examples",
+        ),
+    )
+    parser.add_argument("--version", action="version", version=f"captioner {__version__}")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, text in training.COMMANDS.items():
+        commands.add_parser(name, help=text)
+    parsers = {name: _add_command(commands, name, command) for name, command in COMMANDS.items()}
+    text = "inspect a data set before training on it"
+    data = commands.add_parser("data", help=text, description=sentence(text))
+    data_commands = data.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    parsers["data check"] = _add_command(data_commands, "check", DATA_CHECK)
+    return parser, parsers
+
+
+def _add_command(
+    commands: "argparse._SubParsersAction[Parser]", name: str, command: Command
+) -> Parser:
+    parser = commands.add_parser(
+        name,
+        help=command.summary,
+        description=sentence(command.summary),
+        examples=command.examples,
+        more=command.more,
+    )
+    command.module.add_arguments(parser)
+    parser.set_defaults(module=command.module)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+"""What a command shows while it works: bars, only on a terminal, and how many photos failed."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Thread
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Show that the model is being loaded."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    with console.status("loading the model …"):
+        yield
+
+
+@contextmanager
+def captioning(count: Callable[[], int | None], done: int = 0) -> Iterator[Callable[[], None]]:
+    """Show a bar; yield the function that advances it.
+
+    Args:
+        count: returns the number of photos, or None if it is unknown; runs in a thread, because
+            listing a library takes time.
+        done: photos that are finished already.
+    """
+    from rich import progress
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    columns = (
+        progress.SpinnerColumn(),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
+    )
+    with progress.Progress(
+        *columns,
+        console=console,
+        disable=not console.is_terminal,
+        redirect_stdout=sys.stdout.isatty(),  # captions printed to the terminal appear above the bar
+    ) as bar:
+        task = bar.add_task("captioning", total=None, completed=done)
+        if console.is_terminal:
+            Thread(target=lambda: bar.update(task, total=count()), daemon=True).start()
+        yield lambda: bar.advance(task)
+
+
+@contextmanager
+def stages() -> Iterator[Callable[..., None]]:
+    """Show a bar; yield ``show(stage, total=None, advance=0)``, which updates it."""
+    from rich import progress
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    with progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as bar:
+        task = bar.add_task("", total=None)
+
+        def show(stage: str, total: int | None = None, advance: int = 0) -> None:
+            bar.update(task, description=stage, total=total, advance=advance)
+
+        yield show
+
+
+def report_failures(failed: int, total: int, advice: str = "") -> int:
+    """Say how many photos failed, unless there was only one, and return the exit status."""
+    if failed and total > 1:
+        print(f"captioner: {failed} of {total} photos could not be read{advice}", file=sys.stderr)
+    return 1 if failed else 0

@@ -1,0 +1,111 @@
+"""Object masks as targets of the attention of the words that name the objects.
+
+    record, caption ─ mentions of objects ─▶ their masks on the annotation grid
+
+This is the weak supervision of "Attention Correctness in Neural Image Captioning" (Liu et al. 2017,
+arXiv 1605.09553), with segments whose category a word names.
+"""
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from jaxtyping import Float32
+from PIL import Image
+
+from captioner.data.masks import MaskedImage, MaskedImages, read
+from captioner.data.records import Record
+from captioner.errors import DataError
+from captioner.text import UNK, Tokenizer
+
+_ORIENTATION = 0x0112  # EXIF tag; values from 5 exchange the sides
+Target = tuple[tuple[int, ...], Float32[np.ndarray, " L"]]
+
+
+class Supervision:
+    """Gives the normalised mask of an object for every caption word that names it.
+
+    The masks are in COCO's layout, which generated scenes share: ``annotations/instances_X.json`` for
+    the images in folder ``X``. A mask that fills the image carries no information and is left out. All
+    masks of an image that was rotated after annotation are left out, too.
+
+    Args:
+        records: the images of one split.
+        grid: (rows, columns) of the annotation vectors.
+
+    Raises:
+        DataError: there are no masks.
+    """
+
+    def __init__(self, records: Sequence[Record], grid: tuple[int, int]) -> None:
+        self.grid = grid
+        self._images: dict[int | str, tuple[MaskedImages, MaskedImage]] = {}
+        for file, members in masks_of(records).items():
+            folder = Path(members[0].path).parent
+            data = read(file, folder, {r.image_id: list(r.captions) for r in members})
+            self._images |= {image.image_id: (data, image) for image in data.images}
+        self._tokenizer = Tokenizer()
+        self._targets: dict[tuple[int | str, int], list[Target]] = {}
+
+    def __call__(
+        self, record: Record, number: int, ids: Sequence[int]
+    ) -> Float32[np.ndarray, "T L"]:
+        """The targets of a caption: for each token a mask that sums to 1, or zeros.
+
+        Args:
+            record: the image.
+            number: the index of the caption.
+            ids: its token ids, beginning with ``<start>``; ``<unk>`` gets no target.
+        """
+        key = (record.image_id, number)
+        if key not in self._targets:
+            self._targets[key] = self._find_targets(record, number)
+        targets = np.zeros((len(ids), self.grid[0] * self.grid[1]), np.float32)
+        for words, mask in self._targets[key]:
+            # ids may be cut, and begins with <start>.
+            targets[[word + 1 for word in words if word + 1 < len(ids)]] = mask
+        targets[np.array(ids) == UNK] = 0
+        return targets
+
+    def _find_targets(self, record: Record, number: int) -> list[Target]:
+        data, image = self._images.get(record.image_id, (None, None))
+        if data is None or image is None or _is_rotated(image):
+            return []
+        targets = []
+        for mention in data.mentions(self._tokenizer(record.captions[number]), image):
+            if mention.instances:
+                mask = image.truth(mention.instances, self.grid)
+                if mask.min() < 1:
+                    targets.append((mention.words, (mask / mask.sum()).astype(np.float32)))
+        return targets
+
+
+def masks_of(records: Sequence[Record]) -> dict[Path, list[Record]]:
+    """The instances files of some images, with the images of each.
+
+    Raises:
+        DataError: a file does not exist.
+    """
+    files: dict[Path, list[Record]] = defaultdict(list)
+    for record in records:
+        folder = Path(record.path).parent
+        files[folder.parent / "annotations" / f"instances_{folder.name}.json"].append(record)
+    for file in files:
+        if not file.is_file():
+            raise DataError(
+                f"attention supervised by masks needs '{file}', which does not exist: train on data "
+                "with object masks (shapes, or coco with its instances files), or leave the "
+                "objective's supervision at 0"
+            )
+    return files
+
+
+def _is_rotated(image: MaskedImage) -> bool:
+    """Whether width and height of the image file are exchanged relative to its masks."""
+    try:
+        with Image.open(image.path) as file:
+            size = file.size if file.getexif().get(_ORIENTATION, 1) < 5 else file.size[::-1]
+    except Exception:  # reading its pixels reports the error
+        return True
+    return size == image.size[::-1] != image.size

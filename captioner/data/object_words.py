@@ -1,0 +1,105 @@
+"""Finds the words of a caption that name COCO's categories.
+
+Captions name each category with many words; ``coco_words.toml`` is the table of synonyms.
+"""
+
+import tomllib
+from collections.abc import Iterable, Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from captioner.data.scene_grammar import Mention
+
+
+class CategoryWords:
+    """Finds category names in captions with a table of synonyms; the longest match wins.
+
+    Args:
+        categories: the names to find. COCO's categories have synonyms. Any other category is found by
+            its own name, in the singular and the plural.
+    """
+
+    def __init__(self, categories: Iterable[str]) -> None:
+        table = _table()
+        # None marks phrases that contain a category's name and mean something else.
+        self.entries: dict[tuple[str, ...], str | None] = {
+            form: None for phrase in table["none"]["phrases"] for form in forms(phrase)
+        }
+        young = table["young"]
+        for category in categories:
+            for name in (category, *table["categories"].get(category, ())):
+                for form in forms(name):
+                    self.entries[form] = category
+                    if category in young["categories"]:
+                        self.entries |= {(word, *form): category for word in young["words"]}
+        self.longest = max(map(len, self.entries))
+
+    def __call__(self, words: Sequence[str], present: Sequence[str]) -> list[Mention]:
+        """The mentions in a caption; each refers to all instances of its category.
+
+        Args:
+            words: of the caption, in lower case.
+            present: the category of each instance in the image.
+        """
+        return [
+            Mention(at, category, tuple(i for i, other in enumerate(present) if other == category))
+            for at, category in self.find(words)
+        ]
+
+    def find(self, words: Sequence[str]) -> list[tuple[tuple[int, ...], str]]:
+        """The positions and the category of every name in a caption."""
+        # The tokenizer keeps "stop-sign" as one word.
+        parts = [(index, part) for index, word in enumerate(words) for part in word.split("-")]
+        texts = [part for _, part in parts]
+        names, start = [], 0
+        while start < len(parts):
+            for end in range(min(start + self.longest, len(parts)), start, -1):
+                name = tuple(texts[start:end])
+                if name in self.entries and _is_noun(name, texts[:start], texts[end:]):
+                    if (category := self.entries[name]) is not None:
+                        positions = dict.fromkeys(index for index, _ in parts[start:end])
+                        names.append((tuple(positions), category))
+                    start = end
+                    break
+            else:
+                start += 1
+        return names
+
+
+def _is_noun(name: tuple[str, ...], before: list[str], after: list[str]) -> bool:
+    """Whether a name that can also be an adjective ("orange") is used as a noun."""
+    rules = _table()["alone"]
+    if " ".join(name) not in rules["words"]:
+        return True
+    if not before:
+        return not after
+    return before[-1] in rules["after"] and (not after or after[0] in rules["before"])
+
+
+def forms(name: str) -> list[tuple[str, ...]]:
+    """A name in the singular and the plural, as words.
+
+    >>> forms("fire hydrant")
+    [('fire', 'hydrant'), ('fire', 'hydrants')]
+    """
+    table = _table()
+    words = tuple(name.replace("'s", " 's").split())
+    if name in table["uncounted"]["words"]:
+        return [words]
+    *others, last = words
+    return [words, (*others, table["plurals"].get(last) or _plural(last))]
+
+
+def _plural(noun: str) -> str:
+    if noun.endswith(("s", "x", "z", "ch", "sh")):
+        return noun + "es"
+    if noun.endswith("y") and noun[-2:-1] not in "aeiou":
+        return noun[:-1] + "ies"
+    return noun + "s"
+
+
+@cache
+def _table() -> dict[str, Any]:
+    text = files("captioner.data").joinpath("coco_words.toml").read_text("utf-8")
+    return tomllib.loads(text)

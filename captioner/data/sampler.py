@@ -1,0 +1,104 @@
+"""The order of the images, their distribution over processes, and resuming in mid-epoch."""
+
+from collections.abc import Callable, Iterator, Sequence, Sized
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch.utils.data import DataLoader, DistributedSampler
+
+from captioner import distributed
+from captioner.errors import DataError
+
+
+class Draw(NamedTuple):
+    """The index of an image in its data set, and the seed of its random augmentation in this epoch."""
+
+    row: int
+    seed: int
+
+
+class InOrder(DistributedSampler[Any]):
+    """All images in order; the processes share every batch.
+
+    Batch b holds images b·B … b·B + B − 1, whatever the number of processes N; each process takes
+    every N-th of them. An uneven last batch is padded with None, where PyTorch's
+    ``DistributedSampler`` would repeat images. Lightning keeps a sampler that derives from it.
+
+    Args:
+        dataset: its length is the number of images.
+        batch_size: B, over all processes.
+
+    Raises:
+        DataError: B is not a multiple of the number of processes.
+    """
+
+    def __init__(self, dataset: Sized, batch_size: int) -> None:
+        super().__init__(dataset, distributed.count(), distributed.rank(), shuffle=False)  # type: ignore[arg-type]
+        self.size, self.batch_size = len(dataset), batch_size
+        self.skip = 0
+        """The number of batches to skip at the start of the next epoch only."""
+        self.local_batch_size, rest = divmod(batch_size, self.num_replicas)
+        """The number of images per batch in this process."""
+        if rest:
+            raise DataError(
+                f"data.batch_size counts the images of all processes: {batch_size} cannot be divided "
+                f"among {self.num_replicas} processes; give a multiple"
+            )
+
+    def __len__(self) -> int:
+        full, rest = divmod(self.size, self.batch_size)
+        return full * self.local_batch_size + -(-rest // self.num_replicas)
+
+    def __iter__(self) -> Iterator[Draw | int | None]:
+        order = self.order()
+        first, self.skip = self.skip * self.batch_size, 0
+        for start in range(first, self.size, self.batch_size):
+            batch = order[start : start + self.batch_size]
+            local = batch[self.rank :: self.num_replicas]
+            yield from local
+            yield from [None] * (-(-len(batch) // self.num_replicas) - len(local))
+
+    def order(self) -> Sequence[Draw | int]:
+        """The images of all processes in this epoch."""
+        return range(self.size)
+
+
+class Shuffled(InOrder):
+    """All images in an order that depends on (seed, epoch) only, so that a resumed run repeats it."""
+
+    def __init__(self, dataset: Sized, batch_size: int, seed: int) -> None:
+        super().__init__(dataset, batch_size)
+        self.seed = seed
+
+    def order(self) -> Sequence[Draw]:
+        """The images of all processes in this epoch, which Lightning sets."""
+        rng = np.random.default_rng([self.seed, self.epoch])
+        seeds = rng.integers(2**62, size=self.size).tolist()
+        return list(map(Draw, rng.permutation(self.size).tolist(), seeds))
+
+
+class ResumableLoader(DataLoader[Any]):
+    """A ``DataLoader`` over `InOrder` that skips the batches a resumed run has completed.
+
+    Args:
+        completed_batches: returns the number of completed batches of the epoch. It is called when the
+            first batch is read, because Lightning restores the number only then.
+        options: of ``DataLoader``.
+    """
+
+    def __init__(self, *, completed_batches: Callable[[], int], **options: Any) -> None:
+        super().__init__(**options)
+        self._completed_batches = completed_batches
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        self.sampler.skip = self._completed_batches()  # type: ignore[attr-defined]
+        yield from super().__iter__()
+
+    # Lightning warns about a loader without these two, and counts the batches itself.
+
+    def state_dict(self) -> dict[str, int]:
+        """Return an empty state."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Do nothing."""

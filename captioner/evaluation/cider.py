@@ -1,0 +1,82 @@
+"""CIDEr-D as a reward: the score of single captions with document frequencies computed once."""
+
+import math
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
+from typing import NamedTuple
+
+from captioner.errors import UsageError
+
+Words = Sequence[Hashable]  # strings or ids
+Gram = tuple[Hashable, ...]
+
+ORDER = 4  # longest n-grams
+SIGMA = 6.0  # of the Gaussian length penalty
+
+
+class _Vector(NamedTuple):
+    """The TF-IDF vectors of a caption's n-grams for n = 1 … 4."""
+
+    weights: list[dict[Gram, float]]
+    norms: list[float]
+    length: int  # in bigrams
+
+
+class CiderD:
+    """CIDEr-D (Vedantam, Zitnick, Parikh 2015, arXiv 1411.5726, §4).
+
+    Gives the per-image scores of coco-caption with the document frequencies of one corpus.
+
+    Args:
+        corpus: reference captions of every image, as words or ids.
+
+    Raises:
+        UsageError: the corpus has no images.
+    """
+
+    def __init__(self, corpus: Iterable[Sequence[Words]]) -> None:
+        self._frequencies: Counter[Gram] = Counter()
+        images = 0
+        for captions in corpus:
+            images += 1
+            self._frequencies.update({gram for caption in captions for gram in _grams(caption)})
+        if not images:
+            raise UsageError("CIDEr-D needs reference captions for its word frequencies, got none")
+        self._log_images = math.log(images)
+
+    def __call__(self, candidates: Sequence[Words], references: Sequence[Words]) -> list[float]:
+        """Score each candidate caption of one image, from 0 to 10; most scores are below 2."""
+        vectors = [self._vector(reference) for reference in references]
+        scores = []
+        for candidate in candidates:
+            vector = self._vector(candidate)
+            total = sum(_similarity(vector, reference) for reference in vectors)
+            scores.append(total / max(len(vectors), 1))
+        return scores
+
+    def _vector(self, caption: Words) -> _Vector:
+        weights: list[dict[Gram, float]] = [{} for _ in range(ORDER)]
+        for gram, count in _grams(caption).items():
+            idf = self._log_images - math.log(max(1, self._frequencies[gram]))
+            weights[len(gram) - 1][gram] = count * idf
+        norms = [math.sqrt(sum(value * value for value in part.values())) for part in weights]
+        return _Vector(weights, norms, max(len(caption) - 1, 0))
+
+
+def _grams(caption: Words) -> Counter[Gram]:
+    return Counter(
+        tuple(caption[i : i + n]) for n in range(1, ORDER + 1) for i in range(len(caption) - n + 1)
+    )
+
+
+def _similarity(candidate: _Vector, reference: _Vector) -> float:
+    """10 × length penalty × mean over n of the cosine with clipped counts."""
+    penalty = math.exp(-((candidate.length - reference.length) ** 2) / (2 * SIGMA**2))
+    total = 0.0
+    for n in range(ORDER):
+        norm = candidate.norms[n] * reference.norms[n]
+        if norm:
+            weights = reference.weights[n]
+            pairs = [(value, weights.get(gram, 0)) for gram, value in candidate.weights[n].items()]
+            total += sum(min(value, weight) * weight for value, weight in pairs) / norm
+    return 10 * penalty * total / ORDER

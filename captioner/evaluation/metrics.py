@@ -1,0 +1,306 @@
+"""Caption metrics: BLEU-1..4, ROUGE-L, CIDEr-D and METEOR 1.5, computed by pycocoevalcap.
+
+    scorer = CaptionScorer({"dog.jpg": ["a dog is running", "the dog runs"]})
+    scores = scorer.score({"dog.jpg": "a dog runs"})
+    scores.bleu_4, scores.cider, scores.meteor        # percent; METEOR is None without Java
+    evaluate_files("results.json", "captions_val2014.json").as_dict()
+
+The Penn Treebank tokenizer and METEOR are Java programs. With a working ``java`` the scores equal
+those of coco-caption. Without it, NLTK tokenizes the captions, which gives slightly different scores
+(``Scores.tokenizer`` names the tokenizer), and METEOR is left out: NLTK's METEOR differs by tens of
+points.
+"""
+
+import dataclasses
+import logging
+import re
+import shutil
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pycocoevalcap.bleu.bleu_scorer import BleuScorer
+from pycocoevalcap.cider.cider import Cider
+from pycocoevalcap.rouge.rouge import Rouge
+
+from captioner.data.readers.coco import parse_captions
+from captioner.data.readers.files import MALFORMED, parse_id, parse_json
+from captioner.errors import EvaluationError
+from captioner.evaluation.image_statistics import ORDER, ImageStatistics, statistics
+from captioner.evaluation.java import JavaError, meteor_statistics, ptb_words
+from captioner.text import Tokenizer
+
+Id = int | str
+Words = Callable[[str], Sequence[str]]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """Corpus scores in percent. CIDEr-D may exceed 100, as in papers.
+
+    CIDEr-D gives a word more weight the fewer of the *scored* images mention it. Scores of 100 and of
+    5,000 images are therefore not comparable, and for a single image CIDEr is always 0.
+
+    Attributes:
+        meteor: None without Java.
+        tokenizer: ``ptb``, or without Java the name of another one, such as ``nltk-treebank``.
+        images: number of images scored.
+        missing: number of images with references but without a candidate.
+    """
+
+    bleu_1: float
+    bleu_2: float
+    bleu_3: float
+    bleu_4: float
+    rouge_l: float
+    cider: float
+    meteor: float | None
+    tokenizer: str
+    images: int
+    missing: int = 0
+
+    def as_dict(self) -> dict[str, float | int | str | None]:
+        """All fields, ready for JSON."""
+        return dataclasses.asdict(self)
+
+
+class CaptionScorer:
+    """Score candidate captions against references. Each reference is tokenized once, on first use.
+
+    Args:
+        references: image id → reference captions.
+        java: whether to use Java's tokenizer and METEOR. True raises an error if Java fails. None
+            uses Java if it is installed; if it fails, a warning is logged and it is not used.
+        tokenizer: splits a caption into words if Java is not used.
+
+    Raises:
+        EvaluationError: an image has no reference caption.
+    """
+
+    def __init__(
+        self,
+        references: Mapping[Id, Sequence[str]],
+        *,
+        java: bool | None = None,
+        tokenizer: Words | None = None,
+    ) -> None:
+        empty = [image for image, texts in references.items() if not any(map(str.strip, texts))]
+        if empty:
+            raise EvaluationError(
+                f"every image needs a reference caption; {len(empty)} have none: {_some(empty)}"
+            )
+        self.references = references
+        self._java = shutil.which("java") is not None if java is None else java
+        self._strict = java is True
+        self._split: Words = Tokenizer() if tokenizer is None else tokenizer
+        self._split_name = str(getattr(self._split, "name", "custom"))
+        self._tokenized: dict[Id, list[str]] = {}
+
+    def score(self, candidates: Mapping[Id, str]) -> Scores:
+        """Score one caption for each image; the images may be a subset.
+
+        An empty caption is allowed and scores 0.
+
+        Raises:
+            EvaluationError: no candidates, an image without references, or ``java=True`` and Java
+                fails.
+        """
+        return self.per_image_scores(candidates)[0]
+
+    def per_image_scores(
+        self, candidates: Mapping[Id, str]
+    ) -> tuple[Scores, list[ImageStatistics]]:
+        """Return the scores, and what each image contributes to them. See ``score``."""
+        if not candidates:
+            raise EvaluationError("nothing to score: expected a caption of at least one image")
+        if unknown := [image for image in candidates if image not in self.references]:
+            raise EvaluationError(
+                f"{len(unknown)} of {len(candidates)} captioned images have no references: "
+                f"{_some(unknown)}; there are references of {_some(self.references) or 'no image'}"
+            )
+        if self._java:
+            try:
+                return self._score(candidates)
+            except JavaError as error:
+                if self._strict:
+                    raise EvaluationError(
+                        f"{error}; repair or install Java, or score without it (java=False)"
+                    ) from error
+                logger.warning(
+                    "%s; scoring with %s words and without METEOR", error, self._split_name
+                )
+                self._java = False
+                self._tokenized.clear()
+        return self._score(candidates)
+
+    def _score(self, candidates: Mapping[Id, str]) -> tuple[Scores, list[ImageStatistics]]:
+        references = self._tokenized_references(candidates)
+        words = self._tokenize(list(candidates.values()))
+        tokenized = {image: [line] for image, line in zip(candidates, words, strict=True)}
+        bleu = BleuScorer(n=ORDER)
+        for image, [line] in tokenized.items():
+            bleu += (line, references[image])
+        _, rouge = Rouge().compute_score(references, tokenized)
+        _, cider = Cider().compute_score(references, tokenized)
+        meteor = meteor_statistics(words, list(references.values())) if self._java else None
+        images = [
+            ImageStatistics(
+                image,
+                {"rouge_l": (100 * float(rouge[i]), 1.0), "cider": (100 * float(cider[i]), 1.0)},
+                caption,
+                _bleu_counts(bleu.ctest[i]),
+                None if meteor is None else meteor[i],
+            )
+            for i, (image, caption) in enumerate(candidates.items())
+        ]
+        once = np.ones((1, len(images)))
+        values: dict[str, Any] = {"meteor": None}
+        values |= {name: float(of(once)[0]) for name, of in statistics(images).items()}
+        scores = Scores(
+            **values,
+            tokenizer="ptb" if self._java else self._split_name,
+            images=len(candidates),
+            missing=len(self.references) - len(candidates),
+        )
+        return scores, images
+
+    def _tokenized_references(self, images: Iterable[Id]) -> dict[Id, list[str]]:
+        """Return the tokenized references of some images; tokenize only new ones."""
+        new = [image for image in images if image not in self._tokenized]
+        lines = iter(self._tokenize([text for image in new for text in self.references[image]]))
+        self._tokenized |= {image: [next(lines) for _ in self.references[image]] for image in new}
+        references = {image: self._tokenized[image] for image in images}
+        if not any(map(any, references.values())):
+            raise EvaluationError(
+                f"every reference needs a word, got none for images such as {_some(references)}"
+            )
+        return references
+
+    def _tokenize(self, captions: Sequence[str]) -> list[str]:
+        if self._java:
+            return ptb_words(captions)
+        return [" ".join(self._split(caption)) for caption in captions]
+
+
+def _bleu_counts(counts: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return an image's counts for BLEU; the shorter of two equally close references counts."""
+    length = counts["testlen"]
+    closest = min((abs(reference - length), reference) for reference in counts["reflen"])[1]
+    return (length, closest, *counts["correct"], *counts["guess"])
+
+
+_RESULTS = 'COCO results, [{"image_id", "caption"}], or JSON lines of {"image", "caption"}'
+_REFERENCES = 'COCO captions, {"images": […], "annotations": [{"image_id", "caption"}]}'
+
+
+def evaluate_files(
+    results: str | Path, references: str | Path, *, java: bool | None = None
+) -> Scores:
+    """Score a results file against a COCO captions file.
+
+    Results may name an image by its id or by its file name, with or without folders.
+
+    Raises:
+        EvaluationError: a file cannot be read or has another form, a captioned image has no
+            reference, or ``java=True`` and Java fails.
+    """
+    references_by_id, ids = _read_coco(references)
+    candidates: dict[Id, str] = {}
+    for image, caption in read_results(results).items():
+        image_id = image if image in references_by_id else ids.get(_basename(image), image)
+        if image_id in candidates:
+            raise EvaluationError(f"{results} captions image {image_id!r} twice: by id and by name")
+        candidates[image_id] = caption
+    return CaptionScorer(references_by_id, java=java).score(candidates)
+
+
+def read_results(path: str | Path) -> dict[Id, str]:
+    """Read captions by image from COCO results JSON, or from the JSON lines of ``captioner caption``.
+
+    The key is the ``image_id``, or without one the file name in ``image``. Records of images that
+    could not be read (``{"image", "error"}``) are left out with a logged warning.
+
+    Raises:
+        EvaluationError: the file cannot be read, has another form, or names an image twice.
+    """
+    captions: dict[Id, str] = {}
+    failed, twice = [], []
+    for number, record in enumerate(_load(path, _RESULTS, lines=True), start=1):
+        try:
+            image = parse_id(record.get("image_id", record.get("image")))
+        except (AttributeError, TypeError) as error:
+            raise EvaluationError(
+                f"{path}: record {number} names no image; expected {_RESULTS}"
+            ) from error
+        image = image if "image_id" in record else _basename(image)
+        if "caption" not in record and "error" in record:
+            failed.append(image)
+        elif not isinstance(record.get("caption"), str):
+            raise EvaluationError(f"{path}: record {number} has no caption; expected {_RESULTS}")
+        elif image in captions:
+            twice.append(image)
+        else:
+            captions[image] = record["caption"]
+    if twice:
+        raise EvaluationError(f"{path} captions an image twice, expected once: {_some(twice)}")
+    if not captions:
+        raise EvaluationError(f"{path} holds no caption; expected {_RESULTS}")
+    if failed:
+        logger.warning("%s: left out images that have no caption: %s", path, _some(failed))
+    return captions
+
+
+def read_references(path: str | Path) -> dict[Id, list[str]]:
+    """Read reference captions by image id from COCO captions JSON.
+
+    Raises:
+        EvaluationError: the file cannot be read or has another form.
+    """
+    return _read_coco(path)[0]
+
+
+def _read_coco(path: str | Path) -> tuple[dict[Id, list[str]], dict[str, Id]]:
+    """Return the references by image id, and the image ids by file name, if it is unique."""
+    content = _load(path, _REFERENCES)
+    try:
+        names, references = parse_captions(content)
+    except MALFORMED as error:
+        raise EvaluationError(
+            f"{path} has no reference captions ({type(error).__name__}: {error}); expected "
+            f"{_REFERENCES}"
+        ) from error
+    if not references:
+        raise EvaluationError(f"{path} has no reference captions; expected {_REFERENCES}")
+    ids: dict[str, set[Id]] = defaultdict(set)
+    for image_id, name in names:
+        ids[_basename(name)].add(image_id)
+    return dict(references), {name: min(same) for name, same in ids.items() if len(same) == 1}
+
+
+def _load(path: str | Path, expected: str, *, lines: bool = False) -> Any:
+    """Load a JSON file. With ``lines``, a file that is not a list is read as JSON lines."""
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+        if lines and not text.lstrip().startswith("["):
+            values = [line for line in text.split("\n") if line.strip()]
+            text = "[" + ",\n".join(values) + "]"  # error messages give the right line numbers
+        return parse_json(text)
+    except OSError as error:
+        raise EvaluationError(f"cannot read {path}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise EvaluationError(f"{path} is not JSON ({error}); expected {expected}") from error
+
+
+def _basename(image: Id) -> str:
+    return re.split(r"[/\\]", str(image))[-1]
+
+
+def _some(images: Iterable[object]) -> str:
+    """List the first few images for a message."""
+    names = [repr(image) for image in images]
+    rest = f" and {len(names) - 5} more" if len(names) > 5 else ""
+    return ", ".join(names[:5]) + rest

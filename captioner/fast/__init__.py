@@ -1,0 +1,43 @@
+"""Faster versions of parts of a model, swapped in from outside.
+
+``captioner.models`` defines the computation and never imports this package. ``accelerate(model)``
+swaps in faster modules with the same parameters, names and results up to rounding. Set the environment
+variable ``CAPTIONER_FAST=0`` to keep the plain modules. docs/speed.md lists the gain of each.
+"""
+
+import os
+from collections.abc import Mapping
+
+from torch import nn
+
+
+def enabled() -> bool:
+    """Return False if the environment variable ``CAPTIONER_FAST`` is ``0``."""
+    return os.environ.get("CAPTIONER_FAST", "1") != "0"
+
+
+def accelerate(model: nn.Module) -> dict[str, type[nn.Module]]:
+    """Swap in the faster versions of a model's modules, in place.
+
+    A faster version is a subclass of the plain module with the same parameters, so only the class of
+    an existing module changes. It is registered in ``captioner.fast.replacements``.
+
+    Returns the plain class of every replaced module by its name; empty if ``CAPTIONER_FAST=0``.
+    """
+    from captioner.fast.replacements import REPLACEMENTS
+
+    if not enabled():
+        return {}
+    replaced = {}
+    for name, module in model.named_modules():
+        faster = REPLACEMENTS.get(type(module))
+        if faster is not None:
+            replaced[name] = type(module)
+            module.__class__ = faster
+    return replaced
+
+
+def restore(model: nn.Module, replaced: Mapping[str, type[nn.Module]]) -> None:
+    """Undo ``accelerate``, given its result: give the modules their plain classes back."""
+    for name, plain in replaced.items():
+        model.get_submodule(name).__class__ = plain

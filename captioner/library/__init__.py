@@ -1,1 +1,0 @@
-"""Captions for a whole library of photos: in order of use, sources, batch, shards, workers, cluster."""

@@ -1,0 +1,85 @@
+"""Ranges of numbers that a caller can give; without torch, for the command line."""
+
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from captioner.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number in a range; NaN is in none.
+
+    Attributes:
+        low: the smallest number.
+        high: the largest number.
+        whole: whether it must be a whole number.
+        above: whether it must be larger than ``low``.
+    """
+
+    low: float | int
+    high: float | int = inf
+    whole: bool = True
+    above: bool = False
+
+    def accepts(self, value: Any) -> bool:
+        """Return whether a value is such a number; True and False are none."""
+        number = isinstance(value, int if self.whole else int | float)
+        inside = number and not isinstance(value, bool) and self.low <= value <= self.high
+        return bool(inside and not (self.above and value == self.low))
+
+    def parse(self, text: str) -> float | int | None:
+        """Return the number that a text names; None if it names no such number."""
+        try:
+            value = int(text) if self.whole else float(text)
+        except ValueError:
+            return None
+        return value if self.accepts(value) else None
+
+    def __str__(self) -> str:
+        kind = "a whole number" if self.whole else "a number"
+        low, high = f"{self.low:,.10g}", f"{self.high:,.10g}"
+        if self.above:
+            return f"{kind} above {low}" + ("" if self.high == inf else f" and at most {high}")
+        return f"{kind} of {low} or more" if self.high == inf else f"{kind} from {low} to {high}"
+
+
+def check(option: str, value: Any, expected: Number) -> None:
+    """Raise UsageError unless a value is in a range."""
+    if not expected.accepts(value):
+        raise UsageError(f"{option} must be {expected}, got {value!r:.40}")
+
+
+SHARE = Number(0, 1, whole=False)
+TEMPERATURE = Number(1e-6, 1e6, whole=False)
+SUPERVISION = Number(0, 1e6, whole=False)
+"""The weight of mask supervision."""
+SEED = Number(0, 2**32 - 1)
+"""The seeds that numpy accepts."""
+
+DECODING = {
+    "beam_size": Number(1, 100),
+    "max_length": Number(1, 200),
+    "length_penalty": Number(-10, 10, whole=False),
+    "samples": Number(1, 100),
+    "no_repeat": Number(0, 200),
+}
+"""The options of a search."""
+
+DATA = {
+    **dict.fromkeys(("batch_size", "captions_per_image", "max_words", "min_count"), Number(1)),
+    "mirror": SHARE,
+    "crop": Number(0, 1, whole=False, above=True),
+}
+"""The options of the data module."""
+
+SCENE = {"seed": Number(0), "image_size": Number(32, 4096), "max_objects": Number(1, 6)}
+"""The options of a generated scene."""
+
+MAX_ROWS = 1000
+"""Hypotheses × paths that are searched together. Each takes memory for every word of the vocabulary,
+so that fewer images are searched together with a larger beam."""
+
+BATCH = Number(1, 512)
+"""Images that are read and encoded together."""

@@ -1,0 +1,172 @@
+"""Attention: A(q, K, V) = Σ_i p(a(k_i, q)) · v_i, a score composed with a distribution."""
+
+from dataclasses import dataclass, field, replace
+from typing import Protocol, runtime_checkable
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from captioner.models.annotations import Annotations
+from captioner.models.distributions import Distribution, QueryContext, Sampling, Soft, Weights
+from captioner.models.registry import Component
+from captioner.models.scores import Additive, PreparedKeys, Queries, Score
+
+Vectors = Float[Tensor, "B L _"]
+Step = int | Int[Tensor, "*images T"] | None
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The part of attention that is computed once per image; see also ``QueryContext``."""
+
+    prepared: PreparedKeys  # the result of ``Score.prepare``
+    values: Float[Tensor, "B L D"]
+    mask: Bool[Tensor, "B L"] | None  # True where a position may be attended
+    grid: tuple[int, int]
+    sampling: Sampling | None = None
+    use_expectation: Bool[Tensor, " B"] | None = None
+
+
+@dataclass(frozen=True)
+class AttentionOutput(Weights):
+    """``Weights`` with the context vector of each query; the axis T exists if the query had it.
+
+    With several heads, ``weights`` and ``probs`` are means, ``log_prob`` and ``entropy`` sums over
+    the heads. ``weights`` is None if they were not requested and not computed.
+    """
+
+    weights: Float[Tensor, "B *T L"] | None  # type: ignore[assignment]
+    context: Float[Tensor, "B *T D"] = field(kw_only=True)  # ẑ, the weighted sum of the values
+    candidate_values: Float[Tensor, "B *T k D"] | None = None  # values at ``candidate_indices``
+    heads: Float[Tensor, "B *T h L"] | None = None  # weights of every head; None with one head
+
+
+@runtime_checkable
+class ScoreFactory(Protocol):
+    """Makes a score for queries and keys of given widths."""
+
+    def __call__(self, *, query_dim: int, key_dim: int) -> Score: ...  # noqa: D102
+
+
+@runtime_checkable
+class DistributionFactory(Protocol):
+    """Makes a distribution for queries of a given width."""
+
+    def __call__(self, *, query_dim: int) -> Distribution: ...  # noqa: D102
+
+
+class AttentionBase(Component, kind="attention"):
+    """Base of all attentions.
+
+    Call ``keys = attention.prepare(annotations)`` once per image, then ``attention(query, keys)`` for
+    every word, or once for all words of all captions of an image. Subclasses implement ``project``
+    and ``attend``.
+    """
+
+    distribution: Distribution
+
+    @property
+    def mechanism(self) -> str:
+        """The name shown to users, such as ``Additive × Soft``."""
+        return f"{type(self).__name__} × {self.distribution.name}"
+
+    def prepare(
+        self,
+        annotations: Annotations,
+        values: Vectors | None = None,
+        sampling: Sampling | None = None,
+    ) -> Keys:
+        """Compute everything that does not depend on the query.
+
+        Args:
+            annotations: their keys, or else their vectors, are compared with the query.
+            values: the vectors that are averaged; None for those of the annotations.
+            sampling: how hard attention chooses positions; None for the distribution's defaults.
+        """
+        compared = annotations if annotations.keys is None else annotations.keys
+        averaged = annotations.vectors if values is None else values
+        projected = self.project(compared.vectors, averaged)
+        use_expectation = self.distribution.draw_expectation(len(averaged), averaged.device)
+        return Keys(*projected, annotations.mask, annotations.grid, sampling, use_expectation)
+
+    def project(self, keys: Vectors, values: Vectors) -> tuple[PreparedKeys, Vectors]:
+        """Compute ``Keys.prepared`` and ``Keys.values``."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        query: Float[Tensor, "B *T n"],
+        keys: Keys,
+        step: Step = None,
+        need_weights: bool = True,
+    ) -> AttentionOutput:
+        """Compute the context vector of each query.
+
+        Args:
+            query: one query per image, (B, n), or T of them, (B, T, n); the results are equal.
+            keys: the result of ``prepare``.
+            step: index of the word that each query predicts, as in ``QueryContext``.
+            need_weights: False allows the weights to be left out where that is faster.
+        """
+        if query.ndim == 3:
+            return self.attend(query, keys, step, need_weights)
+        output = self.attend(query.unsqueeze(1), keys, step, need_weights)
+        single = {name: part.squeeze(1) for name, part in vars(output).items() if part is not None}
+        return replace(output, **single)
+
+    def attend(
+        self, queries: Queries, keys: Keys, step: Step, need_weights: bool
+    ) -> AttentionOutput:
+        """Compute the context vectors of T queries per image."""
+        raise NotImplementedError
+
+
+class Attention(AttentionBase):
+    """``A(q, K, V) = Σ_i α_i v_i`` with ``α = p(e)``, ``e_i = a(k_i, q)`` (Hu 2018).
+
+    Args:
+        score: makes the score a, e.g. ``Additive``.
+        distribution: makes the distribution p, e.g. ``Soft``.
+    """
+
+    def __init__(
+        self,
+        query_dim: int,
+        key_dim: int,
+        score: ScoreFactory = Additive,
+        distribution: DistributionFactory = Soft,
+    ) -> None:
+        super().__init__()
+        self.score = score(query_dim=query_dim, key_dim=key_dim)
+        self.distribution = distribution(query_dim=query_dim)
+
+    @property
+    def mechanism(self) -> str:
+        """The names of score and distribution."""
+        return f"{type(self.score).__name__} × {self.distribution.name}"
+
+    def project(self, keys: Vectors, values: Vectors) -> tuple[PreparedKeys, Vectors]:
+        """Prepare the keys for the score."""
+        return self.score.prepare(keys), values
+
+    def attend(
+        self,
+        queries: Queries,
+        keys: Keys,
+        step: Step,
+        need_weights: bool,  # noqa: ARG002 - the context always needs the weights
+    ) -> AttentionOutput:
+        """Compute scores, weights, and the weighted sum of the values."""
+        mask = None if keys.mask is None else keys.mask.unsqueeze(1)
+        query_context = QueryContext(queries, keys.grid, step, keys.sampling, keys.use_expectation)
+
+        scores = self.score(queries, keys.prepared)  # e = a(k, q)
+        alpha = self.distribution(scores, mask, query_context)  # α = p(e)
+        context = alpha.weights.to(keys.values.dtype) @ keys.values  # ẑ = Σ_i α_i v_i
+
+        candidates = None
+        if alpha.candidate_indices is not None:
+            images = torch.arange(len(context), device=context.device)[:, None, None]
+            candidates = keys.values[images, alpha.candidate_indices]  # (B, T, k, D)
+        return AttentionOutput(**vars(alpha), context=context, candidate_values=candidates)

@@ -1,0 +1,267 @@
+"""Distributions α = p(e): from scores to attention weights over the annotations."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor, nn
+
+from captioner.models.registry import Component, check_choice, require
+from captioner.models.scores import Scores
+
+SamplingMode = Literal["argmax", "sample", "expectation"]
+GradientName = Literal["score_function", "straight_through", "marginal"]
+Mask = Bool[Tensor, "B 1 L"] | None
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How hard attention chooses positions; deterministic distributions ignore it.
+
+    Attributes:
+        mode: ``sample``, ``argmax`` or ``expectation``, see ``Hard``; applies in training mode too.
+            None for the distribution's options: ``gradient`` in training mode, else ``test_time``.
+        temperature: multiplies the distribution's own temperature; above 0.
+        sampler: maps probabilities (B, T, L) to drawn indices (B, T, 1). None draws every row
+            independently.
+    """
+
+    mode: SamplingMode | None = None
+    temperature: float = 1.0
+    sampler: Callable[[Tensor], Tensor] | None = None
+
+
+@dataclass(frozen=True)
+class QueryContext:
+    """The inputs of a distribution besides the scores and the mask."""
+
+    query: Float[Tensor, "B T n"]  # the queries that were scored
+    grid: tuple[int, int]  # (rows, columns) of the positions in raster order; (1, L) for a sequence
+    # Index of the word each query predicts, from 0: one for all, (T,) or (B, T); None if unknown.
+    step: int | Int[Tensor, "*images T"] | None
+    sampling: Sampling | None = None  # how hard attention chooses positions; None for the defaults
+    # True for images whose samples are replaced by their expectation, see ``draw_expectation``.
+    use_expectation: Bool[Tensor, " B"] | None = None
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The result of a distribution.
+
+    Only hard attention sets ``entropy`` and ``probs``, and ``log_prob`` if it draws a position through
+    which no gradient flows. ``candidate_indices`` are the k most probable positions if the decoder
+    should try each of them.
+    """
+
+    weights: Float[Tensor, "B *T L"]  # α, in [0, 1]; exactly 0 where masked
+    log_prob: Float[Tensor, " B *T"] | None = None  # of the drawn position
+    entropy: Float[Tensor, " B *T"] | None = None  # of the distribution drawn from, in nats
+    centre: Float[Tensor, "B *T 2"] | None = None  # (row, column) of a local window, in cells
+    probs: Float[Tensor, "B *T L"] | None = None  # the distribution drawn from
+    candidate_indices: Int[Tensor, "B *T k"] | None = None
+    candidate_probs: Float[Tensor, "B *T k"] | None = None  # these sum to 1
+
+
+class Distribution(Component, kind="distribution"):
+    """Base of all distributions; ``query_dim`` is n, the width of a query, which some of them need.
+
+    Attributes:
+        sparse: whether the probability of a position that may be attended can be exactly 0. The
+            logarithm of such a probability trains nothing.
+        branches: whether the decoder should try several positions in training and mix their
+            predictions.
+    """
+
+    sparse = False
+    branches = False
+
+    def __init__(self, query_dim: int) -> None:  # noqa: ARG002
+        super().__init__()
+
+    @property
+    def name(self) -> str:
+        """The name shown to users."""
+        return type(self).__name__
+
+    def draw_expectation(self, images: int, device: torch.device) -> Bool[Tensor, " B"] | None:  # noqa: ARG002
+        """Draw, once per image, whether the expectation replaces its samples; None for never."""
+        return None
+
+    def forward(self, scores: Scores, mask: Mask, context: QueryContext) -> Weights:
+        """Turn scores into weights that sum to 1, or are all 0 where every position is masked.
+
+        ``mask`` is True where a position may be attended.
+        """
+        raise NotImplementedError
+
+
+class Soft(Distribution):
+    """``α = softmax(e)``: deterministic and differentiable (Xu et al. 2015 §4.2)."""
+
+    def forward(self, scores: Scores, mask: Mask, context: QueryContext) -> Weights:  # noqa: ARG002
+        """Compute the softmax over all unmasked positions."""
+        return Weights(masked_softmax(scores, mask))
+
+
+class Sparsemax(Distribution):
+    """``α = argmin_p ‖p − e‖²`` over the simplex: exact zeros (Martins, Astudillo 2016)."""
+
+    sparse = True
+
+    def forward(self, scores: Scores, mask: Mask, context: QueryContext) -> Weights:  # noqa: ARG002
+        """Compute ``max(e − τ(e), 0)`` by algorithm 1 of the paper."""
+        scores = _at_least_float32(scores)
+        if mask is not None:
+            scores = _block(scores, mask)
+        # A score 1 or more below the largest has weight 0, so -2 stands for everything lower.
+        scores = (scores - scores.amax(-1, keepdim=True)).clamp(min=-2.0)
+        if mask is not None:
+            scores = scores.masked_fill(~mask, -2.0)
+        ordered = scores.sort(-1, descending=True).values
+        count = torch.arange(1, scores.shape[-1] + 1, device=scores.device)
+        excess = ordered.cumsum(-1) - 1
+        support = (count * ordered > excess).sum(-1, keepdim=True).clamp(min=1)  # k(e)
+        threshold = excess.gather(-1, support - 1) / support  # τ(e)
+        weights = (scores - threshold).clamp(min=0.0)
+        return Weights(weights if mask is None else weights.masked_fill(~mask, 0.0))
+
+
+class Hard(Distribution):
+    """Attend to one drawn position, ``s ~ Multinoulli(softmax(e))`` (Xu et al. 2015 §4.1).
+
+    ``gradient`` selects how the scores are trained. The first two sample a position:
+
+    - ``score_function``: the one-hot weights carry no gradient; an objective (``Reinforce``) trains
+      the scores through ``log_prob`` and ``entropy``.
+    - ``straight_through``: the gradient of a softmax of scores plus Gumbel noise replaces that of
+      the one-hot weights (Jang et al. 2017, arXiv 1611.01144; Maddison et al. 2017, arXiv
+      1611.00712). Biased, with less variance.
+    - ``marginal``: nothing is sampled. The decoder tries each of the ``top`` most probable
+      positions, the probability of a word is Σ p(s) p(y | s) over them, and the next state is the
+      mean of theirs (Shankar, Garg, Sarawagi 2018, "Surprisingly Easy Hard-Attention"). No
+      variance, and ``top`` times the work of a step.
+
+    Args:
+        test_time: the mode outside training: ``argmax``, the most probable position; ``sample``;
+            or ``expectation``, the probabilities themselves as in soft attention.
+        gradient: see above.
+        temperature: the scores are divided by it; above 0.
+        expectation: probability in training that the expectation replaces the samples of an image
+            (0.5 in the paper).
+        top: k, the number of positions that ``marginal`` tries.
+    """
+
+    def __init__(
+        self,
+        query_dim: int,
+        test_time: SamplingMode = "argmax",
+        gradient: GradientName = "score_function",
+        temperature: float = 1.0,
+        expectation: float = 0.0,
+        top: int = 6,
+    ) -> None:
+        super().__init__(query_dim)
+        check_choice("test_time", test_time, SamplingMode)
+        check_choice("gradient", gradient, GradientName)
+        require(top >= 1, f"top, the number of positions to try, must be 1 or more, got {top}")
+        require(temperature > 0, f"the temperature must be above 0, got {temperature}")
+        probable = 0 <= expectation <= 1
+        require(probable, f"expectation must be a probability from 0 to 1, got {expectation}")
+        require(
+            gradient != "marginal" or not expectation,
+            "gradient: marginal samples nothing that an expectation could replace: "
+            "set expectation to 0",
+        )
+        self.test_time, self.gradient, self.temperature = test_time, gradient, temperature
+        self.expectation, self.top = expectation, top
+        self.branches = gradient == "marginal"
+
+    @property
+    def name(self) -> str:
+        """The name shown to users."""
+        return f"Hard ({self.test_time})"
+
+    def draw_expectation(self, images: int, device: torch.device) -> Bool[Tensor, " B"] | None:
+        """Draw, once per image, whether the expectation replaces its samples; None for never."""
+        if not (self.training and self.expectation):
+            return None
+        return torch.rand(images, device=device) < self.expectation
+
+    def forward(self, scores: Scores, mask: Mask, context: QueryContext) -> Weights:
+        """Compute one-hot weights of the drawn position; see ``gradient`` and ``Sampling``."""
+        sampling = context.sampling or Sampling()
+        training = self.training and sampling.mode is None
+        mode = sampling.mode or ("sample" if training else self.test_time)
+        temperature = self.temperature * sampling.temperature
+
+        probs = masked_softmax(scores / temperature, mask)
+        log_probs = probs.clamp(min=torch.finfo(probs.dtype).tiny).log()
+        entropy = -(probs * log_probs).sum(-1)
+        if mode == "expectation":
+            return Weights(probs, None, entropy, probs=probs)
+        if training and self.branches:
+            return self._candidates(probs, entropy)
+
+        noise = torch.zeros_like(probs)
+        if mode == "argmax":
+            index = probs.argmax(-1, keepdim=True)
+        elif sampling.sampler is not None:
+            index = sampling.sampler(probs)
+        else:  # the Gumbel-max trick: argmax(log p + g) is distributed as p
+            noise = -torch.empty_like(probs).exponential_().log()
+            index = (log_probs + noise).argmax(-1, keepdim=True)
+        weights = torch.zeros_like(probs).scatter(-1, index, 1.0)
+        if mask is not None:
+            weights = weights * mask
+        log_prob: Tensor | None = log_probs.gather(-1, index).squeeze(-1)
+
+        if training and self.gradient == "straight_through":
+            relaxed = masked_softmax((log_probs + noise) / temperature, mask)
+            weights, log_prob = weights + relaxed - relaxed.detach(), None
+        if training and context.use_expectation is not None:
+            use_expectation = context.use_expectation[:, None]  # (B, 1)
+            weights = torch.where(use_expectation.unsqueeze(-1), probs, weights)
+            log_prob = None if log_prob is None else log_prob.masked_fill(use_expectation, 0.0)
+        return Weights(weights, log_prob, entropy, probs=probs)
+
+    def _candidates(self, probs: Float[Tensor, "B T L"], entropy: Float[Tensor, "B T"]) -> Weights:
+        """Return the ``top`` most probable positions, their probabilities renormalised."""
+        chosen, indices = probs.topk(min(self.top, probs.shape[-1]), -1)
+        tiny = torch.finfo(probs.dtype).tiny  # for rows in which every position is masked
+        chosen = chosen / chosen.sum(-1, keepdim=True).clamp(min=tiny)
+        weights = torch.zeros_like(probs).scatter(-1, indices, chosen)
+        return Weights(weights, None, entropy, None, probs, indices, chosen)
+
+
+def hard_attention(decoder: nn.Module) -> list[Hard]:
+    """Return all hard distributions of a decoder."""
+    return [part for part in decoder.modules() if isinstance(part, Hard)]
+
+
+def samples_locations(decoder: nn.Module) -> bool:
+    """Return True if the decoder samples positions at test time, so that calls differ."""
+    return any(distribution.test_time == "sample" for distribution in hard_attention(decoder))
+
+
+def masked_softmax(
+    scores: Float[Tensor, "*rows L"], mask: Bool[Tensor, " *#rows L"] | None
+) -> Float[Tensor, "*rows L"]:
+    """Compute the softmax of any real numbers over the last axis, in at least float32.
+
+    The mask is True where a position may be attended. A row without such a position gives zeros.
+    """
+    scores = _at_least_float32(scores)
+    if mask is None:
+        return scores.softmax(-1)
+    return _block(scores, mask).softmax(-1).masked_fill(~mask, 0.0)
+
+
+def _at_least_float32(scores: Tensor) -> Tensor:
+    return scores.to(torch.promote_types(scores.dtype, torch.float32))
+
+
+def _block(scores: Tensor, mask: Tensor) -> Tensor:
+    """Fill masked scores with the smallest finite number; a row of -inf would give NaN."""
+    return scores.masked_fill(~mask, torch.finfo(scores.dtype).min)

@@ -1,0 +1,146 @@
+"""Multi-head attention: several heads, each with its own projections (Vaswani et al. 2017, §3.2.2)."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor, nn
+
+from captioner.models.attention import (
+    AttentionBase,
+    AttentionOutput,
+    DistributionFactory,
+    Keys,
+    Step,
+    Vectors,
+)
+from captioner.models.distributions import QueryContext, Soft, masked_softmax
+from captioner.models.registry import require
+from captioner.models.scores import PreparedKeys, Queries
+
+
+def check_heads(heads: int, dim: int) -> None:
+    """Raise ModelError if the heads do not divide the width."""
+    require(
+        heads >= 1 and dim % heads == 0,
+        f"{heads} heads do not divide a width of {dim}: choose heads that do, or another dim",
+    )
+
+
+def split_heads(vectors: Float[Tensor, "N T d"], heads: int) -> Float[Tensor, "N h T e"]:
+    """Split every vector into the parts of the heads, e = d / h components each."""
+    return vectors.view(*vectors.shape[:2], heads, -1).transpose(1, 2)
+
+
+def join_heads(vectors: Float[Tensor, "N h T e"]) -> Float[Tensor, "N T d"]:
+    """Undo ``split_heads``."""
+    return vectors.transpose(1, 2).flatten(2)
+
+
+def softmax_attention(
+    query: Float[Tensor, "N h T e"],
+    key: Float[Tensor, "N h L e"],
+    value: Float[Tensor, "N h L f"],
+    mask: Bool[Tensor, "#N #h #T #L"] | None,
+    dropout: float,
+) -> Float[Tensor, "N h T f"]:
+    """Compute ``softmax(Q Kᵀ / √e) V``; zeros where every position is masked.
+
+    A CPU trains faster with separate operators than with torch's fused one (docs/speed.md).
+
+    Args:
+        query: T queries per head.
+        key: L keys per head.
+        value: L values per head.
+        mask: True where a position may be attended; None if all may.
+        dropout: probability of dropping a weight.
+    """
+    if torch.is_grad_enabled() and query.device.type == "cpu":
+        weights = masked_softmax(query @ key.mT / math.sqrt(query.shape[-1]), mask)
+        return F.dropout(weights, dropout).to(value.dtype) @ value
+    context = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+    return context if mask is None else context.masked_fill(~mask.any(-1, keepdim=True), 0.0)
+
+
+class MultiHead(AttentionBase):
+    """``W_O [head_1; …; head_h]``, head i = p((W_q q)ᵢᵀ (W_k k)ᵢ / √(d/h)) · (W_v v)ᵢ.
+
+    Args:
+        heads: h.
+        dim: d, the width of all heads together; a multiple of h.
+        distribution: makes the distribution p; every head applies it independently.
+        dropout: probability of dropping a weight in training, as in ``torch.nn.MultiheadAttention``.
+    """
+
+    def __init__(
+        self,
+        query_dim: int,
+        key_dim: int,
+        heads: int = 8,
+        dim: int = 512,
+        distribution: DistributionFactory = Soft,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        check_heads(heads, dim)
+        self.heads = heads
+        self.query = nn.Linear(query_dim, dim, bias=False)
+        self.key = nn.Linear(key_dim, dim, bias=False)
+        self.value = nn.Linear(key_dim, dim, bias=False)
+        self.output = nn.Linear(dim, key_dim, bias=False)
+        self.distribution = distribution(query_dim=dim // heads)
+        require(
+            not self.distribution.branches,
+            "gradient: marginal works with a single head only: choose the attention Attention, "
+            "or the gradient straight_through",
+        )
+        self.dropout = nn.Dropout(dropout)
+
+    def project(self, keys: Vectors, values: Vectors) -> tuple[PreparedKeys, Vectors]:
+        """Project keys and values for all heads."""
+        return self.key(keys), self.value(values)
+
+    def attend(
+        self, queries: Queries, keys: Keys, step: Step, need_weights: bool
+    ) -> AttentionOutput:
+        """Compute every head independently and project all of them together."""
+        query, key, value = (
+            split_heads(vectors, self.heads)
+            for vectors in (self.query(queries), keys.prepared, keys.values)
+        )  # (B, h, T or L, d/h)
+        mask = None if keys.mask is None else keys.mask[:, None, None]  # (B, 1, 1, L)
+        if not need_weights and isinstance(self.distribution, Soft):
+            dropout = self.dropout.p if self.training else 0.0
+            context = softmax_attention(query, key, value, mask, dropout)
+            return AttentionOutput(None, context=self.output(join_heads(context)))
+
+        images, heads, words, width = query.shape
+        scores = query @ key.mT / math.sqrt(width)  # (B, h, T, L)
+        # The distribution treats every head as an image of its own.
+        use_expectation = keys.use_expectation
+        use_expectation = (
+            None if use_expectation is None else use_expectation.repeat_interleave(heads)
+        )
+        if isinstance(step, Tensor) and step.ndim > 1:
+            step = step.repeat_interleave(heads, 0)
+        result = self.distribution(
+            scores.flatten(0, 1),
+            None if mask is None else mask.expand(-1, heads, -1, -1).flatten(0, 1),
+            QueryContext(query.flatten(0, 1), keys.grid, step, keys.sampling, use_expectation),
+        )
+        weights = result.weights.view(images, heads, words, -1)
+        context = self.dropout(weights).to(value.dtype) @ value
+
+        def total(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values.view(images, heads, words).sum(1)
+
+        probs = result.probs
+        return AttentionOutput(
+            weights.mean(1),
+            total(result.log_prob),
+            total(result.entropy),
+            context=self.output(join_heads(context)),
+            probs=None if probs is None else probs.view_as(weights).mean(1),
+            heads=weights.transpose(1, 2),
+        )

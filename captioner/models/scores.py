@@ -1,0 +1,243 @@
+"""Alignment scores e = a(k, q): how well each key matches the query."""
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from captioner.models.registry import Component, check_choice, require
+
+ScaleName = Literal["none", "sqrt", "learned"]
+Queries = Float[Tensor, "B T n"]
+PreparedKeys = Float[Tensor, "B L A"]
+Scores = Float[Tensor, "B T L"]
+
+
+class Score(Component, kind="score"):
+    """Base of all scores.
+
+    ``prepare`` computes what depends on the keys alone, once per image; ``forward`` is called for
+    every word. The constructor gets ``query_dim`` and ``key_dim``, the widths n and D.
+    """
+
+    def prepare(self, keys: Float[Tensor, "B L D"]) -> PreparedKeys:
+        """Compute the part of the score that does not depend on the query."""
+        raise NotImplementedError
+
+    def forward(self, query: Queries, keys: PreparedKeys) -> Scores:
+        """Score every prepared key for each of T queries per image; scores are any real numbers."""
+        raise NotImplementedError
+
+
+class Additive(Score):
+    """``e = vᵀ tanh(W q + U k + b)`` (Bahdanau, Cho, Bengio 2015, A.1.2; Xu et al. 2015, eq. 4).
+
+    Args:
+        dim: A, the width of the projections W q and U k.
+        project: False drops W, U and b, so that n must equal D and ``dim`` is ignored:
+            ``vᵀ tanh(q + k)``, the ``AdditiveAttention`` of Keras with its learned scale.
+    """
+
+    def __init__(self, query_dim: int, key_dim: int, dim: int = 512, project: bool = True) -> None:
+        super().__init__()
+        if not project:
+            dim = _same_width(self, query_dim, key_dim)
+        self.query = nn.Linear(query_dim, dim, bias=False) if project else nn.Identity()
+        self.key = nn.Linear(key_dim, dim) if project else nn.Identity()
+        self.energy = nn.Linear(dim, 1, bias=False)
+
+    def prepare(self, keys: Float[Tensor, "B L D"]) -> PreparedKeys:
+        """Compute ``U k + b``."""
+        return self.key(keys)
+
+    def forward(self, query: Queries, keys: PreparedKeys) -> Scores:
+        """Compute ``vᵀ tanh(W q + U k + b)`` for every pair; ``keys`` holds ``U k + b``."""
+        return self.energy(torch.tanh(self.query(query).unsqueeze(2) + keys.unsqueeze(1)))[..., 0]
+
+
+class Concat(Score):
+    """``e = vᵀ tanh(W_a [q; k])`` (Luong, Pham, Manning 2015, §3.1); no bias.
+
+    Args:
+        dim: A, the width of W_a [q; k].
+    """
+
+    def __init__(self, query_dim: int, key_dim: int, dim: int = 512) -> None:
+        super().__init__()
+        self.query_dim = query_dim
+        self.joint = nn.Linear(query_dim + key_dim, dim, bias=False)
+        self.energy = nn.Linear(dim, 1, bias=False)
+
+    def prepare(self, keys: Float[Tensor, "B L D"]) -> PreparedKeys:
+        """Multiply by the key's columns of W_a: ``W_a [q; k]`` is the sum of two products."""
+        return F.linear(keys, self.joint.weight[:, self.query_dim :])
+
+    def forward(self, query: Queries, keys: PreparedKeys) -> Scores:
+        """Compute ``vᵀ tanh(W_a [q; k])`` for every pair."""
+        query = F.linear(query, self.joint.weight[:, : self.query_dim])
+        return self.energy(torch.tanh(query.unsqueeze(2) + keys.unsqueeze(1)))[..., 0]
+
+
+class Product(Score, abstract=True):
+    """Base of the scores that are one matrix product: ``e = query(q)ᵀ key(k)``, times a scale."""
+
+    query: nn.Module
+    key: nn.Module
+    scale: "Scale"
+
+    def prepare(self, keys: Float[Tensor, "B L D"]) -> PreparedKeys:
+        """Project and scale the keys."""
+        return self.scale(self.key(keys))
+
+    def forward(self, query: Queries, keys: PreparedKeys) -> Scores:
+        """Multiply the projected queries by the prepared keys."""
+        return self.query(query) @ keys.mT
+
+
+class Dot(Product):
+    """``e = qᵀ k`` with n = D, times a scale (Luong et al. 2015, §3.1; the ``Attention`` of Keras).
+
+    Args:
+        scale: ``none``; ``sqrt`` divides by √D (Vaswani et al. 2017); ``learned`` multiplies by a
+            learned number that starts at 1 (``use_scale`` in Keras).
+    """
+
+    def __init__(self, query_dim: int, key_dim: int, scale: ScaleName = "none") -> None:
+        super().__init__()
+        self.query, self.key = nn.Identity(), nn.Identity()
+        self.scale = Scale(scale, _same_width(self, query_dim, key_dim))
+
+
+class General(Product):
+    """``e = qᵀ W_a k``, times a scale (Luong et al. 2015, §3.1; multiplicative or bilinear attention).
+
+    Args:
+        scale: as for ``Dot``; ``sqrt`` divides by √n.
+    """
+
+    def __init__(self, query_dim: int, key_dim: int, scale: ScaleName = "none") -> None:
+        super().__init__()
+        self.query, self.key = nn.Identity(), nn.Linear(key_dim, query_dim, bias=False)
+        self.scale = Scale(scale, query_dim)
+
+
+class ScaledDot(Product):
+    """``e = (W_q q)ᵀ (W_k k) / √d`` (Vaswani et al. 2017, eq. 1).
+
+    Args:
+        dim: d, the width of the projections W_q q and W_k k.
+        project: False drops W_q and W_k, so that n must equal D and ``dim`` is ignored.
+        scale: as for ``Dot``.
+    """
+
+    def __init__(
+        self,
+        query_dim: int,
+        key_dim: int,
+        dim: int = 512,
+        project: bool = True,
+        scale: ScaleName = "sqrt",
+    ) -> None:
+        super().__init__()
+        if not project:
+            dim = _same_width(self, query_dim, key_dim)
+        self.query = nn.Linear(query_dim, dim, bias=False) if project else nn.Identity()
+        self.key = nn.Linear(key_dim, dim, bias=False) if project else nn.Identity()
+        self.scale = Scale(scale, dim)
+
+
+class Location(Score):
+    """``e = W_a q``: one row of W_a per position, the keys are ignored (Luong et al. 2015, eq. 8).
+
+    Args:
+        positions: L, the number of positions: 49 for a grid of 7 × 7.
+    """
+
+    def __init__(self, query_dim: int, key_dim: int, positions: int = 49) -> None:  # noqa: ARG002
+        super().__init__()
+        self.positions = nn.Linear(query_dim, positions, bias=False)
+
+    def prepare(self, keys: Float[Tensor, "B L D"]) -> PreparedKeys:
+        """Return the keys unchanged.
+
+        Raises:
+            ModelError: the number of keys is not ``positions``.
+        """
+        expected, given = self.positions.out_features, keys.shape[1]
+        require(
+            expected == given,
+            f"the Location score was made for {expected} positions and got {given}: set its option "
+            "positions to rows × columns of the encoder's grid",
+        )
+        return keys
+
+    def forward(self, query: Queries, keys: PreparedKeys) -> Scores:  # noqa: ARG002
+        """Compute ``W_a q``."""
+        return self.positions(query)
+
+
+class Distance(Score):
+    """``e = 1 / (1 + ‖W q − U k‖)`` (the match score of ABCNN: Yin et al. 2016, §3).
+
+    Scores lie in (0, 1], so that a softmax over many positions is nearly uniform without a scale.
+
+    Args:
+        dim: A, the width of the projections W q and U k.
+        scale: ``none`` as in the paper; ``learned`` multiplies by a learned number that starts at 1.
+    """
+
+    def __init__(
+        self,
+        query_dim: int,
+        key_dim: int,
+        dim: int = 512,
+        scale: Literal["none", "learned"] = "none",
+    ) -> None:
+        super().__init__()
+        self.query = nn.Linear(query_dim, dim, bias=False)
+        self.key = nn.Linear(key_dim, dim, bias=False)
+        self.scale = Scale(scale, dim)
+
+    def prepare(self, keys: Float[Tensor, "B L D"]) -> PreparedKeys:
+        """Compute ``U k``."""
+        return self.key(keys)
+
+    def forward(self, query: Queries, keys: PreparedKeys) -> Scores:
+        """Compute ``1 / (1 + ‖W q − U k‖)`` in at least float32.
+
+        The differences are computed directly, because ‖q‖² + ‖k‖² − 2 qᵀk is inexact for vectors
+        that are close.
+        """
+        dtype = torch.promote_types(keys.dtype, torch.float32)
+        query, keys = self.query(query).to(dtype), keys.to(dtype)
+        distance = torch.cdist(query, keys, compute_mode="donot_use_mm_for_euclid_dist")
+        return self.scale(1 / (1 + distance))
+
+
+class Scale(nn.Module):
+    """A factor of the scores: 1, 1/√d, or a learned number that starts at 1."""
+
+    def __init__(self, name: ScaleName, dim: int) -> None:
+        super().__init__()
+        check_choice("scale", name, ScaleName)
+        self.factor: float | nn.Parameter = 1 / math.sqrt(dim) if name == "sqrt" else 1.0
+        if name == "learned":
+            self.factor = nn.Parameter(torch.ones(()))
+
+    def forward(self, values: Tensor) -> Tensor:
+        """Multiply by the factor."""
+        return values * self.factor
+
+
+def _same_width(score: Score, query_dim: int, key_dim: int) -> int:
+    """Return the common width of queries and keys; ModelError if there is none."""
+    require(
+        query_dim == key_dim,
+        f"the {type(score).__name__} score has no projections and needs queries and keys of equal "
+        f"width, got {query_dim} and {key_dim}: make the decoder's hidden and the neck's dim equal, "
+        "or choose a score with projections (General, ScaledDot, Additive)",
+    )
+    return key_dim

@@ -1,0 +1,257 @@
+"""Vision Transformers (Dosovitskiy et al. 2021, arXiv 2010.11929): image → one vector per patch."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from captioner.errors import ModelError, unknown
+from captioner.models.backbone import Backbone
+from captioner.models.registry import require
+from captioner.resources import encoder_weights
+
+DINOV2_SMALL = "dinov2_small"
+"""The network whose weights come with this package; it needs neither timm nor a download."""
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention of patches, with one matrix for queries, keys and values."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x: Float[Tensor, "B L d"]) -> Float[Tensor, "B L d"]:
+        """Let every patch attend to all patches."""
+        parts = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # 3 B h L d/h
+        context = F.scaled_dot_product_attention(*parts.unbind())
+        return self.proj(context.transpose(1, 2).flatten(2))
+
+
+class MLP(nn.Module):
+    """Two linear layers with a GELU between them."""
+
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transform every patch alone."""
+        return self.fc2(F.gelu(self.fc1(x)))
+
+
+class Scale(nn.Module):
+    """A learned factor for every channel (Touvron et al. 2021, arXiv 2103.17239, §2)."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.gamma = nn.Parameter(torch.ones(dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply."""
+        return x * self.gamma
+
+
+class Block(nn.Module):
+    """Self-attention and an MLP, each ``x + scale(f(norm(x)))``."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.norm1, self.attn, self.ls1 = nn.LayerNorm(dim, 1e-6), Attention(dim, heads), Scale(dim)
+        self.norm2, self.mlp, self.ls2 = nn.LayerNorm(dim, 1e-6), MLP(dim, 4 * dim), Scale(dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Update every patch."""
+        x = x + self.ls1(self.attn(self.norm1(x)))
+        return x + self.ls2(self.mlp(self.norm2(x)))
+
+
+class PatchEmbedding(nn.Module):
+    """A convolution whose stride is its kernel: one vector per patch."""
+
+    def __init__(self, patch: int, dim: int) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(3, dim, patch, patch)
+
+    def forward(self, pixels: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B L d"]:
+        """Embed the patches in raster order."""
+        return self.proj(pixels).flatten(2).transpose(1, 2)
+
+
+class DINOv2Small(nn.Module):
+    """The first ten of the twelve blocks of DINOv2's ViT-S/14 (Oquab et al. 2023, arXiv 2304.07193).
+
+    Defined here, with the tensor names of timm, because importing timm takes longer than captioning a
+    photo. Patches of one object are most alike after the tenth block (docs/encoders.md), so the
+    package does not contain the last two.
+
+    Args:
+        image_size: side of the input in pixels; a multiple of 14.
+        depth: the number of blocks, up to 10.
+    """
+
+    patch, dim, heads, depth = 14, 384, 6, 10
+
+    def __init__(self, image_size: int, depth: int = 10) -> None:
+        super().__init__()
+        self.side = image_size // self.patch
+        self.patch_embed = PatchEmbedding(self.patch, self.dim)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, self.dim))
+        self.pos_embed = nn.Parameter(0.02 * torch.randn(1, 1 + self.side**2, self.dim))
+        self.blocks = nn.ModuleList(Block(self.dim, self.heads) for _ in range(depth))
+        self.norm = nn.LayerNorm(self.dim, 1e-6)
+
+    def forward(
+        self, pixels: Float[Tensor, "B 3 H W"], layers: Sequence[int]
+    ) -> list[Float[Tensor, "B L d"]]:
+        """Return the normalised patch vectors after each of these blocks, counted from 1."""
+        patches = self.patch_embed(pixels)
+        x = torch.cat([self.cls_token.expand(len(patches), -1, -1), patches], 1) + self.pos_embed
+        after = {}
+        for number, block in enumerate(self.blocks, 1):
+            x = block(x)
+            if number in layers:
+                after[number] = self.norm(x)[:, 1:]
+        return [after[layer] for layer in layers]
+
+
+class TransformerBackbone(Backbone):
+    """A Vision Transformer up to the deepest of the layers that are needed.
+
+    Its one feature map holds the patch vectors after every requested block, concatenated.
+    """
+
+    def __init__(self, image_size: int, patch: int, depth: int, layers: Sequence[int]) -> None:
+        super().__init__()
+        require(
+            image_size % patch == 0 and image_size > 0,
+            f"encoder {self.name!r} reads patches of {patch} pixels: image_size must be a multiple "
+            f"of {patch}, got {image_size}",
+        )
+        require(
+            0 < len(layers) == len(set(layers)) and all(1 <= layer <= depth for layer in layers),
+            f"encoder {self.name!r} has the layers 1 to {depth}: expected different ones of them, "
+            f"got {list(layers)}",
+        )
+        self.layers, self.side = tuple(layers), image_size // patch
+
+    def forward(self, pixels: Tensor) -> list[Tensor]:
+        """Return the feature map (B, channels, rows, columns)."""
+        vectors = torch.cat(self._patches(pixels), -1).transpose(1, 2)
+        return [vectors.reshape(len(vectors), -1, self.side, self.side)]
+
+    def _patches(self, pixels: Tensor) -> list[Tensor]:
+        raise NotImplementedError
+
+
+class _PackagedTransformer(TransformerBackbone):
+    """DINOv2's ViT-S/14 with the weights in ``pretrained/encoders``."""
+
+    name, packaged = DINOV2_SMALL, True
+    mean, std, interpolation = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "bicubic"
+
+    def __init__(self, weights: str | None, image_size: int, layers: Sequence[int]) -> None:
+        files = encoder_weights(DINOV2_SMALL)
+        if weights not in (None, "DEFAULT", *files):
+            known = ["DEFAULT", *files]
+            raise ModelError(unknown(f"weights of {DINOV2_SMALL}", str(weights), known))
+        super().__init__(image_size, DINOv2Small.patch, DINOv2Small.depth, layers)
+        self.file = files[next(iter(files)) if weights in (None, "DEFAULT") else weights]
+        self.network = DINOv2Small(image_size, max(layers)).eval()
+        self.channels = [DINOv2Small.dim * len(layers)]
+
+    def _fetch(self) -> dict[str, Tensor]:
+        tensors = load_file(self.file)
+        tensors["pos_embed"] = resample(tensors["pos_embed"].float(), self.side)
+        return tensors
+
+    def _patches(self, pixels: Tensor) -> list[Tensor]:
+        return self.network(pixels, self.layers)
+
+
+class _TimmTransformer(TransformerBackbone):
+    """Any Vision Transformer of timm."""
+
+    def __init__(
+        self, name: str, weights: str | None, image_size: int, layers: Sequence[int]
+    ) -> None:
+        import timm
+        from timm.models import VisionTransformer
+
+        if not timm.is_model(name):
+            raise ModelError(unknown("timm model", name, timm.list_models("*vit*")))
+        bare, _, tag = name.partition(".")
+        tags = [known.partition(".")[2] for known in timm.list_pretrained(f"{bare}.*")]
+        tag = tag if weights in (None, "DEFAULT") else weights
+        if tag and tag not in tags:
+            raise ModelError(unknown(f"weights of {bare}", tag, tags))
+        self.name = f"{bare}.{tag}" if tag else bare
+        blank: Any
+        with torch.device("meta"):
+            blank = timm.create_model(self.name, num_classes=0)
+        require(
+            isinstance(blank, VisionTransformer),
+            f"timm model {name!r} is no plain Vision Transformer; use CNNEncoder for it",
+        )
+        patch, depth = blank.patch_embed.patch_size[0], len(blank.blocks)
+        super().__init__(image_size, patch, depth, layers)
+        self.network = self._create(image_size)
+        config = self.network.pretrained_cfg
+        self.mean, self.std = config["mean"], config["std"]
+        self.interpolation = config["interpolation"]
+        deepest = [max(layers) - 1]
+        self.network.prune_intermediate_layers(deepest, prune_norm=False, prune_head=True)
+        self.channels = [self.network.embed_dim * len(layers)]
+
+    def _create(self, image_size: int, pretrained: bool = False) -> nn.Module:
+        import timm
+
+        options: dict[str, Any] = {"num_classes": 0, "img_size": image_size}
+        return timm.create_model(self.name, pretrained, **options).eval()
+
+    def _fetch(self) -> dict[str, Tensor]:
+        network = self._create(self.side * self.network.patch_embed.patch_size[0], pretrained=True)
+        return network.state_dict()
+
+    def _patches(self, pixels: Tensor) -> list[Tensor]:
+        ordered = sorted(self.layers)
+        found = self.network.forward_intermediates(
+            pixels,
+            indices=[layer - 1 for layer in ordered],
+            norm=True,
+            stop_early=True,
+            output_fmt="NLC",
+            intermediates_only=True,
+        )
+        return [found[ordered.index(layer)] for layer in self.layers]
+
+
+def resample(positions: Float[Tensor, "1 P d"], side: int) -> Float[Tensor, "1 L d"]:
+    """Interpolate the position embeddings of a square grid, after that of the class token."""
+    first, others = positions[:, :1], positions[:, 1:]
+    old = round(others.shape[1] ** 0.5)
+    grid = others.transpose(1, 2).reshape(1, -1, old, old)
+    grid = F.interpolate(grid, (side, side), mode="bicubic", antialias=True, align_corners=False)
+    return torch.cat([first, grid.flatten(2).transpose(1, 2)], 1)
+
+
+def transformer(
+    name: str, weights: str | None, image_size: int, layers: Sequence[int]
+) -> TransformerBackbone:
+    """Build the Vision Transformer of a name, with random weights.
+
+    Raises:
+        ModelError: unknown name, weights or layers, or an image size that patches do not fill.
+    """
+    if name == DINOV2_SMALL:
+        return _PackagedTransformer(weights, image_size, layers)
+    library, _, bare = name.rpartition("/")
+    require(
+        library in ("", "timm"), f"encoder {name!r}: expected {DINOV2_SMALL}, timm/NAME or NAME"
+    )
+    return _TimmTransformer(bare, weights, image_size, layers)

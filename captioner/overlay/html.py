@@ -1,0 +1,191 @@
+"""Captions as one HTML file that works without a server, a network or other files."""
+
+import base64
+import hashlib
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+from PIL import Image
+
+from captioner import images
+from captioner.caption import Caption
+from captioner.errors import UsageError
+from captioner.overlay import colormap, heatmap
+from captioner.overlay.style import (
+    DEFAULT_STYLE,
+    Style,
+    content_words,
+    describe_location,
+    describe_mechanism,
+    entropies,
+    maps,
+    sentence,
+    sharpest_word,
+)
+
+LONGEST_SIDE = 1200  # of an embedded image, in pixels
+FOLDER = Path(__file__).parent
+
+
+def page(
+    captions: Sequence[Caption],
+    photos: Sequence[images.Source] | None = None,
+    style: Style = DEFAULT_STYLE,
+) -> str:
+    """Return an HTML page that shows the map of the word under the pointer.
+
+    Captions, paths and model names are escaped, and the content security policy of the page allows
+    only its own script and style sheet.
+
+    Args:
+        captions: one or more captions.
+        photos: the images in the same order, if the captions have no paths.
+        style: how to draw; the reader can change opacity and scale.
+    """
+    if not captions:
+        raise UsageError("a page needs one caption or more")
+    if photos is not None and len(photos) != len(captions):
+        raise UsageError(f"{len(captions)} captions need as many photos, got {len(photos)}")
+    script, css = (
+        "\n".join((FOLDER / f"{name}.{kind}").read_text("utf-8") for name in ("map", "page"))
+        for kind in ("js", "css")
+    )
+    sources = [None] * len(captions) if photos is None else photos
+    html = _template("page.html").render(
+        title=captions[0].text if len(captions) == 1 else f"{len(captions)} captions",
+        items=[
+            _item(caption, photo, style) for caption, photo in zip(captions, sources, strict=True)
+        ],
+        opacity=round(100 * style.opacity),
+        scale=style.scale,
+        style=Markup(css),
+        style_hash=_hash(css),
+        script=Markup(script),
+        script_hash=_hash(script),
+    )
+    # A path may contain bytes that are not UTF-8.
+    return html.encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def page_bytes(caption: Caption, photo: images.Source | None, style: Style) -> bytes:
+    """Return ``page`` for one caption; an export format."""
+    return page([caption], None if photo is None else [photo], style).encode()
+
+
+def fragment(
+    caption: Caption,
+    photo: images.Source | None,
+    style: Style,
+    badge: str = "",
+    credit: str = "",
+) -> str:
+    """Return one caption as HTML for a page that has ``map.js`` and ``map.css``.
+
+    Args:
+        caption: a caption.
+        photo: the image, if the caption has no path.
+        style: how to draw.
+        badge: a label for the kind of sentence, such as "Your sentence".
+        credit: title, author and licence of the photo.
+    """
+    item = _item(caption, photo, style) | {"badge": badge, "credit": credit}
+    item["data"]["drawn"] = time.monotonic_ns()  # the script starts anew if the data change
+    return _template("map.html").render(item=item)
+
+
+@cache
+def _template(name: str) -> jinja2.Template:
+    options: dict[str, Any] = {"trim_blocks": True, "undefined": jinja2.StrictUndefined}
+    loader = jinja2.FileSystemLoader(FOLDER)
+    return jinja2.Environment(loader=loader, autoescape=True, **options).get_template(name)
+
+
+def _item(caption: Caption, photo: images.Source | None, style: Style) -> dict[str, Any]:
+    """Return everything that the template and the script need about one caption."""
+    image = heatmap.load_image(caption, photo)
+    image.thumbnail((LONGEST_SIDE, LONGEST_SIDE), Image.Resampling.LANCZOS)
+    rows, columns = caption.geometry.grid
+    words = [_word(caption, index, style) for index in range(len(caption.words))]
+    words[0]["shown"] = words[0]["word"][:1].upper() + words[0]["word"][1:]
+    low = heatmap.lowest(caption, style)
+    shared = heatmap.peaks(caption, replace(style, scale="shared"))
+    return {
+        "heading": caption.model,
+        "badge": "",
+        "credit": "",
+        "stop": sentence(caption).removeprefix(sentence(caption)[: len(caption.text)]),
+        "alt": f"The photo that the model described as: {caption.text}",
+        "photo": _data_url(image),
+        "name": Path(caption.image).name if caption.image else "",
+        "model": caption.model,
+        "mechanism": describe_mechanism(caption, style),
+        "log_prob": f"{caption.log_prob:.2f} nats",
+        "low": f"even: {low:.2g}" if low else "0",
+        "words": words,
+        "unknown": bool(caption.unknown),
+        "content": content_words(caption),
+        "data": {
+            "text": sentence(caption),
+            "start": sharpest_word(caption, style),
+            "rows": rows,
+            "columns": columns,
+            "size": image.size,
+            "smoothing": heatmap.effective_smoothing(caption, style),
+            "sigma": colormap.SIGMA,
+            "look": style.look,
+            "table": colormap.table(style.look).tolist(),
+            "mark": heatmap.MARK_COLOR,
+            "opacity": style.opacity,
+            "own": style.scale == "own",
+            "low": low,
+            "peak": max(shared),
+            "words": [word["data"] for word in words],
+        },
+    }
+
+
+def _word(caption: Caption, index: int, style: Style) -> dict[str, Any]:
+    """Return the table row of a word, and as ``data`` what the script needs to draw its map."""
+    word, weights = caption.words[index], maps(caption, style)[index]
+    entropy = float(entropies(weights[None])[0])
+    row = {
+        "word": word,
+        "shown": word,
+        "unknown": index in caption.unknown,
+        "probability": f"{100 * math.exp(caption.word_log_probs[index]):.1f} %",
+        "entropy": f"{entropy:.2f}",
+        "cells": f"{math.exp(entropy):.1f} of {weights.size}",
+        "maximum": f"{weights.max():.3g}",
+        "location": describe_location(weights),
+    }
+    lines, centre = heatmap.outlines(caption, index, style)
+    description = "“{word}”: looked {location}; about {cells} cells; probability {probability}"
+    if row["unknown"]:
+        description += "; the model does not know this word and reads it as <unk>"
+    data = {
+        "description": description.format(**row),
+        "weights": [float(f"{value:.5g}") for value in weights.ravel()],
+        "peak": heatmap.peaks(caption, replace(style, scale="own"))[index],
+        "lines": lines,
+        "centre": centre,
+    }
+    return {**row, "data": data}
+
+
+def _data_url(image: Image.Image) -> str:
+    stream = BytesIO()
+    image.save(stream, "JPEG", quality=88)
+    return "data:image/jpeg;base64," + base64.b64encode(stream.getvalue()).decode("ascii")
+
+
+def _hash(text: str) -> str:
+    """Return the hash by which a content security policy allows a script or style sheet."""
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")

@@ -1,0 +1,71 @@
+"""Attention weights as numbers for other programs: JSON, NPZ and CSV."""
+
+import csv
+import json
+from io import BytesIO, StringIO
+from typing import Any
+
+import numpy as np
+
+from captioner import images
+from captioner.caption import Caption
+from captioner.overlay.style import DEFAULT_STYLE, Style, describe_mechanism, entropies, maps
+
+
+def record(caption: Caption, style: Style = DEFAULT_STYLE) -> dict[str, Any]:
+    """Return a caption and the weights of its grid cells as a JSON object."""
+    weights = maps(caption, style)
+    words = zip(
+        caption.words, caption.word_log_probs, entropies(weights).tolist(), weights, strict=True
+    )
+    return {
+        "image": caption.image,
+        "size": [caption.geometry.width, caption.geometry.height],
+        "grid": list(caption.geometry.grid),
+        "caption": caption.text,
+        "model": caption.model,
+        "mechanism": describe_mechanism(caption, style),
+        "words": [
+            {
+                "word": word,
+                **({"unknown": True} if index in caption.unknown else {}),
+                "log_prob": round(log_prob, 4),
+                "entropy": round(entropy, 4),
+                # The shortest decimals that round to the same float32 values.
+                "weights": [[float(str(value)) for value in row] for row in cells],
+            }
+            for index, (word, log_prob, entropy, cells) in enumerate(words)
+        ],
+    }
+
+
+def npz(caption: Caption, style: Style = DEFAULT_STYLE) -> bytes:
+    """Return an NPZ file with ``weights`` (T, rows, columns) float32 and ``words`` (T,)."""
+    stream = BytesIO()
+    np.savez_compressed(stream, weights=maps(caption, style), words=np.array(caption.words, str))
+    return stream.getvalue()
+
+
+def json_bytes(caption: Caption, _: images.Source | None, style: Style) -> bytes:
+    """Return ``record`` as a line of JSON; an export format."""
+    return json.dumps(record(caption, style)).encode() + b"\n"
+
+
+def npz_bytes(caption: Caption, _: images.Source | None, style: Style) -> bytes:
+    """Return ``npz``; an export format."""
+    return npz(caption, style)
+
+
+def csv_bytes(caption: Caption, _: images.Source | None, style: Style) -> bytes:
+    """Return a row for each word and cell of the grid, as CSV in UTF-8; an export format.
+
+    The columns are index (of the word), word, row, column and weight. Words, rows and columns are
+    counted from 0, as in the ``weights`` of ``npz``.
+    """
+    stream = StringIO(newline="")
+    writer = csv.writer(stream)
+    writer.writerow(["index", "word", "row", "column", "weight"])
+    for (index, row, column), weight in np.ndenumerate(maps(caption, style)):
+        # The shortest decimals that round to the same float32 values.
+        writer.writerow([index, caption.words[index], row, column, str(weight)])
+    return stream.getvalue().encode()

@@ -1,0 +1,76 @@
+"""The precisions of training that a processor supports."""
+
+import logging
+import os
+import platform
+
+import torch
+
+from captioner.errors import UsageError
+from captioner.provenance import cpu_info
+
+_LOG = logging.getLogger(__name__)
+NOT_FLOAT32 = ("16-true", "bf16-true", "64-true", "64")  # these convert the weights
+
+# Limits of oneDNN and ATen (environment variables) that allow bfloat16 instructions on x86.
+_ONEDNN_WITH_BFLOAT16 = ("", "ALL", "DEFAULT", "AVX512_CORE_BF16", "AVX512_CORE_FP16")
+
+
+def supported(precision: str | int | None, accelerator: str) -> str | int | None:
+    """Return the precision to train in: the given one, or float32 if the CPU does not support it.
+
+    Args:
+        precision: Lightning's name, e.g. ``bf16-mixed``.
+        accelerator: Lightning's name, e.g. ``auto``.
+
+    Raises:
+        UsageError: the precision would convert the weights.
+    """
+    if str(precision) in NOT_FLOAT32:
+        raise UsageError(
+            f"weights must be float32, got --trainer.precision {precision}: give bf16-mixed or 32-true"
+        )
+    gpu = torch.cuda.is_available() or torch.backends.mps.is_available()
+    device = "cpu" if accelerator == "cpu" or not gpu else "gpu"
+    if reason := unsupported(str(precision), device):
+        from pytorch_lightning.utilities import rank_zero_only  # slow to import
+
+        rank_zero_only(_LOG.warning)("%s: training in float32 instead of %s", reason, precision)
+        return "32-true"
+    return precision
+
+
+def unsupported(precision: str, device: str) -> str | None:
+    """Return why a device should not compute in this precision, or None if it can.
+
+    A CPU without bfloat16 instructions emulates them: a training step takes ten times as long, and
+    oneDNN has no LSTM for it. Lightning uses bfloat16 for float16 on a CPU, so both are checked. A CPU
+    whose instructions are unknown is allowed.
+
+    Args:
+        precision: Lightning's name, e.g. ``bf16-mixed``.
+        device: ``cpu``, ``cuda`` or any other device type.
+    """
+    half = precision.startswith(("bf16", "16"))
+    if device == "cpu" and half and cpu_has_bfloat16() is False:
+        return "this CPU has no bfloat16 instructions"
+    return None
+
+
+def cpu_has_bfloat16() -> bool | None:
+    """Return whether torch can use bfloat16 instructions of this CPU; None if unknown.
+
+    The environment variables ``ONEDNN_MAX_CPU_ISA`` and ``ATEN_CPU_CAPABILITY`` limit the instructions.
+    """
+    cpu = cpu_info()
+    flags = set(cpu.get("flags", cpu.get("Features", "")).split())
+    if platform.machine().lower() in ("x86_64", "amd64"):
+        limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
+        if limit not in _ONEDNN_WITH_BFLOAT16 and "AMX" not in limit and "AVX10" not in limit:
+            return False
+        if torch.backends.cpu.get_cpu_capability() != "AVX512":
+            return False
+        return bool(flags & {"avx512_bf16", "amx_bf16"}) if flags else None
+    if platform.machine().lower() in ("aarch64", "arm64") and flags:
+        return "bf16" in flags
+    return None

@@ -1,0 +1,86 @@
+"""The moving average of the weights, and checkpoints that are written atomically."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning_fabric.plugins.io.torch_io import TorchCheckpointIO
+from pytorch_lightning.callbacks import WeightAveraging
+from torch import Tensor
+
+from captioner.files import atomic
+
+
+class EMA(WeightAveraging):
+    """Exponential moving average of the weights; validation and checkpoints use the average.
+
+    The decay grows from 0.1 to ``decay``, so that the random initial weights are soon forgotten. A
+    weight that does not change keeps its exact value, so a frozen encoder still equals its package.
+
+    Args:
+        decay: final weight of the old average, per step.
+    """
+
+    def __init__(self, decay: float = 0.998) -> None:
+        average: Any = partial(_average, decay)
+        super().__init__(use_buffers=False, multi_avg_fn=average)
+
+
+def _average(
+    decay: float, averages: Sequence[Tensor], weights: Sequence[Tensor], steps: Tensor
+) -> None:
+    """Move the averages towards the weights, in place."""
+    done = int(steps)
+    fraction = 1 - min(decay, (1 + done) / (10 + done))
+    torch._foreach_lerp_(list(averages), list(weights), fraction)
+
+
+class AtomicCheckpoints(TorchCheckpointIO):
+    """Writes a checkpoint to a temporary file beside its destination and renames it.
+
+    Lightning writes to the system's temporary folder. Moving the file from there to another disk copies
+    it, and a copy can be interrupted.
+
+    Args:
+        folder: the run's checkpoint folder. It replaces the folder that the callbacks in a loaded
+            checkpoint remember, so that a run that was moved still knows its best epoch.
+    """
+
+    def __init__(self, folder: Path | None = None) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def load_checkpoint(self, path: str | Path, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Load a checkpoint and update the paths in the states of its callbacks."""
+        content = super().load_checkpoint(path, *args, **kwargs)
+        for state in content.get("callbacks", {}).values():
+            former = isinstance(state, dict) and state.get("dirpath")
+            if self.folder is not None and former and Path(former).name == self.folder.name:
+                _relocate(state, self.folder)
+        return content
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, *_: Any, **__: Any
+    ) -> None:
+        """Write ``checkpoint`` to ``path``; an OSError leaves an earlier file unchanged."""
+        file = Path(path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with atomic(file) as stream:
+                torch.save(checkpoint, stream)
+        except RuntimeError as error:  # torch replaces an OSError of the stream
+            raise OSError(f"cannot write '{file}': {error.__context__ or error}") from error
+
+
+def _relocate(state: dict[str, Any], folder: Path) -> None:
+    """Replace the folder in the state of a ModelCheckpoint."""
+
+    def moved(file: str) -> str:
+        return str(folder / Path(file).name) if file else file
+
+    state["dirpath"] = str(folder)
+    for key in ("best_model_path", "kth_best_model_path", "last_model_path"):
+        state[key] = moved(state[key])
+    state["best_k_models"] = {moved(f): score for f, score in state["best_k_models"].items()}

@@ -1,0 +1,41 @@
+"""Maximum likelihood."""
+
+from captioner.models.decoder import Decoded
+from captioner.training.objective import Loss, Objective, Targets, token_log_probs
+
+
+class Likelihood(Objective):
+    """Maximum likelihood with doubly stochastic attention (Xu et al. 2015, eq. 14).
+
+    Minimises ``−log p(y | a)``, the mean over all words, plus ``λ`` times the mean over captions and
+    regions of ``(1 − Σ_t α_t,i)²``. The paper does not say whether its terms are sums or means; means
+    make λ independent of the caption length, the batch size and the grid.
+
+    Args:
+        doubly_stochastic: λ; 0 omits the term.
+        label_smoothing: probability mass spread over the whole vocabulary.
+        supervision: λ of ``supervision_loss``; needs data with object masks; 0 omits the term.
+    """
+
+    def __init__(
+        self,
+        doubly_stochastic: float = 0.5,
+        label_smoothing: float = 0.1,
+        supervision: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.doubly_stochastic, self.supervision = doubly_stochastic, supervision
+        self.needs_weights = bool(doubly_stochastic or supervision)
+        self.label_smoothing = label_smoothing
+
+    def loss(self, decoded: Decoded, targets: Targets) -> Loss:
+        """Return the terms ``likelihood``, ``doubly_stochastic`` and ``supervision``.
+
+        The measure ``nll`` is the unsmoothed negative log-likelihood in nats per word.
+        """
+        valid = targets.valid  # (B, R, T)
+        words = self.count(valid)
+        log_probs = token_log_probs(decoded, targets.words, self.label_smoothing)
+        terms = {"likelihood": -log_probs.smoothed.sum() / words}
+        terms |= self.attention_terms(decoded, targets)
+        return Loss(terms, {"nll": -log_probs.exact.detach().sum() / words})

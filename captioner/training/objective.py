@@ -1,0 +1,233 @@
+"""The base class of the training objectives, and the loss terms they share."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+from captioner import distributed, limits
+from captioner.errors import UsageError
+from captioner.models.annotations import Annotations
+from captioner.models.decoder import Decoded, Decoder
+from captioner.models.distributions import Distribution, hard_attention
+from captioner.models.registry import Component
+from captioner.text import PAD
+
+Tokens = Int[Tensor, "B R T"]
+Rewards = Float[Tensor, "B R"] | None
+Masks = Float[Tensor, "B S T L"] | None  # R = S · N, with N samples of each of S captions
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss and its parts.
+
+    Attributes:
+        terms: the weighted terms, by name; the loss is their sum.
+        measures: other values to log, e.g. the unsmoothed negative log-likelihood.
+    """
+
+    terms: dict[str, Float[Tensor, ""]]
+    measures: dict[str, Float[Tensor, ""]]
+
+    @property
+    def total(self) -> Float[Tensor, ""]:
+        """The sum of the terms."""
+        return torch.stack(list(self.terms.values())).sum()
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """The captions that a training step learns from.
+
+    Attributes:
+        tokens: ``<start> words <end> <pad> …``.
+        rewards: the weight of each caption; None if all captions count the same.
+        measures: values to log.
+    """
+
+    tokens: Tokens
+    rewards: Rewards = None
+    measures: Mapping[str, Float[Tensor, ""]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Targets:
+    """What teacher-forced captions are compared with.
+
+    Attributes:
+        words: the words to predict; ``<pad>`` does not count.
+        rewards: of the rollout; None outside training.
+        masks: as ``Batch.masks``; None outside training and without supervision.
+    """
+
+    words: Tokens
+    rewards: Rewards
+    masks: Masks
+
+    @property
+    def valid(self) -> Bool[Tensor, "B R T"]:
+        """True where there is a word to predict."""
+        return self.words != PAD
+
+
+class Objective(Component, kind="objective"):
+    """Base class of all objectives.
+
+    Attributes:
+        needs_weights: whether the loss reads the attention weights.
+        dropout: whether the model trains with dropout.
+        trains_locations: whether it trains the scores of hard attention by ``score_function``.
+        doubly_stochastic: λ of ``doubly_stochastic``; 0 omits the term.
+        supervision: λ of ``supervision_loss``; 0 omits the term.
+    """
+
+    needs_weights = True
+    dropout = True
+    trains_locations = False
+    doubly_stochastic = 0.0
+    supervision = 0.0
+
+    @property
+    def needs_masks(self) -> bool:
+        """Whether training images need masks of the objects that their captions name."""
+        return self.supervision > 0
+
+    def check(self, decoder: Decoder) -> None:
+        """Raise ``UsageError`` if this objective cannot train the attention of the decoder."""
+        name = type(self).__name__
+        sampled = any(hard.gradient == "score_function" for hard in hard_attention(decoder))
+        if sampled and not self.trains_locations:
+            raise UsageError(
+                f"{name} does not train the scores of hard attention: choose the objective "
+                "Reinforce, or give Hard the option gradient: straight_through, or marginal"
+            )
+        if self.trains_locations and not sampled:
+            raise UsageError(
+                f"{name} trains hard attention, and {decoder.mechanism} samples no locations: "
+                "give Hard the option gradient: score_function, or choose the objective Likelihood"
+            )
+        limits.check("supervision", self.supervision, limits.SUPERVISION)
+        for module in decoder.modules():
+            if self.supervision and isinstance(module, Distribution) and module.sparse:
+                raise UsageError(
+                    f"supervision needs positive attention weights, and {module.name} sets some to "
+                    "0: choose the distribution Soft or Hard, or leave supervision at 0"
+                )
+
+    def setup(self, captions: Sequence[Sequence[Sequence[int]]]) -> None:
+        """Read all captions of every training image, as ids, before training starts."""
+
+    def rollout(self, decoder: Decoder, annotations: Annotations, tokens: Tokens) -> Rollout:  # noqa: ARG002
+        """Return the captions to learn from; by default ``tokens``, the reference captions.
+
+        Objectives that generate captions use the decoder and the output of the neck.
+        """
+        return Rollout(tokens)
+
+    def temperature(self, progress: float) -> float:  # noqa: ARG002
+        """Return a factor of hard attention's temperature; ``progress`` rises from 0 to 1."""
+        return 1.0
+
+    def forward(
+        self, decoded: Decoded, words: Tokens, rewards: Rewards = None, masks: Masks = None
+    ) -> Loss:
+        """Return ``loss`` for the fields of ``Targets``."""
+        return self.loss(decoded, Targets(words, rewards, masks))
+
+    def loss(self, decoded: Decoded, targets: Targets) -> Loss:
+        """Return the loss of the decoder's output for the words before each target.
+
+        Every term is a sum over this process's words or captions divided by ``count``, so that the mean
+        over processes is the loss of the whole batch.
+        """
+        raise NotImplementedError
+
+    def count(self, valid: Bool[Tensor, "*n"]) -> Shaped[Tensor, ""]:
+        """Return the number of valid entries, at least 1.
+
+        In training, return the total over all processes divided by their number; all must call it.
+        """
+        return distributed.share(valid.sum()) if self.training else valid.sum().clamp(min=1)
+
+    def mean(self, values: Float[Tensor, "*n"], valid: Bool[Tensor, "*n"]) -> Float[Tensor, ""]:
+        """Return the mean of the valid values, without gradient; in training, over all processes."""
+        share = values.detach().where(valid, 0.0).sum() / self.count(valid)
+        return distributed.mean(share) if self.training else share
+
+    def attention_terms(self, decoded: Decoded, targets: Targets) -> dict[str, Tensor]:
+        """Return the terms ``doubly_stochastic`` and ``supervision``, unless their λ is 0."""
+        valid, masks = targets.valid, targets.masks
+        terms = {}
+        if self.doubly_stochastic:
+            penalty = doubly_stochastic(attention_probs(decoded), valid)
+            captions = self.count(valid.any(-1))
+            terms["doubly_stochastic"] = self.doubly_stochastic * penalty / captions
+        if masks is None and self.needs_masks and self.training:
+            # This process could read none of its images, but must take part in the sum.
+            masks = torch.zeros_like(attention_probs(decoded))
+        if masks is not None:
+            loss = supervision_loss(attention_probs(decoded), masks)
+            terms["supervision"] = self.supervision * loss / self.count(masks.any(-1))
+        return terms
+
+
+class TokenLogProbs(NamedTuple):
+    """Log-probabilities of the target words in nats; 0 where the target is ``<pad>``.
+
+    Attributes:
+        exact: log p(y).
+        smoothed: with label smoothing ε, (1 − ε) log p(y) + ε · mean of log p over the vocabulary.
+    """
+
+    exact: Float[Tensor, "B R T"]
+    smoothed: Float[Tensor, "B R T"]
+
+
+def token_log_probs(decoded: Decoded, targets: Tokens, smoothing: float = 0.0) -> TokenLogProbs:
+    """Return the log-probabilities of the targets, in at least float32.
+
+    ``smoothing`` is ε of label smoothing (Szegedy et al. 2016).
+    """
+    logits, words = decoded.packed_logits, decoded.pack(targets)  # of the steps that have a target
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    log_probs = logits.log_softmax(-1, dtype=dtype)
+    exact = log_probs.gather(-1, words.unsqueeze(-1)).squeeze(-1)
+    smoothed = exact.lerp(log_probs.mean(-1), smoothing) if smoothing else exact
+    valid = words != PAD
+    return TokenLogProbs(
+        decoded.unpack(exact.where(valid, 0.0)), decoded.unpack(smoothed.where(valid, 0.0))
+    )
+
+
+def attention_probs(decoded: Decoded) -> Float[Tensor, "B R T L"]:
+    """Return the attention weights; for sampled locations, the probabilities they are drawn from."""
+    probs = decoded.weights if decoded.probs is None else decoded.probs
+    assert probs is not None
+    return probs
+
+
+def doubly_stochastic(weights: Float[Tensor, "B R T L"], valid: Tensor) -> Float[Tensor, ""]:
+    """Return the sum over captions of the mean over regions i of ``(1 − Σ_t α_t,i)²``.
+
+    ``valid`` (B, R, T) marks the steps with a target; captions without targets do not count.
+    """
+    total = (weights * valid.unsqueeze(-1)).sum(-2)  # (B, R, L)
+    return (((1 - total) ** 2).mean(-1) * valid.any(-1)).sum()
+
+
+def supervision_loss(
+    weights: Float[Tensor, "B RN T L"], masks: Float[Tensor, "B R T L"]
+) -> Float[Tensor, ""]:
+    """Return the sum over words that name an object of ``−Σ_i m_i log α_i`` (Liu et al. 2017).
+
+    Args:
+        weights: α at every step. With N rows for each caption, the mean over the rows counts.
+        masks: m; each sums to 1, or to 0 for a word without a mask.
+    """
+    copies = weights.shape[1] // masks.shape[1]
+    tiny = torch.finfo(weights.dtype).tiny
+    return -(masks.repeat_interleave(copies, 1) * weights.clamp(min=tiny).log()).sum() / copies

@@ -1,0 +1,177 @@
+"""Hard attention: the lower bound on log p(y | a), and estimators of its gradient."""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from captioner import distributed, limits
+from captioner.errors import UsageError
+from captioner.models.annotations import Annotations
+from captioner.models.decoder import Decoded, Decoder
+from captioner.training.objective import Loss, Objective, Rollout, Targets, Tokens, token_log_probs
+
+BaselineName = Literal["none", "moving_average", "per_step", "leave_one_out"]
+Credit = Literal["caption", "to_go"]
+MOMENTUM = 0.9  # of the running mean rewards
+MAX_STEPS = 256  # more words than any caption has
+
+
+class Reinforce(Objective):
+    """Maximise Σ_s p(s | a) log p(y | s, a) ≤ log p(y | a) by sampling s (Xu et al. 2015, §4.1).
+
+    N locations are sampled for every word of a caption, and the gradient is estimated by::
+
+        1/N Σ_n [∂ log p(y | s̃ⁿ, a) + λ_r (log p(y | s̃ⁿ, a) − b) ∂ log p(s̃ⁿ | a) + λ_e ∂H[s̃ⁿ]]
+
+    The reward and the baseline b are constants. All terms are divided by the number of words, as in
+    ``Likelihood``. With λ_r = 1 and λ_e = 0, the estimate is unbiased for every baseline, except in
+    the first batch of ``moving_average`` and ``per_step``, which initialises their running means.
+
+    Args:
+        samples: N.
+        baseline: b. ``none``: 0. ``moving_average``, as in the paper: a single number, updated to 0.9 b
+            + 0.1 times the mean reward of each batch. ``per_step``: a running mean of the reward per
+            remaining word, one for each step. ``leave_one_out``: the mean reward of a caption's other
+            samples (Mnih, Rezende 2016, arXiv 1602.06725).
+        credit: the reward of a location. ``caption``, as in the paper: the log-probability of the whole
+            caption. ``to_go``: the log-probability of the current and later words, the only ones that
+            depend on the location. The expectation is the same; ``to_go`` has less variance with
+            ``per_step`` or ``leave_one_out``.
+        reward_weight: λ_r.
+        entropy_weight: λ_e.
+        doubly_stochastic: as in ``Likelihood``, but computed from the probabilities.
+        label_smoothing: as in ``Likelihood``; rewards are not smoothed.
+        initial_temperature: factor of the attention's temperature at the start; it falls to 1
+            geometrically over the first half of the training.
+        supervision: as in ``Likelihood``, but computed from the probabilities.
+
+    Raises:
+        UsageError: ``samples`` is too small, or ``initial_temperature`` is not a temperature.
+    """
+
+    trains_locations = True
+    means: Tensor
+    seeded: Tensor
+
+    def __init__(
+        self,
+        samples: int = 1,
+        baseline: BaselineName = "moving_average",
+        credit: Credit = "caption",
+        reward_weight: float = 1.0,
+        entropy_weight: float = 0.01,
+        doubly_stochastic: float = 0.5,
+        label_smoothing: float = 0.0,
+        initial_temperature: float = 1.0,
+        supervision: float = 0.0,
+    ) -> None:
+        super().__init__()
+        limits.check("samples", samples, limits.Number(1))
+        if baseline == "leave_one_out" and samples < 2:
+            raise UsageError("the baseline leave_one_out needs 2 samples or more: give samples: 2")
+        limits.check("initial_temperature", initial_temperature, limits.TEMPERATURE)
+        self.samples, self.baseline, self.credit = samples, baseline, credit
+        self.reward_weight, self.entropy_weight = reward_weight, entropy_weight
+        self.doubly_stochastic, self.supervision = doubly_stochastic, supervision
+        self.label_smoothing = label_smoothing
+        self.initial_temperature = initial_temperature
+        self.register_buffer("means", torch.zeros(MAX_STEPS))
+        self.register_buffer("seeded", torch.zeros(MAX_STEPS, dtype=torch.bool))
+
+    def temperature(self, progress: float) -> float:
+        """Return a factor that falls to 1 in the first half of the training."""
+        return self.initial_temperature ** max(0.0, 1 - 2 * progress)
+
+    def rollout(self, decoder: Decoder, annotations: Annotations, tokens: Tokens) -> Rollout:  # noqa: ARG002
+        """Return every caption ``samples`` times in succession."""
+        return Rollout(tokens.repeat_interleave(self.samples, 1))
+
+    def loss(self, decoded: Decoded, targets: Targets) -> Loss:
+        """Return the terms ``likelihood``, ``reinforce``, ``entropy`` and those of the attention.
+
+        Measures: ``nll`` in nats per word given the samples; the means ``reward`` and ``baseline``;
+        ``advantage_variance``; ``location_entropy`` in nats; and ``share_NAME``, the share of each term
+        in the sum of their magnitudes.
+        """
+        valid = targets.valid  # (B, R, T), with N rows for each caption
+        words = self.count(valid)
+
+        def mean(values: Float[Tensor, "B R T"]) -> Float[Tensor, ""]:
+            return values.where(valid, 0.0).sum() / words
+
+        log_probs = token_log_probs(decoded, targets.words, self.label_smoothing)
+        terms = {"likelihood": -mean(log_probs.smoothed)}
+        measures = {"nll": -mean(log_probs.exact.detach())}
+        if decoded.log_prob is not None:
+            # A surrogate whose gradient is −λ_r (log p(y | s̃) − b) ∂ log p(s̃ | a).
+            reward = self._reward(log_probs.exact).detach()
+            baseline = self._baseline(reward, valid)
+            advantage = reward - baseline
+            terms["reinforce"] = -self.reward_weight * mean(advantage * decoded.log_prob)
+            measures |= {
+                "reward": mean(reward),
+                "baseline": mean(baseline),
+                "advantage_variance": mean((advantage - self.mean(advantage, valid)) ** 2),
+            }
+        if decoded.entropy is not None:
+            entropy = mean(decoded.entropy)
+            terms["entropy"] = -self.entropy_weight * entropy
+            measures["location_entropy"] = entropy.detach()
+        terms |= self.attention_terms(decoded, targets)
+        return Loss(terms, measures | self._shares(terms))
+
+    def _reward(self, log_probs: Float[Tensor, "B R T"]) -> Float[Tensor, "B R T"]:
+        """Return the reward of every location: a sum of log-probabilities."""
+        to_go = log_probs.flip(-1).cumsum(-1).flip(-1)
+        return to_go if self.credit == "to_go" else to_go[..., :1].expand_as(to_go)
+
+    def _baseline(
+        self, reward: Float[Tensor, "B R T"], valid: Bool[Tensor, "B R T"]
+    ) -> Float[Tensor, "B R T"]:
+        """Return b for each reward, and update the running means in training."""
+        if self.baseline == "none":
+            return torch.zeros_like(reward)
+        if self.baseline == "leave_one_out":
+            if not self.training:  # captions are not repeated in validation
+                return reward
+            samples = reward.view(len(reward), -1, self.samples, reward.shape[-1])
+            others = (samples.sum(2, keepdim=True) - samples) / (self.samples - 1)
+            return others.view_as(reward)
+        if self.baseline == "moving_average":
+            return self._running_mean(reward, valid, 1).expand_as(reward)
+        words = self._reward(valid.to(reward.dtype))  # the number of words in each reward
+        return self._running_mean(reward / words.clamp(min=1), valid, reward.shape[-1]) * words
+
+    def _running_mean(
+        self, values: Float[Tensor, "B R T"], valid: Bool[Tensor, "B R T"], steps: int
+    ) -> Float[Tensor, " #T"]:
+        """Return the running means without this batch, then update them.
+
+        The first batch gets its own means. ``steps`` is T for one mean per step, 1 for a single mean.
+        """
+        means = self.means.to(values.dtype)
+        if not self.training:
+            return means[:steps]
+
+        def total(part: Tensor) -> Tensor:  # over all processes
+            sums = part.sum((0, 1)).view(steps, -1).sum(-1)
+            return distributed.total(F.pad(sums, (0, MAX_STEPS - steps)))
+
+        counts = total(valid)
+        batch = total(values.where(valid, 0.0)) / counts.clamp(min=1)
+        before = torch.where(self.seeded, means, batch)
+        updated = MOMENTUM * before + (1 - MOMENTUM) * batch
+        self.means.copy_(torch.where(counts > 0, updated, means))
+        self.seeded |= counts > 0
+        return before[:steps]
+
+    def _shares(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Return the share of each term in the sum of their magnitudes, over all processes."""
+        values = torch.stack([term.detach() for term in terms.values()])
+        if self.training:
+            values = distributed.mean(values)
+        shares = values.abs() / values.abs().sum()
+        return {f"share_{name}": share for name, share in zip(terms, shares, strict=True)}

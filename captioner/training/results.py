@@ -1,0 +1,138 @@
+"""The files that ``fit`` and ``test`` write: scores, captions, a model card and overlays.
+
+A result is two files: ``val-beam5.json`` has the scores and the settings, and
+``val-beam5.images.jsonl`` has the captions and the statistics of each image.
+"""
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from captioner import overlay
+from captioner.data.masks import read as read_masks
+from captioner.data.module import CaptionDataModule
+from captioner.data.scene_grammar import true_of
+from captioner.evaluation.image_statistics import ENDING, lines
+from captioner.evaluation.metrics import CaptionScorer, Scores
+from captioner.evaluation.word_classes import fluency
+from captioner.files import write_bytes, write_text
+from captioner.models.distributions import hard_attention
+from captioner.predictor import Predictor
+from captioner.provenance import provenance
+from captioner.training.task import CaptioningTask
+
+
+def write_result(
+    task: CaptioningTask, data: CaptionDataModule, split: str, folder: Path, **more: Any
+) -> dict[str, Any]:
+    """Score the captions that the task generated for a split; print and write the result.
+
+    Args:
+        task: after a test.
+        data: provides the reference captions.
+        split: the split that was captioned.
+        folder: for the two files.
+        more: further entries of the first file, whose content is returned.
+    """
+    scores, statistics = CaptionScorer(data.references(split)).per_image_scores(task.generated)
+    cached = data.cache is True and not task.captioner.encoder.trainable
+    record = {
+        "command": " ".join(["captioner", *sys.argv[1:]]),
+        "split": split,
+        "data": data.name,
+        "scores": scores.as_dict(),
+        "decoding": asdict(task.decoding),
+        "captions": "generated",
+        **fluency(task.generated.values()),
+        "mechanism": task.captioner.decoder.mechanism,
+        "supervised_by_masks": task.supervision,
+        "parameters": sum(p.numel() for p in task.parameters() if p.requires_grad),
+        "captioning_seconds": round(task.generating_seconds, 2),
+        "annotations": "cached" if cached else "computed",
+        **more,
+        **provenance(),
+    }
+    if (root := data.scenes) is not None:
+        scenes = read_masks(root / "annotations" / f"instances_{split}.json", root / split)
+        objects = {image.image_id: image.objects for image in scenes.images}
+        true = sum(true_of(text, objects[int(i)]) for i, text in task.generated.items())
+        record["true_captions"] = round(100 * true / len(task.generated), 1)
+        print(f"{record['true_captions']} % of the captions are true of their scene")
+    file = folder / f"{_name(task, split)}.json"
+    # The captions first: a crash must not leave new scores beside old captions.
+    write_text(file.with_suffix(ENDING), lines(statistics))
+    write_text(file, json.dumps(record, indent=2) + "\n")
+    print(_one_line(scores, split))
+    print(f"scores written to {file}")
+    return record
+
+
+def _name(task: CaptioningTask, split: str) -> str:
+    """Return the file name, which contains the split and the main decoding options."""
+    name = f"{split}-beam{task.decoding.beam_size}"
+    for hard in hard_attention(task.captioner.decoder)[:1]:
+        name += f"-{hard.test_time}"
+    return name if task.decoding.samples == 1 else f"{name}-{task.decoding.samples}"
+
+
+def _one_line(scores: Scores, split: str) -> str:
+    meteor = "no METEOR (it needs Java)" if scores.meteor is None else f"METEOR {scores.meteor:.1f}"
+    return (
+        f"{split}, {scores.images:,} photos, generated captions ({scores.tokenizer}): BLEU-1..4 "
+        f"{scores.bleu_1:.1f} / {scores.bleu_2:.1f} / {scores.bleu_3:.1f} / {scores.bleu_4:.1f}, "
+        f"{meteor}, ROUGE-L {scores.rouge_l:.1f}, CIDEr {scores.cider:.1f}"
+    )
+
+
+def model_card(config: Mapping[str, Any], record: Mapping[str, Any]) -> str:
+    """Return the README.md of a model with this configuration tree and result."""
+    scores = record["scores"]
+    rows = "\n".join(
+        f"| {name.replace('_', '-').upper()} | {value:.1f} |"
+        for name, value in scores.items()
+        if isinstance(value, float)
+    )
+    supervision = record["supervised_by_masks"]
+    attention = (
+        f"Object masks supervised the attention during training (λ = {supervision:g}). Do not compare "
+        "it with models whose attention was learned from captions alone."
+        if supervision
+        else "The attention was learned from captions alone."
+    )
+    return f"""---
+library_name: captioner
+pipeline_tag: image-to-text
+---
+# An attention-based image captioner
+
+{config["encoder"]["class_path"]} → {config["neck"]["class_path"]} → {config["decoder"]["class_path"]}
+
+Trained on {record["data"]}. Scores on its {record["split"]} split, {scores["images"]} photos,
+generated captions, beam {record["decoding"]["beam_size"]}, tokenizer {scores["tokenizer"]}:
+
+| metric | value |
+|---|---|
+{rows}
+
+{attention}
+
+captioner {record["captioner"]}, commit {record["commit"]}, seed {record["seed"]}.
+
+    captioner caption photo.jpg --model FOLDER
+"""
+
+
+def draw_overlays(predictor: Predictor, paths: Sequence[str], folder: Path) -> None:
+    """Write ``folder/NAME.png`` for each image: the attention for every word of its caption."""
+    stems = Counter(Path(path).stem for path in paths)
+    for number, caption in enumerate(predictor.caption(list(paths)), start=1):
+        stream = BytesIO()
+        overlay.figure(caption, dpi=150).save(stream, "PNG")
+        stem = Path(str(caption.image)).stem
+        name = stem if stems[stem] == 1 else f"{stem}-{number}"  # same name in different folders
+        write_bytes(folder / f"{name}.png", stream.getvalue())

@@ -1,0 +1,421 @@
+"""Arguments: help, suggestions, and wrong values refused before anything slow is imported."""
+
+import inspect
+import json
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Literal, get_args, get_origin
+
+import pytest
+from PIL import Image
+
+import runs
+from captioner import checkpoint, limits
+from captioner.cli import checks, training
+from captioner.cli.list_models import GOOD_FOR
+from captioner.cli.main import COMMANDS, DATA_CHECK, _parser, main
+from captioner.data import shapes, shapes_dataset
+from captioner.data.readers import READERS
+from captioner.data.records import SPLITS
+from captioner.data.scene_grammar import COUNTS
+from captioner.evaluation.image_statistics import ENDING
+from captioner.models import registry
+from captioner.resources import models
+from captioner.training.run import CLI, CaptionDataModule, CaptioningTask, Trainer
+
+OPTIONS = Path(training.__file__).with_name("training_options.json")
+FILE = {"ActionConfigFile": ["file"], "_ActionConfigLoad": ["file"]}
+SECONDS = 1.0
+"""Processor time in which a wrong argument is refused."""
+
+
+def kinds(hint):
+    """The plain values of a type; None if it takes others."""
+    if hint in (int, float, bool):
+        return [hint.__name__]
+    if hint is type(None):
+        return ["null"]
+    if get_origin(hint) is Literal:
+        return list(map(str, get_args(hint)))
+    if getattr(hint, "__name__", "") == "NonNegativeInt":
+        return ["int"]
+    parts = [kinds(part) for part in get_args(hint)]
+    if not parts or None in parts:
+        return None
+    return sorted({kind for part in parts for kind in part})
+
+
+def declared():
+    """The options of LightningCLI's parser, those of all commands apart."""
+    parsers = {}
+
+    class Parse(CLI):
+        def parse_arguments(self, parser, args):
+            parsers.update(parser._subcommands_action._name_parser_map)
+            raise SystemExit
+
+    with pytest.raises(SystemExit):
+        Parse(CaptioningTask, CaptionDataModule, trainer_class=Trainer)
+    options = {
+        command: {
+            option: FILE.get(type(action).__name__) or kinds(getattr(action, "_typehint", None))
+            for action in parser._actions
+            for option in action.option_strings
+            if option.startswith("-")
+        }
+        for command, parser in parsers.items()
+    }
+    for known in options.values():
+        for part in ("encoder", "neck", "decoder"):
+            known[f"--model.{part}"] = ["class", *sorted(registry.names(part))]
+        known["--data.name"] = sorted([*READERS, "shapes"])
+        known["--data.test_split"] = list(SPLITS)
+        known["--data.shapes.level"] = ["plain", "varied"]
+    every = {
+        name: kind
+        for name, kind in options["fit"].items()
+        if all(known.get(name, "") == kind for known in options.values())
+    }
+    return {
+        "all": every,
+        **{c: {n: k for n, k in known.items() if n not in every} for c, known in options.items()},
+    }
+
+
+def test_names_are_those_of_the_modules_that_are_not_imported():
+    """The checks repeat them, because the imports take longer than the checks."""
+    assert tuple(sorted(READERS)) == checks.DATA
+    in_run = Path(checkpoint.MODEL) / checkpoint.CONFIG
+    assert tuple(map(str, (checkpoint.CONFIG, in_run, checkpoint.BEST))) == checks.MODEL_FILES
+    assert GOOD_FOR.keys() == models().keys()
+    assert checks.STATISTICS == ENDING
+    stored = checkpoint.CONFIG, checkpoint.WEIGHTS, checkpoint.VOCABULARY, checkpoint.CARD
+    assert stored == checks.STORED
+    assert {*checks.SCENE_OPTIONS} < {*inspect.signature(shapes_dataset.write).parameters}
+    assert tuple(shapes.LEVELS) == checks.LEVELS
+    assert limits.SCENE["max_objects"].high == len(COUNTS)
+
+
+def test_the_options_of_training_are_those_of_its_parser():
+    text = json.dumps(declared(), indent=0, sort_keys=True) + "\n"
+    if os.environ.get("CAPTIONER_REFRESH_OPTIONS"):
+        OPTIONS.write_text(text)
+    assert OPTIONS.read_text() == text, "refresh it with CAPTIONER_REFRESH_OPTIONS=1"
+
+
+# Help
+
+
+def spoken(capsys, *arguments):
+    try:
+        status = main(list(arguments))
+    except SystemExit as end:
+        status = end.code
+    captured = capsys.readouterr()
+    assert not captured.err
+    assert not status
+    return captured.out
+
+
+EVERY = {**COMMANDS, "data check": DATA_CHECK}
+
+
+@pytest.mark.parametrize("name", [*EVERY, *training.COMMANDS])
+def test_help_of_a_command(name, capsys):
+    short = spoken(capsys, *name.split(), "--help")
+    assert spoken(capsys, "help", *name.split()) == short
+    assert len(re.findall(rf"^  captioner {name}\b", short, re.MULTILINE)) >= 2
+    assert len(short.splitlines()) <= 65
+    more = EVERY[name].more if name in EVERY else ("trainer.strategy",)
+    whole = spoken(capsys, *name.split(), "--help-all") if more else ""
+    assert not re.search(r"default:\s+(None\)|null\)|==SUPPRESS==)", short + whole)
+    assert "default: [" not in short
+    for option in more:
+        flag = rf"^  --(data\.)?{option.replace('_', '[-_]')}\b"
+        assert not re.search(flag, short, re.MULTILINE)
+        assert re.search(flag, whole, re.MULTILINE)
+
+
+def test_examples_are_parsed(monkeypatch):
+    monkeypatch.setattr(training, "_path", lambda _: Path(__file__))  # some files are made by a run
+    parser, parsers = _parser()
+    for name, command in EVERY.items():
+        for example in command.examples:
+            words = shlex.split(example, comments=True)[1:]
+            parsers[name].check_names(words)
+            parser.parse_args(words)
+    for examples in training.EXAMPLES.values():
+        for example in examples:
+            command, *words = shlex.split(example, comments=True)[1:]
+            if command != "configs":
+                training.check(command, words)
+
+
+def test_captioner_alone_prints_the_help(capsys):
+    text = spoken(capsys)
+    assert text == spoken(capsys, "--help") == spoken(capsys, "help")
+    for name in (*training.COMMANDS, *COMMANDS, "data"):
+        assert re.search(rf"^ +{name} ", text, re.MULTILINE), name
+    assert "check" in spoken(capsys, "data")
+
+
+def test_models_says_what_each_is_good_for(capsys):
+    lines = spoken(capsys, "models", "--runs", "nowhere").splitlines()
+    assert [line.split()[0] for line in lines] == ["model", *models()]
+    assert "(the default)" in lines[1]
+    for name, line in zip(models(), lines[1:], strict=True):
+        assert GOOD_FOR[name] in line
+        assert re.search(r" \d\d\.\d +\d\d\.\d +\d+\.\d MB ", line)
+
+
+# Wrong values
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The current folder, with a photo and files that fit no option."""
+    Image.new("RGB", (9, 9)).save(tmp_path / "x.png")
+    (tmp_path / "file").write_text("text")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+FLICKR = "--config=configs/flickr8k.yaml"
+WRONG = [
+    ("nonsense", "unknown value 'nonsense'"),
+    ("captoin x.png", "did you mean caption?"),
+    ("data", ""),
+    ("data chek", "did you mean check?"),
+    ("caption", "INPUT"),
+    ("caption nowhere.jpg", "nowhere.jpg: no such file"),
+    ("caption empty", "no photo in it"),
+    ("caption --modle=transformer x.png", "did you mean --model?"),
+    ("caption --model=transfomer x.png", "did you mean transformer?"),
+    ("caption --model=show-attend x.png", "bundled models are show-attend-tell-soft, "),
+    ("caption --model=empty x.png", "holds no model"),
+    ("caption --model=file x.png", "not a checkpoint"),
+    ("caption --device=gpu7 x.png", "unknown device 'gpu7'"),
+    ("caption --device=cdua x.png", "did you mean cuda?"),
+    ("caption --engine=ray --device=bogus --output=out/ x.png", "unknown device 'bogus'"),
+    ("caption --beam-size=0 x.png", "whole number from 1"),
+    ("caption --beam-size=101 x.png", "from 1 to 100"),
+    ("caption --batch-size=1.5 x.png", "whole number from 1"),
+    ("caption --format=xml x.png", "'xml'"),
+    ("caption --format=jsno x.png", "did you mean jsonl?"),
+    ("caption --format=csv --output=empty x.png", "not csv"),
+    ("caption --output=/proc/out.txt x.png", "check the path, its permissions"),
+    ("caption --output=/proc/out/ x.png", "check the path, its permissions"),
+    ("caption --output=nowhere/out.txt x.png", "cannot write"),
+    ("caption --output=out.jpg x.png", "named like a photo"),
+    ("caption --output=/dev/null x.png", "not a regular file"),
+    ("caption --output=file/ x.png", "it is a file"),
+    ("caption --output=. x.png", "not empty and holds no manifest.json"),
+    ("caption --engine=local x.png", "--output"),
+    ("caption --format=parquet x.png", "--output"),
+    ("caption --workers=0 --output=x/ x.png", "whole number from 1"),
+    ("caption s3://bucket/photos", "--output DIR/"),
+    ("explain x.png", "--output"),
+    ("explain x.png --output=out --opacity=5", "--opacity: expected a number from 0 to 1"),
+    ("explain x.png --output=out --opacity=nan", "--opacity: expected a number from 0 to 1"),
+    ("explain x.png --output=out --layer=0", "--layer: expected a whole number from 1"),
+    ("explain x.png --output=out --caption=!!!", "at least one word"),
+    ("explain x.png --output=out --formats jpg", "'jpg'"),
+    ("explain x.png --output=file", "is a file"),
+    ("explain x.png --output=/proc/out", "check the path"),
+    ("evaluate file", "--references"),
+    ("evaluate file --references=nowhere.json", "nowhere.json"),
+    ("evaluate nowhere.json --references=file", "nowhere.json"),
+    ("evaluate file --references=file --output=nowhere/x", "cannot write"),
+    ("ground --instances=nowhere.json", "nowhere.json"),
+    ("ground --scenes=0", "--scenes: expected a whole number from 1"),
+    ("ground --seed=-1", "--seed: expected a whole number from 0 to 4,294,967,295"),
+    ("ground --seed=4294967296", "from 0 to 4,294,967,295"),
+    ("compare . --seed=4294967296", "from 0 to 4,294,967,295"),
+    ("ground --regime=foced", "did you mean forced?"),
+    ("ground --images=file --captions=file --instances=file", "is not a folder"),
+    ("ground --output=nowhere/x.json", "cannot write"),
+    ("ground --split=val", "give --instances"),
+    ("ground --data=folder --root=. --split=tset", "did you mean test?"),
+    ("ground --scene-options levle=plain", "did you mean level?"),
+    ("ground --scene-options level=pain", "did you mean plain?"),
+    ("ground --scene-options image_size=31", "must be a whole number from 32 to 4,096"),
+    ("ground --scene-options max_objects=", "must be a whole number from 1 to 6"),
+    ("ground --data=coc --root=.", "did you mean coco?"),
+    ("compare nowhere", "nowhere"),
+    ("compare . --resamples=0", "--resamples: expected a whole number from 1"),
+    ("compare . --output=file", "is a file"),
+    ("export out --model=nowhere", "nowhere"),
+    ("export file --model=transformer", "is a file"),
+    ("export . --model=transformer", "not empty"),
+    ("export out", "--model"),
+    ("demo --port=99999", "a whole number from 1 to 65,535"),
+    ("demo --port={busy}", "try --port 7861"),
+    ("demo --host=192.0.2.1", "cannot listen on"),
+    ("demo --host=.a", "check --host"),
+    ("demo --model=nowhere", "nowhere"),
+    ("demo --examples nowhere.jpg", "nowhere.jpg"),
+    ("configs file", "is a file"),
+    ("models --rnus=x", "did you mean --runs?"),
+    ("data check --data.name=coc --data.root=.", "did you mean coco?"),
+    ("data check --data.name=coco --data.root=nowhere", "nowhere"),
+    ("data check --data.name=coco --data.root=. --output=nowhere/x", "cannot write"),
+    ("fit --data.naem=coco", "did you mean --data.name?"),
+    ("fit --data.name=coc", "did you mean coco?"),
+    ("fit --model.decodr.hidden=3", "unknown option"),
+    ("fit --config=configs/flickr8.yaml", "did you mean configs/flickr8k.yaml?"),
+    ("fit --model configs/model/transfomer.yaml", "did you mean configs/model/transformer.yaml?"),
+    ("fit --model.decoder=LSTMDecode", "did you mean LSTMDecoder?"),
+    ("fit --data.batch_size=0", "must be a whole number of 1 or more"),
+    ("fit --data.crop=2", "must be a number above 0 and at most 1"),
+    ("fit --data.crop=0", "must be a number above 0 and at most 1"),
+    ("fit --data.shapes.max_objects=7", "must be a whole number from 1 to 6"),
+    ("fit --model.val_beam_size=0", "must be a whole number from 1 to 100"),
+    ("fit --seed_everything=-1", "from 0 to 4,294,967,295"),
+    ("fit --seed_everything=4294967296", "from 0 to 4,294,967,295"),
+    ("fit --trainer.max_epochs=many", "expected a whole number"),
+    ("fit --trainer.precision=bf61", "bf16"),
+    ("fit --trainer.default_root_dir=file", "is a file"),
+    ("fit --model.init_from=nowhere", "nowhere"),
+    (f"fit {FLICKR} --data.root=nowhere", "nowhere"),
+    (f"fit {FLICKR} --ckpt_path=lsat", "did you mean last?"),
+    (f"test {FLICKR} --data.test_split=tset", "did you mean test?"),
+    ("prepare --verfiy=true", "did you mean --verify?"),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), [case for case in WRONG if case[1]])
+def test_a_wrong_value_is_refused_within_a_second(call, message, folder):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        words = shlex.split(call.format(busy=server.getsockname()[1]))
+        command = [sys.executable, "-m", "captioner", *words]
+        before = os.times()
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=runs.environment()
+        )
+        after = os.times()
+    seconds = sum(after[2:4]) - sum(before[2:4])
+    assert done.returncode == 2, done.stderr
+    [line] = done.stderr.splitlines()
+    assert line.startswith("captioner: ")
+    assert message in line
+    assert seconds <= SECONDS
+    assert {file.name for file in folder.iterdir()} == {"x.png", "file", "empty"}
+
+
+def test_right_values_of_training_pass(folder):
+    """LightningCLI takes more than plain values."""
+    training.check(
+        "fit",
+        shlex.split(
+            """-c configs/shapes.yaml --config=configs/flickr8k.yaml --print_config
+            --print_config=skip_default --seed_everything 5 --seed_everything=true --data.root .
+            --data.cache images --data.cache=no --data '{name: csv}' --data.shapes.level varied
+            --ckpt_path null --model.init_from=transformer --model configs/model/transformer.yaml
+            --model.decoder LSTMDecoder --model.decoder.hidden 9
+            --model.decoder.init_args.attention.score Dot --model.decoder.help LSTMDecoder
+            --model.encoder captioner.models.CNNEncoder --model.encoder.name=timm/resnet10t.c3_in1k
+            --model.decoder '{class_path: LSTMDecoder}' --model.learning_rate 1e-3 --model.objective
+            Reinforce --trainer.devices [0,1] --trainer.precision=bf16-mixed --trainer.logger false
+            --trainer.callbacks+=EMA --trainer.callbacks.patience 3 --trainer.max_epochs=null
+            --trainer.max_time 00:01:00:00 --trainer.limit_val_batches .5 --trainer.profiler simple
+            --trainer.default_root_dir runs/new --trainer configs/trainer/ddp.yaml --overlays 0
+            --weights_only true"""
+        ),
+    )
+
+
+# Outputs that are inputs
+
+
+@pytest.fixture
+def inputs(tmp_path, monkeypatch, tiny_folder):
+    """One of each kind of input."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tiny_folder, "model")
+    Path("photos").mkdir()
+    Image.new("RGB", (9, 9)).save("photos/a.jpg")
+    for name in ("results.json", "references.json", "instances.json", "captions.csv"):
+        Path(name).write_text("[]")
+    shutil.copytree("model", "run/model")
+    (tmp_path / "run" / "checkpoints").mkdir()
+    (tmp_path / "run" / "checkpoints" / "best.ckpt").write_bytes(b"PK")
+    (tmp_path / "run" / "results").mkdir()
+    return tmp_path
+
+
+COCO = "--instances instances.json --captions references.json --images photos"
+OVERWRITING = {
+    "caption photos --model model --output": ["photos/a.jpg", "model/config.json"],
+    "caption photos/a.jpg --model run/checkpoints/best.ckpt --output": [
+        *("photos/a.jpg", "run/checkpoints/best.ckpt")
+    ],
+    "evaluate results.json --references references.json --output": [
+        *("results.json", "references.json")
+    ],
+    f"ground {COCO} --model model --output": [
+        *("instances.json", "references.json", "photos/a.jpg", "model/vocab.json")
+    ],
+    "ground --data csv --root captions.csv --model run --output": [
+        *("captions.csv", "run/model/config.json")
+    ],
+    "data check --data.name csv --data.root captions.csv --output": ["captions.csv"],
+    "data check --data.name folder --data.root photos --output": ["photos/a.jpg"],
+    "compare run --output": ["run/results", "run/checkpoints/best.ckpt"],
+    "export --model model --overwrite": ["model", "model/config.json"],
+    "export --model run --overwrite": ["run/model", "run"],
+    "export --model run/checkpoints/best.ckpt --overwrite": ["run", "run/checkpoints"],
+    "explain photos/a.jpg --model model --output": ["model", "photos/a.jpg"],
+    "fit --config photos/config.yaml --trainer.default_root_dir": ["photos"],
+}
+
+
+def contents(folder):
+    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("command", "output", "link"),
+    [
+        (command, output, link)
+        for command, outputs in OVERWRITING.items()
+        for output in outputs
+        for link in (None, "symbolic", "hard")
+        if link != "hard" or "." in output  # folders have no hard links
+    ],
+)
+def test_an_input_is_not_overwritten(command, output, link, inputs, capsys):
+    (inputs / "photos" / "config.yaml").write_text("data: {name: shapes}")
+    target = Path(output)
+    if link == "hard":
+        Path("link").hardlink_to(target)
+    elif link == "symbolic":
+        Path("link").symlink_to(target)
+    before = contents(inputs)
+    assert main([*shlex.split(command), "link" if link else output]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert contents(inputs) == before
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "evaluate results.json --references references.json --output run/report.json",
+        "caption photos --model run --output run/captions.txt",
+        "ground --model run --output run/report.json",
+        "ground --model model --output model/report.json",
+        "compare run --output run",
+    ],
+)
+def test_a_report_in_the_folder_of_its_run_is_written_again(call, inputs):
+    """Only the files that a command reads are its inputs, not all files beside them."""
+    for file in ("run/report.json", "run/captions.txt", "run/table.md", "model/report.json"):
+        Path(file).write_text("an earlier one")
+    options = _parser()[0].parse_args(shlex.split(call))
+    checks.check(call.split()[0], options)

@@ -1,0 +1,376 @@
+"""Hard attention's objectives against exact gradients, by enumerating all paths of locations."""
+
+import itertools
+import json
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import runs
+from captioner import checkpoint
+from captioner.cli.main import main
+from captioner.errors import ModelError, UsageError
+from captioner.models import Annotations, Attention, LSTMDecoder, LuongDecoder, TransformerDecoder
+from captioner.models.distributions import Distribution, Hard, QueryContext, Sampling, Soft, Weights
+from captioner.models.multihead import MultiHead
+from captioner.models.scores import Additive, ScaledDot
+from captioner.text import END, PAD, START
+from captioner.training import Likelihood, Reinforce, SelfCritical
+from gradients import gradient, is_unbiased
+
+L, D, V = 4, 5, 9
+WORDS = [6, 8, END]  # the caption y; T = 3
+T = len(WORDS)
+ROWS, GROUP, BATCHES = 200, 4, 100  # 20,000 samples
+BASELINES = ("none", "moving_average", "per_step", "leave_one_out")
+CREDITS = ("caption", "to_go")
+
+
+class Path(Distribution, abstract=True):
+    """Row r attends to ``paths[r, t]`` at step t; stores the scores."""
+
+    def __init__(self, paths):
+        super().__init__(0)
+        self.paths, self.scores = paths, []
+
+    def forward(self, scores, mask, context):
+        index = self.paths[:, len(self.scores)].view(1, -1, 1)
+        self.scores.append(scores[0])
+        return Weights(torch.zeros_like(scores).scatter(-1, index, 1.0))
+
+
+def toy(seed=1, distribution=Hard, decoder=LSTMDecoder, **options):
+    """A small decoder in training mode that depends on its attention, and one image."""
+    torch.manual_seed(seed)
+    attention = partial(Attention, score=partial(Additive, dim=3), distribution=distribution)
+    model = decoder(V, D, attention=attention, hidden=4, embedding=3, dropout=0.0, **options)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.8)
+    image = Annotations(2 * torch.randn(1, L, D, dtype=torch.double), (2, 2))
+    return model.double().train(), image
+
+
+def marginal(top=L):
+    return partial(Hard, gradient="marginal", top=top)
+
+
+def inputs(rows):
+    return torch.tensor([[START, *WORDS[:-1]]]).expand(rows, -1).unsqueeze(0)
+
+
+def targets(rows):
+    return torch.tensor([WORDS]).expand(rows, -1).unsqueeze(0)
+
+
+def objective(**options):
+    return Reinforce(
+        **{"samples": GROUP, "entropy_weight": 0.0, "doubly_stochastic": 0.0, **options}
+    )
+
+
+def enumerated(decoder, image, words=WORDS):
+    """log p(s | a), log p(y | s, a) and the entropy H[s] of every path, word by word."""
+    paths = torch.tensor(list(itertools.product(range(L), repeat=len(words))))
+    decoder.attention.distribution = Path(paths)
+    state = decoder.init_state(image, rows=len(paths))
+    log_prob = likelihood = entropy = 0.0
+    for t, (before, word) in enumerate(zip([START, *words[:-1]], words, strict=True)):
+        logits, weights, state = decoder.step(torch.full((1, len(paths)), before), state)
+        index = paths[:, t].unsqueeze(-1)
+        assert torch.equal(weights[0].argmax(-1, keepdim=True), index)
+        log_probs = decoder.attention.distribution.scores[t].log_softmax(-1)
+        log_prob = log_prob + log_probs.gather(-1, index).squeeze(-1)
+        likelihood = likelihood + logits[0].log_softmax(-1)[:, word]
+        entropy = entropy - (log_probs.exp() * log_probs).sum(-1)
+    assert log_prob.exp().sum().item() == pytest.approx(1.0)
+    return log_prob, likelihood, entropy
+
+
+# ── The estimator of the bound's gradient ─────────────────────────────────────────────────────────
+
+
+def estimates(decoder, image, objective):
+    """(BATCHES, P): estimated gradients of the bound, each the mean of ROWS samples."""
+    torch.manual_seed(2)
+    gradients = []
+    for _ in range(BATCHES + 1):
+        loss = objective(decoder(image, inputs(ROWS)), targets(ROWS))
+        gradients.append(-T * gradient(loss.total, decoder))
+    return torch.stack(gradients[1:])  # the first batch initialises the running means
+
+
+@pytest.fixture(scope="module")
+def exact():
+    decoder, image = toy()
+    log_prob, likelihood, _ = enumerated(decoder, image)
+    bound = (log_prob.exp() * likelihood).sum()
+    assert bound < torch.logsumexp(log_prob + likelihood, 0)  # Jensen's inequality
+    return gradient(bound, decoder)
+
+
+@pytest.fixture(scope="module")
+def sampled():
+    """The estimates for every baseline and credit."""
+    decoder, image = toy()
+    return {
+        (baseline, credit): estimates(decoder, image, objective(baseline=baseline, credit=credit))
+        for baseline in BASELINES
+        for credit in CREDITS
+    }
+
+
+@pytest.mark.parametrize("credit", CREDITS)
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_the_estimator_is_unbiased(baseline, credit, exact, sampled):
+    assert is_unbiased(sampled[baseline, credit], exact)
+
+
+def test_without_the_score_term_it_is_biased(exact):
+    """Shows that the test above can fail."""
+    assert not is_unbiased(estimates(*toy(), objective(reward_weight=0.0)), exact)
+
+
+def test_baselines_reduce_the_variance(sampled, capsys):
+    variance = {key: ROWS * values.var(0).sum().item() for key, values in sampled.items()}
+    with capsys.disabled():
+        print("\nvariance of the gradient of one sample:")
+        for (baseline, credit), value in variance.items():
+            print(f"  {baseline:15} {credit:8} {value:9.2f}")
+    for credit in CREDITS:
+        for baseline in BASELINES[1:]:
+            assert variance[baseline, credit] < 0.8 * variance["none", credit]
+    # Not moving_average: with to_go, rewards shrink with every step, but the baseline is one number.
+    for baseline in ("none", "per_step", "leave_one_out"):
+        assert variance[baseline, "to_go"] < variance[baseline, "caption"]
+
+
+def test_the_entropy_term_is_that_of_the_sampled_path():
+    """The expectation of λ_e ∂H[s̃] is Σ p(s) ∂H[s]; the likelihood gives Σ p(s) ∂ log p(y | s)."""
+    decoder, image = toy()
+    log_prob, likelihood, entropy = enumerated(decoder, image)
+    expected = gradient((log_prob.exp().detach() * (likelihood + 2.0 * entropy)).sum(), decoder)
+    estimated = estimates(*toy(), objective(entropy_weight=2.0, reward_weight=0.0))
+    assert is_unbiased(estimated, expected)
+
+
+# ── Other ways to train hard attention ────────────────────────────────────────────────────────────
+
+
+def test_an_expectation_is_soft_attention():
+    """If the expectation always replaces samples: the loss and gradient of Soft, no score term."""
+    hard, image = toy(distribution=partial(Hard, expectation=1.0))
+    soft, _ = toy(distribution=Soft)
+    one = objective(doubly_stochastic=0.5)(hard(image, inputs(GROUP)), targets(GROUP))
+    two = Likelihood(0.5, 0.0)(soft(image, inputs(1)), targets(1))
+    assert one.terms["reinforce"] == 0
+    torch.testing.assert_close(one.total, two.total)
+    torch.testing.assert_close(gradient(one.total, hard), gradient(two.total, soft))
+
+
+def test_the_expectation_is_drawn_once_per_image():
+    decoder, _ = toy(distribution=partial(Hard, expectation=0.5))
+    images = Annotations(torch.randn(400, L, D, dtype=torch.double), (2, 2))
+    tokens = inputs(3).expand(400, -1, -1)
+    one_hot = (decoder(images, tokens).weights.amax(-1) == 1).flatten(1)  # (400, R·T)
+    assert (one_hot.all(1) | ~one_hot.any(1)).all()
+    assert one_hot.all(1).double().mean().item() == pytest.approx(0.5, abs=0.08)
+    assert (decoder.eval()(images, tokens).weights.amax(-1) == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"decoder": LuongDecoder, "input_feeding": False}, WORDS),  # the state ignores locations
+        ({"decoder": LuongDecoder}, [END]),
+        ({"decoder": LSTMDecoder}, [END]),
+    ],
+)
+def test_a_marginal_is_exact_if_the_state_does_not_depend_on_locations(options, words):
+    decoder, image = toy(distribution=marginal(), **options)
+    decoded = decoder(image, torch.tensor([[[START, *words[:-1]]]]))
+    computed = -len(words) * Likelihood(0.0, 0.0)(decoded, torch.tensor([[words]])).total
+    other, _ = toy(**options)
+    log_prob, likelihood, _ = enumerated(other, image, words)
+    exact = torch.logsumexp(log_prob + likelihood, 0)
+    torch.testing.assert_close(computed, exact)
+    torch.testing.assert_close(gradient(computed, decoder), gradient(exact, other))
+
+
+@pytest.mark.parametrize("make", [LSTMDecoder, LuongDecoder])
+def test_a_marginal_of_one_position_is_the_argmax(make):
+    decoder, image = toy(distribution=marginal(top=1), decoder=make)
+    trained = decoder(image, inputs(1)).logits.log_softmax(-1)
+    evaluated = decoder.eval()(image, inputs(1)).logits.log_softmax(-1)
+    torch.testing.assert_close(trained, evaluated)
+
+
+@pytest.mark.parametrize("name", ["score_function", "straight_through"])
+def test_samples_follow_the_probabilities_at_the_temperature(name):
+    scores = torch.tensor([2.0, 1.0, 0.0, -1.0], dtype=torch.double)
+    hard = Hard(1, gradient=name, temperature=2.0).train()
+    query = torch.zeros(1, 40_000, 1, dtype=torch.double)
+    context = QueryContext(query, (2, 2), None, Sampling(temperature=3.0))
+    torch.manual_seed(4)
+    output = hard(scores.expand(1, 40_000, L), None, context)
+    expected = (scores / 6).softmax(-1)
+    torch.testing.assert_close(output.weights.mean((0, 1)), expected, atol=0.01, rtol=0)
+    torch.testing.assert_close(output.probs[0, 0], expected)
+
+
+# ── The objective's bookkeeping ───────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("credit", CREDITS)
+@pytest.mark.parametrize("baseline", BASELINES)
+def test_padding_does_not_count(baseline, credit):
+    decoder, image = toy()
+    torch.manual_seed(5)
+    decoded = decoder(image, inputs(GROUP))
+    options = {"baseline": baseline, "credit": credit, "doubly_stochastic": 1.0}
+    one = objective(entropy_weight=0.1, **options)(decoded, targets(GROUP))
+    parts = vars(replace(decoded, packed_logits=decoded.logits, valid_mask=None))
+    padded = {
+        name: F.pad(part, (0,) * (2 * (part.ndim - 3)) + (0, 2), value=7.0)
+        for name, part in parts.items()
+        if part is not None
+    }
+    words = F.pad(targets(GROUP), (0, 2), value=PAD)
+    two = objective(entropy_weight=0.1, **options)(type(decoded)(**padded), words)
+    torch.testing.assert_close(two.terms | two.measures, one.terms | one.measures)
+
+
+def test_running_means_start_from_the_first_batch_and_do_not_change_in_evaluation():
+    decoder, image = toy()
+    moving = objective(baseline="moving_average")
+    torch.manual_seed(6)
+    first = moving(decoder(image, inputs(GROUP)), targets(GROUP)).measures
+    assert first["baseline"].item() == pytest.approx(first["reward"].item())
+    second = moving(decoder(image, inputs(GROUP)), targets(GROUP)).measures
+    assert second["baseline"].item() == pytest.approx(first["reward"].item())
+    expected = 0.9 * first["reward"].item() + 0.1 * second["reward"].item()
+    moving.eval()
+    for _ in range(2):
+        measures = moving(decoder(image, inputs(1)), targets(1)).measures
+        assert measures["baseline"].item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_rollout_repeats_every_caption_and_the_temperature_falls_to_one():
+    tokens = torch.tensor([[[START, 5, END], [START, 7, END]]])
+    rollout = objective().rollout(*toy(), tokens)
+    assert rollout.tokens.tolist() == [[[START, 5, END]] * GROUP + [[START, 7, END]] * GROUP]
+    assert rollout.rewards is None
+    hot = objective(initial_temperature=4.0)
+    assert [hot.temperature(p) for p in (0.0, 0.25, 0.5, 1.0)] == [4, 2, 1, 1]
+
+
+def test_the_shares_of_the_terms_sum_to_one():
+    decoder, image = toy()
+    reinforce = objective(doubly_stochastic=0.3, entropy_weight=0.2)
+    loss = reinforce(decoder(image, inputs(GROUP)), targets(GROUP))
+    assert set(loss.terms) == {"likelihood", "reinforce", "entropy", "doubly_stochastic"}
+    shares = [value.item() for name, value in loss.measures.items() if name.startswith("share_")]
+    assert sum(shares) == pytest.approx(1)
+    assert not any(value.requires_grad for value in loss.measures.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("decoder", [LSTMDecoder, LuongDecoder])
+def test_hard_attention_learns_where_to_look(decoder):
+    """From scratch: one of nine cells determines the word, the others are noise."""
+    torch.manual_seed(7)
+    cells, kinds, width = 9, 6, 12
+    attention = partial(Attention, score=partial(Additive, dim=32), distribution=Hard)
+    model = decoder(
+        START + 4 + kinds, width, attention=attention, hidden=32, embedding=16, dropout=0.0
+    )
+    reinforce = Reinforce(4, "leave_one_out", entropy_weight=0.02, doubly_stochastic=0.0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+
+    def scenes(count):
+        kind, cell = torch.randint(kinds, (count,)), torch.randint(cells, (count,))
+        vectors = torch.randn(count, cells, width) / 2
+        informative = F.one_hot(kind, width) * 3.0
+        informative[:, -1] = 3.0  # marks the cell
+        vectors[torch.arange(count), cell] = informative
+        return Annotations(vectors, (3, 3)), kind + START + 3, cell
+
+    for _ in range(400):
+        images, word, _ = scenes(64)
+        decoded = model.train()(images, torch.full((64, 4, 1), START))
+        loss = reinforce.train()(decoded, word.view(-1, 1, 1).expand(-1, 4, -1))
+        optimizer.zero_grad()
+        loss.total.backward()
+        optimizer.step()
+    images, word, cell = scenes(1000)
+    decoded = model.eval()(images, torch.full((1000, 1), START))
+    assert (decoded.weights[:, 0].argmax(-1) == cell).double().mean() >= 0.95
+    assert (decoded.logits[:, 0].argmax(-1) == word).double().mean() >= 0.95
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (Reinforce, {"samples": 0}, "a whole number of 1 or more, got 0"),
+        (Reinforce, {"baseline": "leave_one_out", "samples": 1}, "2 samples or more"),
+        (Reinforce, {"initial_temperature": 0.0}, "a number from 1e-06"),
+        (SelfCritical, {"samples": 0, "baseline": "greedy"}, "got 0"),
+        (SelfCritical, {"samples": 1}, "got 1"),
+        (SelfCritical, {"source": "samples", "no_repeat": 2}, "no_repeat=2 applies to captions of"),
+    ],
+)
+def test_impossible_options_are_refused(make, options, message):
+    with pytest.raises(UsageError, match=message):
+        make(**options)
+
+
+def test_objectives_refuse_decoders_that_they_cannot_train():
+    straight_through = toy(distribution=partial(Hard, gradient="straight_through"))[0]
+    for decoder in (toy(distribution=Soft)[0], straight_through):
+        with pytest.raises(UsageError, match="samples no locations"):
+            Reinforce().check(decoder)
+        Likelihood().check(decoder)
+    for other in (Likelihood(), SelfCritical()):
+        with pytest.raises(UsageError, match="choose the objective Reinforce"):
+            other.check(toy()[0])
+    Likelihood().check(toy(distribution=marginal())[0])
+    Reinforce().check(toy()[0])
+
+
+def test_decoders_that_cannot_try_positions_are_refused():
+    with pytest.raises(ModelError, match="a single head"):
+        MultiHead(8, 8, heads=2, dim=8, distribution=marginal())
+    one_head = partial(Attention, score=ScaledDot, distribution=marginal())
+    with pytest.raises(ModelError, match="Transformer"):
+        TransformerDecoder(V, D, one_head, dim=8, heads=2, layers=1, feed_forward=8)
+    with pytest.raises(ModelError, match="intra"):
+        toy(distribution=marginal(), intra=True)
+
+
+# ── From the command line ─────────────────────────────────────────────────────────────────────────
+
+HARD = (
+    "--model.objective=Reinforce",
+    "--model.decoder.init_args.attention.init_args.distribution=Hard",
+)
+
+
+@pytest.mark.slow
+def test_a_hard_model_starts_from_a_soft_one(run_folder, shapes_cache, tmp_path):
+    """With a tiny learning rate it ends with the weights of the soft model."""
+    still = ("--model.learning_rate=1e-12", "--model.objective.samples=2")
+    start = (f"--model.init_from={run_folder}", "--trainer.log_every_n_steps=1")
+    root = tmp_path / "hard"
+    assert main(runs.arguments(root, shapes_cache, *HARD, *still, *start, epochs=1)) == 0
+    soft, hard = (checkpoint.load(folder).captioner for folder in (run_folder, root))
+    for name, parameter in soft.decoder.named_parameters():
+        other = hard.decoder.get_parameter(name)
+        torch.testing.assert_close(parameter, other, atol=1e-6, rtol=0, msg=name)
+    assert hard.decoder.mechanism == "LuongDecoder: Additive × Hard (argmax)"
+    [result] = (root / "results").glob("*.json")
+    assert json.loads(result.read_text())["mechanism"] == hard.decoder.mechanism
+    measures = ("reward", "baseline", "advantage_variance", "location_entropy", "share_reinforce")
+    for name in (*measures, "attention_gradient_norm"):
+        assert runs.logged(root, f"train/{name}")

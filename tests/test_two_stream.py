@@ -1,0 +1,284 @@
+"""Keys from one encoder, values from another, in every part that sees annotations."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import runs
+from captioner import checkpoint, fast, load
+from captioner.data.cache import AnnotationCache
+from captioner.data.dataset import Augmentation, CaptionDataset
+from captioner.data.records import Record
+from captioner.data.sampler import Draw
+from captioner.decoding import Decoding, search
+from captioner.errors import ModelError
+from captioner.evaluation.attention_maps import forced_maps, grad_cams
+from captioner.models import Annotations, Attention, Captioner, TwoStreamEncoder
+from captioner.models.erasure import Erasure
+from captioner.models.registry import build, names
+from captioner.resources import configs_folder
+from captioner.text import Vocabulary
+from test_encoder import photos
+
+KEYS = {"class_path": "ViTEncoder", "init_args": {"image_size": 56, "layers": [2], "weights": None}}
+VALUES = {
+    "class_path": "CNNEncoder",
+    "init_args": {"name": "efficientnet_lite0", "image_size": 64, "weights": None},
+}
+TREE = {"class_path": "TwoStreamEncoder", "init_args": {"keys": KEYS, "values": VALUES}}
+DECODER = {"class_path": "LuongDecoder", "init_args": {"hidden": 16, "embedding": 8}}
+
+
+def ready(encoder):
+    """Give random weights, which then count as loaded."""
+    encoder.load_state_dict(encoder.state_dict())
+    return encoder.eval()
+
+
+@pytest.fixture(scope="module")
+def encoder():
+    torch.manual_seed(1)
+    return ready(build("encoder", TREE))
+
+
+def captioner(encoder=TREE, neck=None, decoder=DECODER):
+    config = {
+        "encoder": encoder,
+        "neck": neck or {"class_path": "Projection", "init_args": {"dim": 16}},
+        "decoder": decoder,
+    }
+    torch.manual_seed(2)
+    model = Captioner.from_config(config, Vocabulary(["a", "dog", "cat"]))
+    ready(model.encoder)
+    return model.eval()
+
+
+def annotations(images=2, values=(2, 3), keys=(4, 5)):
+    torch.manual_seed(3)
+    stream = Annotations(torch.randn(images, keys[0] * keys[1], 16), keys)
+    return Annotations(torch.randn(images, values[0] * values[1], 12), values, keys=stream)
+
+
+def test_every_stream_is_its_encoder(encoder):
+    images = photos(64)
+    encoded = encoder(images)
+    torch.testing.assert_close(encoded.vectors, encoder.values(images).vectors)
+    shrunk = F.interpolate(images.float(), (56, 56), mode="bilinear", antialias=True).round()
+    torch.testing.assert_close(encoded.keys.vectors, encoder.keys(shrunk.byte()).vectors)
+    assert (encoded.grid, encoded.keys.grid) == ((2, 2), (4, 4))
+    assert encoder.widths == {"in_dim": 1280, "key_dim": 384}
+    assert encoder.preprocessing.height == 64
+
+
+def test_attention_compares_keys_and_averages_values():
+    attention = Attention(query_dim=16, key_dim=16, score=lambda **_: build_dot())
+    both = annotations(1, (2, 2), (2, 2))
+    query = torch.randn(1, 16)
+    output = attention(query, attention.prepare(both))
+    scores = [float(query[0] @ key) for key in both.keys.vectors[0]]
+    weights = np.exp(scores) / np.exp(scores).sum()
+    torch.testing.assert_close(output.weights[0], torch.tensor(weights, dtype=torch.float32))
+    context = sum(w * value for w, value in zip(weights, both.vectors[0], strict=True))
+    torch.testing.assert_close(output.context[0], context.float())
+
+
+def build_dot():
+    return build("score", {"class_path": "Dot"}, query_dim=16, key_dim=16)
+
+
+def test_values_are_interpolated_to_the_grid_of_the_keys():
+    neck = build("neck", {"class_path": "Projection"}, in_dim=12, key_dim=16).eval()
+    both = annotations()
+    result = neck(both)
+    assert result.grid == result.keys.grid == (4, 5)
+    alone = build("neck", {"class_path": "Projection"}, in_dim=12, key_dim=None)
+    assert alone.key_layers is None
+    projected = neck.layers(both.vectors)
+    for row in range(4):
+        for column in range(5):
+            expected = torch.zeros(2, 512)
+            # Bilinear weights of cell centres; the border is repeated.
+            y, x = (row + 0.5) * 2 / 4 - 0.5, (column + 0.5) * 3 / 5 - 0.5
+            for i in (int(np.floor(y)), int(np.floor(y)) + 1):
+                for j in (int(np.floor(x)), int(np.floor(x)) + 1):
+                    weight = (1 - abs(y - i)) * (1 - abs(x - j))
+                    cell = min(max(i, 0), 1) * 3 + min(max(j, 0), 2)
+                    expected += weight * projected[:, cell]
+            torch.testing.assert_close(
+                result.vectors[:, row * 5 + column], expected, rtol=1e-4, atol=1e-5
+            )
+    torch.testing.assert_close(result.keys.vectors, neck.key_layers(both.keys.vectors))
+
+
+@pytest.mark.parametrize("name", sorted(set(names("neck")) - {"Identity"}))
+def test_every_neck_takes_two_streams(name):
+    neck = build("neck", {"class_path": name, "init_args": {"dim": 16}}, in_dim=12, key_dim=16)
+    result = neck.eval()(annotations())
+    expected = (2, 3) if name == "Blind" else (4, 5)
+    assert result.grid == expected
+    assert (result.keys is None) == (name == "Blind")
+    assert result.vectors.shape == (2, expected[0] * expected[1], 16)
+
+
+def test_a_neck_without_projection_says_so():
+    with pytest.raises(
+        ModelError, match="Identity is for encoders of one stream: choose Projection"
+    ):
+        captioner(neck={"class_path": "Identity"})
+
+
+def test_a_stream_has_one_stream():
+    nested = {"class_path": "TwoStreamEncoder", "init_args": {"keys": TREE, "values": VALUES}}
+    with pytest.raises(ModelError, match="an encoder of one stream"):
+        build("encoder", nested)
+
+
+@pytest.mark.parametrize("decoder", ["LSTMDecoder", "LuongDecoder", "TransformerDecoder"])
+@pytest.mark.parametrize("score", ["Additive", "Dot", "ScaledDot", "General"])
+@pytest.mark.parametrize("distribution", ["Soft", "Sparsemax", "Hard", "LocalP"])
+def test_every_decoder_score_and_distribution(decoder, score, distribution):
+    attention = {
+        "class_path": "Attention",
+        "init_args": {
+            "score": {"class_path": score},
+            "distribution": {"class_path": distribution},
+        },
+    }
+    options = {"attention": attention, "dropout": 0.0}
+    options |= {"dim": 16, "heads": 2} if decoder == "TransformerDecoder" else {"hidden": 16}
+    model = captioner(decoder={"class_path": decoder, "init_args": options})
+    with torch.no_grad():
+        region = model.neck(model.encode(photos(64)))
+        tokens = torch.tensor([[[1, 4, 5]], [[1, 5, 6]]])
+        forced = model.decoder(region, tokens)
+        beams = search(model.decoder, region, Decoding(beam_size=2, max_length=4))
+    assert forced.weights.shape == (2, 1, 3, 16)
+    assert all(beam[0].weights.shape[-1] == 16 for beam in beams if len(beam[0].tokens))
+    with torch.no_grad():
+        states = [
+            model.decoder.init_state(some)
+            for some in (region, region.with_vectors(region.vectors.neg()), region.map(torch.neg))
+        ]
+    first, other_values, other_both = (
+        state.keys if isinstance(state.keys, tuple) else (state.keys,) for state in states
+    )
+    for keys, same_keys, new_keys in zip(first, other_values, other_both, strict=True):
+        torch.testing.assert_close(keys.prepared, same_keys.prepared)
+        torch.testing.assert_close(keys.values, -same_keys.values)
+        assert not torch.allclose(keys.prepared, new_keys.prepared)
+
+
+def test_erasing_takes_key_and_value():
+    model = captioner()
+    with torch.no_grad():
+        region = model.neck(model.encode(photos(64)))
+        state = model.decoder.init_state(region)
+        erased = Erasure(model.decoder, region).erase(
+            state, torch.tensor([1]), torch.arange(16).unsqueeze(0) < 3
+        )
+        blank = model.decoder.init_state(region.flat())
+    for part in ("prepared", "values"):
+        new, old, mean = (getattr(s.keys, part) for s in (erased, state, blank))
+        torch.testing.assert_close(new[0, :3], mean[1, :3])
+        torch.testing.assert_close(new[0, 3:], old[1, 3:])
+
+
+def test_maps_and_grad_cam_have_the_grid_of_the_keys():
+    model = captioner()
+    with torch.no_grad():
+        region = model.neck(model.encode(photos(64)))
+    captions = [[[4, 5]], [[5, 6, 4]]]
+    shown, _ = forced_maps(model.decoder, region, captions)
+    assert [m.shape for (m,) in shown] == [(2, 16), (3, 16)]
+    cams = grad_cams(model.decoder, region, captions, [[(0, 1)], [(0, 0)]])
+    assert cams[0][0][1].shape == (16,)
+    assert cams[0][0][1].sum() >= 0
+
+
+@pytest.fixture
+def files(tmp_path):
+    from PIL import Image
+
+    paths = [tmp_path / f"{i}.png" for i in range(5)]
+    for path, pixels in zip(paths, photos(64, 5), strict=True):
+        Image.fromarray(pixels.permute(1, 2, 0).numpy()).save(path)
+    return [str(path) for path in paths]
+
+
+def test_the_cache_holds_both_streams(encoder, files, tmp_path):
+    def opened():
+        return AnnotationCache.open(tmp_path / "cache", files, encoder, shard_size=2)
+
+    cache = opened()
+    assert (cache.grid, cache.key_grid) == ((2, 2), (4, 4))
+    expected = encoder(photos(64, 5))
+    for i, path in enumerate(files):
+        for read, stream in ((cache[path], expected), (cache.keys(path), expected.keys)):
+            np.testing.assert_allclose(read, stream.vectors[i].half(), rtol=2e-3, atol=2e-3)
+    shard = sorted(cache.folder.glob("*.safetensors"))[1]
+    content = bytearray(shard.read_bytes())
+    content[-3] ^= 1  # the last tensor
+    shard.write_bytes(bytes(content))
+    before = AnnotationCache.open(tmp_path / "cache", files, encoder, shard_size=2, verify=True)
+    np.testing.assert_array_equal(before.keys(files[3]), cache.keys(files[3]))
+
+
+def test_a_mirrored_image_has_mirrored_keys():
+    values, keys = np.arange(6.0).reshape(6, 1), np.arange(20.0).reshape(20, 1)
+    record = Record("photo", "photo.jpg", ("a dog",), "train")
+    dataset = CaptionDataset(
+        *([record], [[[1, 4, 2]]], lambda _: values, (2, 3), 1, Augmentation(mirror=1.0)),
+        keys=lambda _: keys,
+        key_grid=(4, 5),
+    )
+    item = dataset[Draw(0, 7)]
+    assert item.values.view(2, 3).tolist() == [[2, 1, 0], [5, 4, 3]]
+    assert item.keys.view(4, 5)[0].tolist() == [4, 3, 2, 1, 0]
+    batch = dataset.collate([item, dataset[0]])
+    assert batch.keys.shape == (2, 20, 1)
+    assert batch.key_grid == (4, 5)
+
+
+def test_a_model_folder_keeps_two_streams(tmp_path):
+    packaged = copy.deepcopy(TREE)
+    packaged["init_args"]["keys"]["init_args"]["weights"] = "DEFAULT"
+    model = captioner(packaged)
+    model.encoder.load_pretrained()
+    checkpoint.save(model, tmp_path / "model", "# Two streams", Decoding())
+    stored = checkpoint.load(tmp_path / "model").captioner
+    images = photos(64)
+    with torch.inference_mode():
+        expected, actual = model.neck(model.encode(images)), stored.neck(stored.encode(images))
+    torch.testing.assert_close(actual.vectors, expected.vectors)
+    torch.testing.assert_close(actual.keys.vectors, expected.keys.vectors)
+    tensors = checkpoint.load(tmp_path / "model").captioner.state_dict()
+    assert not any("encoder.keys" in name for name in tensors)  # they come with the package
+    assert any("encoder.values.backbone" in name for name in tensors)
+    caption = load(tmp_path / "model").caption(images[0].permute(1, 2, 0))
+    assert caption.weights.shape[1:] == (4, 4)
+
+
+def test_the_fast_streams_give_the_same(encoder):
+    quick = copy.deepcopy(encoder)
+    fast.accelerate(quick)
+    images = photos(64)
+    actual, expected = quick(images), encoder(images)
+    torch.testing.assert_close(actual.vectors, expected.vectors, rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(actual.keys.vectors, expected.keys.vectors, rtol=1e-3, atol=1e-4)
+
+
+def test_the_defaults_need_no_download():
+    assert TwoStreamEncoder().external
+
+
+def test_a_model_folder_of_packaged_encoders_holds_neither(tmp_path):
+    design = runs.design(configs_folder() / "model" / "two-stream.yaml")
+    model = captioner(design["encoder"])
+    model.encoder.load_pretrained()
+    checkpoint.save(model, tmp_path / "model", "# Two streams", Decoding())
+    assert (tmp_path / "model" / "model.safetensors").stat().st_size < 1e6
+    stored = checkpoint.load(tmp_path / "model").captioner
+    assert stored.encoder.fingerprint() == model.encoder.fingerprint()
