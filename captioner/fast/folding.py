@@ -1,8 +1,4 @@
-"""A faster ``CNNEncoder``.
-
-It splits batches into small chunks, folds batch norms and padding into the convolutions, and keeps the
-weights of the convolutions in oneDNN's order.
-"""
+"""A faster ``CNNEncoder``: small chunks, and batch norms and padding folded into the convolutions."""
 
 import copy
 from collections import Counter
@@ -16,7 +12,6 @@ from jaxtyping import Float, UInt8
 from torch import Size, Tensor, nn
 from torch.nn.utils import fuse_conv_bn_eval
 
-from captioner.fast.convolution import keep_order
 from captioner.models import encoder
 from captioner.models.backbone import Backbone
 
@@ -78,7 +73,6 @@ def fold(network: Backbone, example: Float[Tensor, "B 3 H W"]) -> Backbone:
     - TensorFlow's ``SAME`` padding can be one pixel larger after the input than before it. Equal
       padding on both sides gives the same result if zeros are put before the kernel. It needs no
       padded copy of the input.
-    - The weights are put into oneDNN's order once, for one image and for a chunk of images.
 
     Args:
         network: in eval mode; it is not changed.
@@ -100,7 +94,6 @@ def fold(network: Backbone, example: Float[Tensor, "B 3 H W"]) -> Backbone:
             folded.set_submodule(norm, getattr(folding, "act", nn.Identity()))
         for convolution, (before, after) in sizes.items():
             _pad_alike(cast(nn.Conv2d, folded.get_submodule(convolution)), before, after)
-        keep_order(folded, frozenset({1, chunk_size(example)}))
         equal = all(
             (actual - plain).norm() <= TOLERANCE * plain.norm()
             for actual, plain in zip(folded(example), expected, strict=True)
