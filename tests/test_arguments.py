@@ -17,9 +17,9 @@ from PIL import Image
 
 import runs
 from captioner import checkpoint, limits
-from captioner.cli import checks, training
+from captioner.cli import checks, data_check, training
 from captioner.cli.list_models import GOOD_FOR
-from captioner.cli.main import COMMANDS, DATA_CHECK, _parser, main
+from captioner.cli.main import COMMANDS, _parser, main
 from captioner.data import shapes, shapes_dataset
 from captioner.data.readers import READERS
 from captioner.data.records import SPLITS
@@ -123,7 +123,7 @@ def spoken(capsys, *arguments):
     return captured.out
 
 
-EVERY = {**COMMANDS, "data check": DATA_CHECK}
+EVERY = {**COMMANDS, "data check": data_check}
 
 
 @pytest.mark.parametrize("name", [*EVERY, *training.COMMANDS])
@@ -132,7 +132,7 @@ def test_help_of_a_command(name, capsys):
     assert spoken(capsys, "help", *name.split()) == short
     assert len(re.findall(rf"^  captioner {name}\b", short, re.MULTILINE)) >= 2
     assert len(short.splitlines()) <= 65
-    more = EVERY[name].more if name in EVERY else ("trainer.strategy",)
+    more = getattr(EVERY[name], "ADVANCED", ()) if name in EVERY else ("trainer.strategy",)
     whole = spoken(capsys, *name.split(), "--help-all") if more else ""
     assert not re.search(r"default:\s+(None\)|null\)|==SUPPRESS==)", short + whole)
     assert "default: [" not in short
@@ -145,8 +145,8 @@ def test_help_of_a_command(name, capsys):
 def test_examples_are_parsed(monkeypatch):
     monkeypatch.setattr(training, "_path", lambda _: Path(__file__))  # some files are made by a run
     parser, parsers = _parser()
-    for name, command in EVERY.items():
-        for example in command.examples:
+    for name, module in EVERY.items():
+        for example in re.findall(r"^captioner .*$", module.__doc__, re.MULTILINE):
             words = shlex.split(example, comments=True)[1:]
             parsers[name].check_names(words)
             parser.parse_args(words)

@@ -180,8 +180,8 @@ def test_shards_are_resumed_from_what_is_on_disk(form, tmp_path):
         for row in (record("a"), failed("b"), record("c")):
             out.add(row)
     # Files of a killed process, and a manifest older than the shards.
-    (tmp_path / f".captions-000002.{form}-abcdefgh").write_bytes(b"half")
-    (tmp_path / ".manifest.json-abcdefgh").write_bytes(b"half")
+    (tmp_path / f".captions-000002.{form}.part").write_bytes(b"half")
+    (tmp_path / ".manifest.json.part").write_bytes(b"half")
     stale = {**libraries.manifest(tmp_path), "images": 99}
     (tmp_path / "manifest.json").write_text(json.dumps(stale))
     with output_folder.open_shards(tmp_path, form, IDENTITY, retry=True) as out:

@@ -23,7 +23,7 @@ from typing import Any
 from captioner import __version__
 from captioner.batch.rows import Row, encodable
 from captioner.errors import DataError, UsageError
-from captioner.files import remove_unfinished, write_bytes, write_text
+from captioner.files import write_bytes, write_text
 
 MANIFEST = "manifest.json"
 VERSION = 1
@@ -56,8 +56,8 @@ class Shards:
         self._rows: list[Row] = []
         self._next_number = 0
         self._check_manifest()
-        for name in (MANIFEST, f"captions-*.{file_format}"):
-            remove_unfinished(folder, name)
+        for part in folder.glob(".*.part"):  # left by a killed process
+            part.unlink()
         for file in self._files():
             self._resume(file, retry)
         self._write_manifest(finished=False)
@@ -196,7 +196,7 @@ def refuse_foreign(folder: Path) -> None:
         raise UsageError(f"cannot write into '{folder}': it is a file; give a folder")
     names = [file.name for file in folder.iterdir()] if folder.exists() else []
     # A process that is killed at its start leaves an unfinished manifest.
-    others = [name for name in names if not name.startswith(f".{MANIFEST}-")]
+    others = [name for name in names if name != f".{MANIFEST}.part"]
     if others and MANIFEST not in others:
         raise UsageError(
             f"cannot write into '{folder}': it is not empty and holds no {MANIFEST}; give a new "

@@ -1,4 +1,9 @@
-"""``captioner caption``: write captions for photos, as one file or as a folder of shards."""
+"""Write captions for photos.
+
+captioner caption photo.jpg holiday/ 'scans/*.tif'
+captioner caption holiday/ --model transformer --format csv --output captions.csv
+captioner caption library/ --output captions/    # any number of photos, resumable
+"""
 
 import argparse
 import re
@@ -22,6 +27,7 @@ if TYPE_CHECKING:
 
     Engine = InProcess | LocalEngine | RayEngine
 
+ADVANCED = ("batch_size", "engine", "workers", "shard_size", "retry")
 FEW = 128
 """With fewer photos than this, one process finishes before worker processes have started."""
 FOLDER_FORMATS = ("jsonl", "parquet")

@@ -1,4 +1,8 @@
-"""``captioner compare``: compare training runs in one table and in plots."""
+"""Compare training runs in one table and in plots.
+
+captioner compare runs/soft runs/hard
+captioner compare runs/soft runs/hard --output compared
+"""
 
 import argparse
 from collections import Counter
@@ -7,6 +11,8 @@ from pathlib import Path
 
 from captioner.cli.arguments import number, positive
 from captioner.limits import SEED
+
+ADVANCED = ("resamples", "seed")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,8 @@
-"""``captioner configs``: list the shipped configuration files, or copy them into a folder."""
+"""List the shipped configuration files, or copy them.
+
+captioner configs
+captioner configs my-configs
+"""
 
 import argparse
 import shutil

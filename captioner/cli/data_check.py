@@ -1,4 +1,8 @@
-"""``captioner data check``: list all problems of a data set at once, and its statistics."""
+"""List all problems of a data set, and its size.
+
+captioner data check --data.name coco --data.root DIR
+captioner data check --data.name csv --data.root captions.csv --format json
+"""
 
 import argparse
 import json
@@ -11,6 +15,7 @@ from captioner.cli.arguments import add_output, open_output, positive
 from captioner.cli.checks import DATA
 from captioner.errors import one_line
 
+ADVANCED = ("max_words", "min_count", "workers")
 MAX_ITEMS = 10  # per problem in the text; the JSON lists all
 
 

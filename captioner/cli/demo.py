@@ -1,4 +1,9 @@
-"""``captioner demo``: serve the app."""
+"""Open the app in a browser.
+
+captioner demo
+captioner demo --model transformer --model runs/coco --port 8080
+captioner demo --host 0.0.0.0 --examples holiday/
+"""
 
 import argparse
 

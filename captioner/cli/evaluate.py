@@ -1,4 +1,8 @@
-"""``captioner evaluate``: score a file of captions against references."""
+"""Score captions against references.
+
+captioner evaluate captions.json --references captions_val2014.json
+captioner evaluate captions.jsonl --references captions.json --output scores.json
+"""
 
 import argparse
 import json

@@ -1,6 +1,8 @@
-"""``captioner explain``: write files that show where the model looked for each word.
+"""Write files that show where the model looked for each word.
 
-Heavy modules are imported in ``run``, because ``--help`` needs only the options.
+captioner explain photo.jpg --output attention
+captioner explain holiday/ --output attention --formats png gif html
+captioner explain photo.jpg --output attention --caption 'a dog on the beach'
 """
 
 import argparse
@@ -18,6 +20,8 @@ from captioner.overlay.export import formats, names
 if TYPE_CHECKING:
     from captioner.caption import Caption
     from captioner.predictor import Predictor
+
+ADVANCED = ("batch_size", "beam_size", "scale", "smoothing", "layer", "head")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,8 @@
-"""``captioner export``: write a model folder."""
+"""Write a model folder from a checkpoint or a run.
+
+captioner export model --model runs/flickr8k
+captioner export model --model runs/flickr8k/checkpoints/best.ckpt --half
+"""
 
 import argparse
 

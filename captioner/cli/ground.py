@@ -1,6 +1,8 @@
-"""``captioner ground``: measure the grounding and the faithfulness of attention.
+"""Score attention against object masks.
 
-Heavy modules are imported in ``run``, because ``--help`` needs only the options.
+captioner ground --model runs/shapes --scenes 20
+captioner ground --instances instances_val2017.json --captions captions_val2017.json --images val2017
+captioner ground --data flickr8k --root DIR --limit 100
 """
 
 import argparse
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from captioner.evaluation.image_statistics import Evaluation, Regime
     from captioner.predictor import Predictor
 
-
+ADVANCED = ("batch_size", "beam_size", "seed", "train_instances", "scene_options", "split")
 OPTIONS = {  # what each kind of images requires and allows
     "scenes": ((), ("scenes", "scene_options")),
     "COCO files": (("instances", "captions", "images"), ("train_instances",)),

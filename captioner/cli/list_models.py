@@ -1,4 +1,8 @@
-"""``captioner models``: list the models that ``--model`` accepts by name."""
+"""List the models that --model accepts by name.
+
+captioner models
+captioner models --runs experiments
+"""
 
 import argparse
 import re

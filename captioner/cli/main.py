@@ -1,6 +1,7 @@
 """The entry point of the command line: runs a command and reports errors in one line.
 
-Each command is a module with ``add_arguments(parser)`` and ``run(options)``. These modules import
+Each command is a module with ``add_arguments(parser)`` and ``run(options)``. Its docstring is its help, a
+summary and examples; ``ADVANCED`` names the options that only ``--help-all`` shows. These modules import
 nothing heavy before ``run``, so that ``--help`` and wrong arguments are answered at once.
 """
 
@@ -8,7 +9,6 @@ import argparse
 import io
 import os
 import sys
-from dataclasses import dataclass
 from types import ModuleType
 
 from captioner import __version__
@@ -26,106 +26,20 @@ from captioner.cli import (
     list_models,
     training,
 )
-from captioner.cli.parser import Parser, sentence
+from captioner.cli.parser import Parser
 from captioner.errors import CaptionerError
 
-
-@dataclass(frozen=True)
-class Command:
-    """A command, its summary and examples, and the options that only ``--help-all`` shows."""
-
-    module: ModuleType
-    summary: str
-    examples: tuple[str, ...]
-    more: tuple[str, ...] = ()
-
-
 COMMANDS = {
-    "caption": Command(
-        caption,
-        "write captions for photos",
-        (
-            "captioner caption photo.jpg holiday/ 'scans/*.tif'",
-            "captioner caption holiday/ --model transformer --format csv --output captions.csv",
-            "captioner caption library/ --output captions/    # any number of photos, resumable",
-        ),
-        ("batch_size", "engine", "workers", "shard_size", "retry"),
-    ),
-    "explain": Command(
-        explain,
-        "write files that show where the model looked for each word",
-        (
-            "captioner explain photo.jpg --output attention",
-            "captioner explain holiday/ --output attention --formats png gif html",
-            "captioner explain photo.jpg --output attention --caption 'a dog on the beach'",
-        ),
-        ("batch_size", "beam_size", "scale", "smoothing", "layer", "head"),
-    ),
-    "evaluate": Command(
-        evaluate,
-        "score captions against references",
-        (
-            "captioner evaluate captions.json --references captions_val2014.json",
-            "captioner evaluate captions.jsonl --references captions.json --output scores.json",
-        ),
-    ),
-    "ground": Command(
-        ground,
-        "score attention against object masks",
-        (
-            "captioner ground --model runs/shapes --scenes 20",
-            "captioner ground --instances instances_val2017.json --captions captions_val2017.json "
-            "--images val2017",
-            "captioner ground --data flickr8k --root DIR --limit 100",
-        ),
-        ("batch_size", "beam_size", "seed", "train_instances", "scene_options", "split"),
-    ),
-    "compare": Command(
-        compare,
-        "compare training runs in one table and in plots",
-        (
-            "captioner compare runs/soft runs/hard",
-            "captioner compare runs/soft runs/hard --output compared",
-        ),
-        ("resamples", "seed"),
-    ),
-    "export": Command(
-        export,
-        "write a model folder from a checkpoint or a run",
-        (
-            "captioner export model --model runs/flickr8k",
-            "captioner export model --model runs/flickr8k/checkpoints/best.ckpt --half",
-        ),
-    ),
-    "models": Command(
-        list_models,
-        "list the models that --model accepts by name",
-        ("captioner models", "captioner models --runs experiments"),
-    ),
-    "demo": Command(
-        demo,
-        "open the app in a browser",
-        (
-            "captioner demo",
-            "captioner demo --model transformer --model runs/coco --port 8080",
-            "captioner demo --host 0.0.0.0 --examples holiday/",
-        ),
-    ),
-    "configs": Command(
-        copy_configs,
-        "list the shipped configuration files, or copy them",
-        ("captioner configs", "captioner configs my-configs"),
-    ),
+    "caption": caption,
+    "explain": explain,
+    "evaluate": evaluate,
+    "ground": ground,
+    "compare": compare,
+    "export": export,
+    "models": list_models,
+    "demo": demo,
+    "configs": copy_configs,
 }
-DATA_CHECK = Command(
-    data_check,
-    "list all problems of a data set, and its size",
-    (
-        "captioner data check --data.name coco --data.root DIR",
-        "captioner data check --data.name csv --data.root captions.csv --format json",
-    ),
-    ("max_words", "min_count", "workers"),
-)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -204,25 +118,26 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
     for name, text in training.COMMANDS.items():
         commands.add_parser(name, help=text)
     parsers = {name: _add_command(commands, name, command) for name, command in COMMANDS.items()}
-    text = "inspect a data set before training on it"
-    data = commands.add_parser("data", help=text, description=sentence(text))
+    text = "Inspect a data set before training on it."
+    data = commands.add_parser("data", help=text, description=text)
     data_commands = data.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    parsers["data check"] = _add_command(data_commands, "check", DATA_CHECK)
+    parsers["data check"] = _add_command(data_commands, "check", data_check)
     return parser, parsers
 
 
 def _add_command(
-    commands: "argparse._SubParsersAction[Parser]", name: str, command: Command
+    commands: "argparse._SubParsersAction[Parser]", name: str, module: ModuleType
 ) -> Parser:
+    summary, _, examples = str(module.__doc__).partition("\n\n")
     parser = commands.add_parser(
         name,
-        help=command.summary,
-        description=sentence(command.summary),
-        examples=command.examples,
-        more=command.more,
+        help=summary,
+        description=summary,
+        examples=[line.strip() for line in examples.splitlines()],
+        more=getattr(module, "ADVANCED", ()),
     )
-    command.module.add_arguments(parser)
-    parser.set_defaults(module=command.module)
+    module.add_arguments(parser)
+    parser.set_defaults(module=module)
     return parser
 
 

@@ -15,11 +15,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f" (did you mean {near[0]}?)" if near else ""
 
 
-def sentence(text: str) -> str:
-    """Return a summary as a sentence."""
-    return f"{text[0].upper()}{text[1:]}."
-
-
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises its errors.
 

@@ -18,16 +18,16 @@ import yaml
 
 from captioner import limits
 from captioner.cli import checks
-from captioner.cli.parser import Parser, did_you_mean, sentence
+from captioner.cli.parser import Parser, did_you_mean
 from captioner.errors import UsageError
 from captioner.resources import configs_folder
 
 COMMANDS = {
-    "fit": "train a captioner, score its best checkpoint on the development split, and export it",
-    "validate": "score a checkpoint on the development split as during training",
-    "test": "generate and score captions for data.test_split",
-    "predict": "generate captions for data.test_split as COCO results JSON",
-    "prepare": "fill the annotation cache before training, or check it",
+    "fit": "Train a captioner, score its best checkpoint on the development split, and export it.",
+    "validate": "Score a checkpoint on the development split as during training.",
+    "test": "Generate and score captions for data.test_split.",
+    "predict": "Generate captions for data.test_split as COCO results JSON.",
+    "prepare": "Fill the annotation cache before training, or check it.",
 }
 _ROOT = "--data.root DIR"
 _SAVED = "--config runs/flickr8k/config.yaml"
@@ -110,7 +110,7 @@ def _parser(command: str) -> Parser:
     parser = Parser(
         prog=f"captioner {command}",
         usage=f"captioner {command} --config FILE [OPTION ...]",
-        description=sentence(COMMANDS[command]),
+        description=COMMANDS[command],
         examples=EXAMPLES[command],
     )
     for name, text in {**_MAIN, **_MORE[command]}.items():
