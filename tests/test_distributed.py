@@ -12,11 +12,13 @@ import runs
 from captioner import distributed
 from captioner.cli.main import main
 from captioner.data.dataset import Augmentation, CaptionDataset
+from captioner.data.pixels import ImageFiles
 from captioner.data.records import TRAIN, Record
 from captioner.data.sampler import Draw, InOrder, Shuffled
 from captioner.errors import DataError
 from captioner.models.annotations import Annotations
 from captioner.models.decoder import Decoded
+from captioner.models.encoder import Preprocessing
 from captioner.models.neck import Blind
 from captioner.text import PAD
 from captioner.training import Likelihood, Objective, Reinforce, SelfCritical
@@ -184,11 +186,13 @@ def test_padding_of_a_batch_reads_no_image():
     record = Record(1, "1.png", ("a dog",), TRAIN)
     read = []
 
-    def source(path):
-        read.append(path)
-        return torch.zeros(3, 2, 2, dtype=torch.uint8)
+    class Source(ImageFiles):
+        def __getitem__(self, path):
+            read.append(path)
+            return torch.zeros(3, 2, 2, dtype=torch.uint8)
 
-    data = CaptionDataset([record] * 3, [[[1, 2]]] * 3, source, (0, 0), 1, Augmentation())
+    source = Source(Preprocessing(2, 2, "bilinear", (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)))
+    data = CaptionDataset([record] * 3, [[[1, 2]]] * 3, source, 1, Augmentation())
     assert data.collate([data[2], data[None]]).image_ids == [1]
     assert data.collate([data[None]]).image_ids == []
     assert read == ["1.png"]

@@ -11,6 +11,7 @@ import runs
 from captioner import checkpoint, fast, load
 from captioner.data.cache import AnnotationCache
 from captioner.data.dataset import Augmentation, CaptionDataset
+from captioner.data.pixels import ImageFiles
 from captioner.data.records import Record
 from captioner.data.sampler import Draw
 from captioner.decoding import Decoding, search
@@ -226,14 +227,26 @@ def test_the_cache_holds_both_streams(encoder, files, tmp_path):
     np.testing.assert_array_equal(before.keys(files[3]), cache.keys(files[3]))
 
 
+class Stored(ImageFiles):
+    """Annotation vectors and keys of every image."""
+
+    grid, key_grid = (2, 3), (4, 5)
+
+    def __init__(self, values, keys):
+        self._values, self._keys = torch.as_tensor(values), torch.as_tensor(keys)
+
+    def __getitem__(self, path):
+        return self._values
+
+    def keys(self, path):
+        return self._keys
+
+
 def test_a_mirrored_image_has_mirrored_keys():
     values, keys = np.arange(6.0).reshape(6, 1), np.arange(20.0).reshape(20, 1)
     record = Record("photo", "photo.jpg", ("a dog",), "train")
-    dataset = CaptionDataset(
-        *([record], [[[1, 4, 2]]], lambda _: values, (2, 3), 1, Augmentation(mirror=1.0)),
-        keys=lambda _: keys,
-        key_grid=(4, 5),
-    )
+    source = Stored(values, keys)
+    dataset = CaptionDataset([record], [[[1, 4, 2]]], source, 1, Augmentation(mirror=1.0))
     item = dataset[Draw(0, 7)]
     assert item.values.view(2, 3).tolist() == [[2, 1, 0], [5, 4, 3]]
     assert item.keys.view(4, 5)[0].tolist() == [4, 3, 2, 1, 0]

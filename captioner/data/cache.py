@@ -41,7 +41,7 @@ SHARD_SIZE = 256  # images per file
 _LOG = logging.getLogger(__name__)
 
 Progress = Callable[[Iterable[Any], int], Iterable[Any]]
-"""Wraps an iterator to show its progress; the second argument is the number of items."""
+"""Wraps an iterable to show its progress; the second argument is the number of items."""
 
 
 class PixelEncoder:
@@ -62,23 +62,14 @@ class PixelEncoder:
 
 @dataclass(frozen=True)
 class AnnotationCache:
-    """Annotation vectors, or pixels, of many images on disk.
-
-    Attributes:
-        folder: the folder of the shards.
-        rows: the row of each image, by path.
-        grid: (rows, columns) of the feature map; (0, 0) for pixels.
-        failed: the error message of each unreadable image, by path.
-        shard_size: images per shard.
-        key_grid: (rows, columns) of the keys of a second stream; None without one.
-    """
+    """Annotation vectors, or pixels, of many images on disk."""
 
     folder: Path
-    rows: dict[str, int]
-    grid: tuple[int, int]
-    failed: dict[str, str]
-    shard_size: int
-    key_grid: tuple[int, int] | None = None
+    rows: dict[str, int]  # the row of each readable image, by path
+    grid: tuple[int, int]  # (rows, columns) of the feature map; (0, 0) for pixels
+    failed: dict[str, str]  # the error of each unreadable image, by path
+    shard_size: int  # images per file
+    key_grid: tuple[int, int] | None  # of the keys of a second stream
 
     @classmethod
     def open(
@@ -112,8 +103,9 @@ class AnnotationCache:
         filler = _Filler(folder, paths, shard_size, encoder, batch_size, torch.device(device))
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            missing = filler.missing(verify)
-            if missing:
+            if verify:
+                filler.delete_damaged()
+            if missing := [shard for shard in filler.shards if not filler.is_finished(shard)]:
                 total = sum(math.ceil(len(filler.span(shard)) / batch_size) for shard in missing)
                 batches = filler.fill(missing)
                 for _ in progress(batches, total) if progress else batches:
@@ -178,20 +170,18 @@ class _Filler:
         """The rows of a shard; the last shard may be smaller."""
         return range(len(self.paths))[shard * self.shard_size : (shard + 1) * self.shard_size]
 
-    def missing(self, verify: bool) -> list[int]:
-        """The shards to compute; with ``verify``, damaged ones are deleted."""
-        for shard in self.shards if verify else ():
+    def delete_damaged(self) -> None:
+        """Delete the shards whose checksum is wrong."""
+        for shard in self.shards:
             file = _file(self.folder, shard)
             if (notes := _notes(file)) is not None:
                 with safe_open(file, "np") as stored:
                     arrays = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-                damaged = _sha256(arrays) != notes["sha256"]
-                if damaged:
+                if _sha256(arrays) != notes["sha256"]:
                     file.unlink()
                     _LOG.warning("computed again: damaged shard %05d of '%s'", shard, self.folder)
-        return [shard for shard in self.shards if not self._is_finished(shard)]
 
-    def _is_finished(self, shard: int) -> bool:
+    def is_finished(self, shard: int) -> bool:
         """Whether a shard exists and none of the images that it left out can be read by now.
 
         A disk that was offline, or a missing permission, changes neither size nor time of a file.
@@ -209,13 +199,12 @@ class _Filler:
         """Yield every computed batch: first of unlocked shards, then of those whose process failed."""
         for timeout in (0, -1):  # -1 waits until another process releases its lock
             for shard in missing:
-                if not self._is_finished(shard):
-                    with (
-                        suppress(Timeout),
-                        FileLock(self.folder / f"{shard:05d}.lock", timeout=timeout),
-                    ):
-                        if not self._is_finished(shard):
-                            yield from self._fill_shard(shard)
+                if self.is_finished(shard):
+                    continue
+                lock = FileLock(self.folder / f"{shard:05d}.lock", timeout=timeout)
+                with suppress(Timeout), lock:
+                    if not self.is_finished(shard):
+                        yield from self._fill_shard(shard)
 
     def _fill_shard(self, shard: int) -> Iterator[PixelBatch]:
         """Compute and write one shard; the rows of unreadable images are zeros."""
@@ -234,13 +223,17 @@ class _Filler:
                     notes["key_grid"] = encoded.keys.grid
                 if notes["grid"] is None:
                     self._check_free_space(sum(array[0].nbytes for array in rows.values()))
-                    shapes = {name: (len(span), *array.shape[1:]) for name, array in rows.items()}
-                    arrays = {name: np.zeros(shapes[name], rows[name].dtype) for name in rows}
+                    arrays = {
+                        name: np.zeros((len(span), *array.shape[1:]), array.dtype)
+                        for name, array in rows.items()
+                    }
                     notes["grid"] = encoded.grid
                 for name, array in rows.items():
                     arrays[name][batch.indices] = array
             yield batch
-        _write(_file(self.folder, shard), arrays, notes)
+        notes["sha256"] = _sha256(arrays)
+        with atomic(_file(self.folder, shard)) as stream:
+            stream.write(save(arrays, {"notes": json.dumps(notes)}))
 
     def _check_free_space(self, row_bytes: int) -> None:
         """Raise DataError if the shards will not fit on the disk."""
@@ -256,8 +249,7 @@ class _Filler:
 
 def _stored(vectors: Tensor) -> np.ndarray:
     dtype = torch.uint8 if vectors.dtype == torch.uint8 else torch.float16
-    array: np.ndarray = vectors.to("cpu", dtype).numpy()
-    return array
+    return np.asarray(vectors.to("cpu", dtype))
 
 
 def _file(folder: Path, shard: int) -> Path:
@@ -265,19 +257,13 @@ def _file(folder: Path, shard: int) -> Path:
 
 
 def _notes(file: Path) -> dict[str, Any] | None:
-    """What `_write` noted in a shard; None if the file is missing or truncated."""
+    """The metadata of a shard; None if the file is missing or truncated."""
     try:
         with safe_open(file, "np") as stored:
             notes: dict[str, Any] = json.loads(stored.metadata()["notes"])
             return notes
     except (OSError, SafetensorError):
         return None
-
-
-def _write(file: Path, arrays: dict[str, np.ndarray], notes: dict[str, Any]) -> None:
-    metadata = json.dumps({**notes, "sha256": _sha256(arrays)})
-    with atomic(file) as stream:
-        stream.write(save(arrays, {"notes": metadata}))
 
 
 def _sha256(arrays: dict[str, np.ndarray]) -> str:
@@ -293,8 +279,7 @@ def _key(paths: Sequence[str], encoder: Any, shard_size: int) -> str:
     for path in paths:
         try:
             stat = os.stat(path)  # noqa: PTH116 - called for every image of a data set
-            absolute = os.path.abspath(path)  # noqa: PTH100
-            line = f"{absolute} {stat.st_size} {stat.st_mtime_ns}\n"
+            line = f"{os.path.abspath(path)} {stat.st_size} {stat.st_mtime_ns}\n"  # noqa: PTH100
         except (OSError, ValueError):
             line = f"{path} missing\n"
         digest.update(line.encode("utf-8", "surrogatepass"))  # names may not be UTF-8

@@ -3,7 +3,7 @@
 import logging
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,7 +14,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from torchvision.transforms.v2.functional import resized_crop
 
+from captioner.data.cache import AnnotationCache
 from captioner.data.mask_supervision import Supervision
+from captioner.data.pixels import ImageFiles
 from captioner.data.records import Record
 from captioner.data.sampler import Draw
 from captioner.errors import ImageError
@@ -25,27 +27,17 @@ _SIDE = re.compile(r"\b(left|right)", re.IGNORECASE)
 
 
 class Batch(NamedTuple):
-    """B images with R captions each; either cached annotation vectors or pixels.
-
-    Attributes:
-        image_ids: one per image.
-        tokens: ``<start> words <end> <pad> …``; missing captions are rows of ``<pad>``.
-        vectors: cached annotation vectors, or None.
-        grid: (rows, columns) of the cached feature map.
-        pixels: images at the encoder's input size, or None.
-        masks: for supervised attention, the mask of the object that each token names, which sums to
-            1, or zeros if it names none.
-        keys: cached keys of a second stream, or None.
-        key_grid: (rows, columns) of the keys.
-    """
+    """B images with R captions each; either cached annotation vectors or pixels."""
 
     image_ids: list[int | str]
+    # <start> words <end> <pad> …; missing captions are rows of <pad>.
     tokens: Int[Tensor, "B R T"]
     vectors: Float16[Tensor, "B L D"] | None
-    grid: tuple[int, int]
-    pixels: UInt8[Tensor, "B 3 H W"] | None
+    grid: tuple[int, int]  # (rows, columns) of the vectors
+    pixels: UInt8[Tensor, "B 3 H W"] | None  # at the encoder's input size
+    # For supervised attention, the mask of the object that each token names; it sums to 1, or is zero.
     masks: Float32[Tensor, "B R T L"] | None = None
-    keys: Float16[Tensor, "B _ K"] | None = None
+    keys: Float16[Tensor, "B _ K"] | None = None  # of a second stream
     key_grid: tuple[int, int] | None = None
 
 
@@ -54,22 +46,17 @@ class Item(NamedTuple):
 
     image_id: int | str
     values: Tensor
+    keys: Tensor | None
     captions: list[list[int]]
-    masks: list[np.ndarray] | None = None
-    keys: Tensor | None = None
+    masks: list[Tensor] | None = None
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Random changes of a training image. Colours do not change, because captions name them.
+    """Random changes of a training image. Colours do not change, because captions name them."""
 
-    Attributes:
-        mirror: the probability of mirroring it, unless a caption says left or right.
-        crop: the least fraction of its area that a crop keeps; 1 does not crop. For pixels only.
-    """
-
-    mirror: float = 0.0
-    crop: float = 1.0
+    mirror: float = 0.0  # the probability of mirroring, unless a caption says left or right
+    crop: float = 1.0  # the least fraction of the area that a crop keeps; 1 does not crop
 
 
 class CaptionDataset(Dataset[Item | None]):
@@ -78,30 +65,23 @@ class CaptionDataset(Dataset[Item | None]):
     Args:
         records: the images.
         captions: the token ids of each image's captions.
-        source: reads the cached annotation vectors, or the pixels, of a path.
-        grid: (rows, columns) of the cached feature map; (0, 0) for pixels.
+        source: reads the annotation vectors or the pixels of a path.
         rows: R, the number of captions per image in a batch.
-        augmentation: applied to images that are drawn with a seed.
+        augmentation: applied to images that are drawn with a seed; crops need pixels.
         supervision: gives the target masks of captions, if attention is supervised.
-        keys: reads the cached keys of a path, if there is a second stream.
-        key_grid: (rows, columns) of the keys.
     """
 
     def __init__(
         self,
         records: Sequence[Record],
         captions: Sequence[list[list[int]]],
-        source: Callable[[str], np.ndarray | Tensor],
-        grid: tuple[int, int],
+        source: AnnotationCache | ImageFiles,
         rows: int,
         augmentation: Augmentation,
         supervision: Supervision | None = None,
-        keys: Callable[[str], np.ndarray | None] | None = None,
-        key_grid: tuple[int, int] | None = None,
     ) -> None:
-        self.records, self.captions, self.source, self.grid = records, captions, source, grid
-        self.rows, self.augmentation, self.supervision = rows, augmentation, supervision
-        self.keys, self.key_grid = keys, key_grid
+        self.records, self.captions, self.source, self.rows = records, captions, source, rows
+        self.augmentation, self.supervision = augmentation, supervision
         self._has_side = np.array([any(map(_SIDE.search, r.captions)) for r in records], bool)
 
     def __len__(self) -> int:
@@ -114,28 +94,30 @@ class CaptionDataset(Dataset[Item | None]):
         row, seed = draw if isinstance(draw, Draw) else (draw, None)
         record, captions = self.records[row], self.captions[row]
         try:
-            values = torch.as_tensor(self.source(record.path))
-            keys = None if self.keys is None else torch.as_tensor(self.keys(record.path))
+            values = torch.as_tensor(self.source[record.path])
         except ImageError as error:
             _LOG.warning("left out: %s", error)
             return None
+        keys = self.source.keys(record.path)
+        keys = None if keys is None else torch.as_tensor(keys)
         if seed is None:
-            return Item(record.image_id, values, captions[: self.rows], keys=keys)
+            return Item(record.image_id, values, keys, captions[: self.rows])
         rng = np.random.default_rng(seed)
         mirrored = rng.random() < self.augmentation.mirror * (not self._has_side[row])
         if mirrored:
-            values = _mirrored(values, self.grid)
-            keys = None if keys is None else _mirrored(keys, self.key_grid)
+            values = _mirrored(values, self.source.grid)
+            keys = None if keys is None else _mirrored(keys, self.source.key_grid)
         chosen = rng.permutation(len(captions))[: self.rows]
         if self.augmentation.crop < 1:
             values = cropped(values, self.augmentation.crop, rng)
         masks = None
         if self.supervision is not None:
-            masks = [self.supervision(record, int(i), captions[i]) for i in chosen]
+            targets = (self.supervision(record, int(i), captions[i]) for i in chosen)
+            masks = [torch.from_numpy(target) for target in targets]
             if mirrored:
-                grid = (-1, *self.supervision.grid)
-                masks = [mask.reshape(grid)[..., ::-1].reshape(mask.shape) for mask in masks]
-        return Item(record.image_id, values, [captions[i] for i in chosen], masks, keys)
+                grid = self.supervision.grid
+                masks = [mask.view(-1, *grid).flip(-1).flatten(1) for mask in masks]
+        return Item(record.image_id, values, keys, [captions[i] for i in chosen], masks)
 
     def collate(self, items: Sequence[Item | None]) -> Batch:
         """Collate the images that could be read."""
@@ -155,15 +137,14 @@ class CaptionDataset(Dataset[Item | None]):
                 length = len(item.captions[i])
                 tokens[b, r, :length] = torch.tensor(item.captions[i])
                 if masks is not None and item.masks is not None:
-                    masks[b, r, :length] = torch.from_numpy(item.masks[i].copy())
+                    masks[b, r, :length] = item.masks[i]
         values = torch.stack([item.values for item in readable])
-        ids = [item.image_id for item in readable]
-        if self.grid == (0, 0):
-            return Batch(ids, tokens, None, self.grid, values, masks)
-        keys = None
-        if self.key_grid is not None:
-            keys = torch.stack([item.keys for item in readable if item.keys is not None])
-        return Batch(ids, tokens, values, self.grid, None, masks, keys, self.key_grid)
+        ids, grid, key_grid = [i.image_id for i in readable], self.source.grid, self.source.key_grid
+        if grid == (0, 0):
+            return Batch(ids, tokens, None, grid, values, masks)
+        keys = [item.keys for item in readable if item.keys is not None]
+        stacked = torch.stack(keys) if keys else None
+        return Batch(ids, tokens, values, grid, None, masks, stacked, key_grid)
 
 
 def _mirrored(values: Tensor, grid: tuple[int, int] | None) -> Tensor:

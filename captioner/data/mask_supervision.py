@@ -53,24 +53,23 @@ class Supervision:
     ) -> Float32[np.ndarray, "T L"]:
         """The targets of a caption: for each token a mask that sums to 1, or zeros.
 
-        Args:
-            record: the image.
-            number: the index of the caption.
-            ids: its token ids, beginning with ``<start>``; ``<unk>`` gets no target.
+        ``number`` is the index of the caption. ``ids`` begins with ``<start>`` and may be cut;
+        ``<unk>`` gets no target.
         """
         key = (record.image_id, number)
         if key not in self._targets:
             self._targets[key] = self._find_targets(record, number)
         targets = np.zeros((len(ids), self.grid[0] * self.grid[1]), np.float32)
         for words, mask in self._targets[key]:
-            # ids may be cut, and begins with <start>.
             targets[[word + 1 for word in words if word + 1 < len(ids)]] = mask
         targets[np.array(ids) == UNK] = 0
         return targets
 
     def _find_targets(self, record: Record, number: int) -> list[Target]:
-        data, image = self._images.get(record.image_id, (None, None))
-        if data is None or image is None or _is_rotated(image):
+        if record.image_id not in self._images:
+            return []
+        data, image = self._images[record.image_id]
+        if _is_rotated(image):
             return []
         targets = []
         for mention in data.mentions(self._tokenizer(record.captions[number]), image):

@@ -1,31 +1,28 @@
 """The Lightning data module: vocabulary, annotation cache, and loaders of batches."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import pytorch_lightning as pl
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader
 
-from captioner import distributed, images, limits
+from captioner import distributed, limits
 from captioner.data import shapes_dataset
 from captioner.data.cache import AnnotationCache, PixelEncoder
 from captioner.data.dataset import Augmentation, CaptionDataset
 from captioner.data.mask_supervision import Supervision
-from captioner.data.pixels import resized
+from captioner.data.pixels import ImageFiles
 from captioner.data.readers import READERS, read
 from captioner.data.records import SPLITS, TEST, TRAIN, VAL, Records
 from captioner.data.sampler import InOrder, ResumableLoader, Shuffled
 from captioner.data.tokenized import TokenizedCaptions
 from captioner.errors import DataError, unknown
 from captioner.fast.malloc import give_back_memory
-from captioner.models.encoder import Preprocessing
 from captioner.text import Vocabulary
 
 
@@ -204,27 +201,21 @@ class CaptionDataModule(pl.LightningDataModule):
             raise DataError(
                 "data.crop needs pixels, and annotation vectors are cached: give --data.cache images"
             )
+        if cropping and task.objective.needs_masks:
+            raise DataError(
+                "attention supervised by masks needs whole photos: leave data.crop at 1"
+            )
         device = self.trainer.strategy.root_device
         if self._cache is None and caches:
             self.fill_cache(encoder.to(device), device)
-        self._preprocessing = encoder.preprocessing
-        self._mask_grid: tuple[int, int] | None = None
-        if task.objective.needs_masks:
-            if cropping:
-                raise DataError(
-                    "attention supervised by masks needs whole photos: leave data.crop at 1"
-                )
-            vectors = None if self.cache == "images" else self._cache
-            self._mask_grid = (
-                vectors.key_grid or vectors.grid if vectors else _grid(encoder.to(device), device)
-            )
+        self._files = ImageFiles(encoder.preprocessing)
+        self._mask_grid = _grid(encoder.to(device), device) if task.objective.needs_masks else None
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Training batches, in an order that depends on seed and epoch only."""
         dataset = self._dataset(TRAIN)
-        sampler = Shuffled(dataset, self.batch_size, global_seed())
-        completed = self._completed_batches
-        return ResumableLoader(completed_batches=completed, **self._options(dataset, sampler))
+        options = self._options(dataset, Shuffled(dataset, self.batch_size, global_seed()))
+        return ResumableLoader(completed_batches=self._completed_batches, **options)
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Every validation image once."""
@@ -261,25 +252,15 @@ class CaptionDataModule(pl.LightningDataModule):
         return self.trainer.fit_loop.epoch_loop.batch_progress.current.ready
 
     def _dataset(self, split: str) -> CaptionDataset:
-        records = self.of_split(split)
-        readable = self._readable(records)
-        records = records.take(readable)
+        readable = self._readable(self.of_split(split))
+        records = self.of_split(split).take(readable)
         captions = self._captions(split).encoded(self.vocabulary, self.max_words, readable)
-        source: Callable[[str], np.ndarray | Tensor] = partial(_pixels, self._preprocessing)
-        grid, keys, key_grid = (0, 0), None, None
-        if self._cache is not None:
-            source, grid = self._cache.__getitem__, self._cache.grid
-            keys, key_grid = self._cache.keys, self._cache.key_grid
         augmentation, supervision = Augmentation(), None
         if split == TRAIN:
             augmentation = self.augmentation
             supervision = self._mask_grid and Supervision(records, self._mask_grid)
-        rows = self.captions_per_image
-        return CaptionDataset(
-            *(records, captions, source, grid, rows, augmentation, supervision),
-            keys=keys if key_grid else None,
-            key_grid=key_grid,
-        )
+        source, rows = self._cache or self._files, self.captions_per_image
+        return CaptionDataset(records, captions, source, rows, augmentation, supervision)
 
     def _readable(self, records: Records) -> list[int]:
         """The indices of the images that the cache could read."""
@@ -298,18 +279,13 @@ def global_seed() -> int:
     return int(os.environ.get("PL_GLOBAL_SEED", "0"))
 
 
-def _pixels(preprocessing: Preprocessing, path: str) -> Tensor:
-    return resized(images.load(path), preprocessing)
-
-
 def _grid(encoder: Any, device: torch.device) -> tuple[int, int]:
-    """The (rows, columns) of the regions that are attended."""
+    """The (rows, columns) of the regions that are attended, found with a black image."""
     size = encoder.preprocessing
     with torch.no_grad():
         black = torch.zeros(1, 3, size.height, size.width, dtype=torch.uint8, device=device)
         annotations = encoder(black)
-    rows, columns = (annotations.keys or annotations).grid
-    return rows, columns
+    return (annotations.keys or annotations).grid
 
 
 def _progress(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,23 +15,34 @@ from captioner.errors import ImageError
 from captioner.models.encoder import Preprocessing
 
 
-@dataclass
-class PixelBatch:
-    """The readable images of a batch, and the errors of the others.
+class PixelBatch(NamedTuple):
+    """The readable images of a batch, and the errors of the others."""
 
-    Attributes:
-        indices: for each image in ``pixels``, its index in the list of sources.
-        sizes: (width, height) of each image before resizing, upright.
-        pixels: the resized images.
-        failed: the error of each unreadable image, by its index in the list of sources.
-    """
+    indices: list[int]  # of the readable images in the list of sources
+    sizes: list[tuple[int, int]]  # (width, height) of each before resizing, upright
+    pixels: UInt8[Tensor, "B 3 H W"]
+    failed: dict[int, ImageError]  # by index in the list of sources
 
-    indices: list[int] = field(default_factory=list)
-    sizes: list[tuple[int, int]] = field(default_factory=list)
-    pixels: UInt8[Tensor, "B 3 H W"] = field(
-        default_factory=lambda: torch.empty(0, 3, 1, 1, dtype=torch.uint8)
-    )
-    failed: dict[int, ImageError] = field(default_factory=dict)
+
+class ImageFiles:
+    """Reads the pixels of images by path; has the interface of an ``AnnotationCache``."""
+
+    grid, key_grid = (0, 0), None
+
+    def __init__(self, preprocessing: Preprocessing) -> None:
+        self.preprocessing = preprocessing
+
+    def __getitem__(self, path: str) -> UInt8[Tensor, "3 H W"]:
+        return resized(images.load(path), self.preprocessing)
+
+    def keys(self, path: str) -> None:
+        """Return None: images have no keys."""
+
+
+def resized(image: Image.Image, preprocessing: Preprocessing) -> UInt8[Tensor, "3 H W"]:
+    """The pixels of an image at the input size of an encoder."""
+    size = preprocessing.height, preprocessing.width
+    return images.to_tensor(image, size, preprocessing.interpolation)
 
 
 def read_batch(
@@ -42,14 +53,10 @@ def read_batch(
 ) -> PixelBatch:
     """Read and resize some images of a list.
 
-    Args:
-        sources: the list.
-        indices: the images to read.
-        preprocessing: gives the size and the interpolation.
-        expected: the (width, height) at which each image of the list was annotated. An image with
-            exchanged sides has been rotated since and counts as unreadable.
+    ``expected`` is the (width, height) at which each image of the list was annotated. An image with
+    exchanged sides has been rotated since and counts as unreadable.
     """
-    batch, pixels = PixelBatch(), []
+    read, sizes, pixels, failed = [], [], [], {}
     for index in indices:
         try:
             image = images.load(sources[index])
@@ -60,21 +67,14 @@ def read_batch(
                     "orientation at annotation"
                 )
         except ImageError as error:
-            batch.failed[index] = error
+            failed[index] = error
             continue
+        read.append(index)
+        sizes.append(image.size)
         pixels.append(resized(image, preprocessing).numpy())
-        batch.indices.append(index)
-        batch.sizes.append(image.size)
-    if pixels:
-        # numpy, not torch: torch's threads in this thread would slow down a network on the same cores.
-        batch.pixels = torch.from_numpy(np.stack(pixels))
-    return batch
-
-
-def resized(image: Image.Image, preprocessing: Preprocessing) -> UInt8[Tensor, "3 H W"]:
-    """The pixels of an image at the input size of an encoder."""
-    size = preprocessing.height, preprocessing.width
-    return images.to_tensor(image, size, preprocessing.interpolation)
+    # numpy, not torch: torch's threads in this thread would slow down a network on the same cores.
+    stacked = np.stack(pixels) if pixels else np.empty((0, 3, 1, 1), np.uint8)
+    return PixelBatch(read, sizes, torch.from_numpy(stacked), failed)
 
 
 def read_batches(
@@ -85,13 +85,12 @@ def read_batches(
 ) -> Iterator[PixelBatch]:
     """Read all images in order; the arguments are those of `read_batch`."""
     everything = range(len(sources))
+    pending: list[Future[PixelBatch]] = []
     with ThreadPoolExecutor(max_workers=1) as thread:
-        pending: Future[PixelBatch] | None = None
         for start in everything[::batch_size]:
             indices = everything[start : start + batch_size]
-            following = thread.submit(read_batch, sources, indices, preprocessing, expected)
-            if pending is not None:
-                yield pending.result()
-            pending = following
-        if pending is not None:
-            yield pending.result()
+            pending.append(thread.submit(read_batch, sources, indices, preprocessing, expected))
+            if len(pending) > 1:
+                yield pending.pop(0).result()
+        for last in pending:
+            yield last.result()
