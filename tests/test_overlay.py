@@ -12,7 +12,7 @@ from PIL import Image
 from captioner import overlay
 from captioner.errors import UsageError
 from captioner.images import load
-from captioner.overlay import Style, colormap, export, figures, heatmap
+from captioner.overlay import Style, export, figures, heatmap, style
 from known_maps import (
     CELLS,
     HARD,
@@ -53,7 +53,7 @@ def test_each_cell_is_drawn_on_its_pixels(kind, smoothing, tmp_path):
         tolerance = 1.0 if smoothing == "gaussian" else 0.5
         assert abs(x * size[0] - (left + right) / 2) <= tolerance * (right - left)
         assert abs(y * size[1] - (top + bottom) / 2) <= tolerance * (bottom - top)
-        values = colormap.upsample(caption.weights[index], size, smoothing)
+        values = heatmap.upsample(caption.weights[index], size, smoothing)
         y, x = np.unravel_index(values.argmax(), values.shape)
         assert left <= x + 0.5 <= right
         assert top <= y + 0.5 <= bottom
@@ -63,14 +63,14 @@ def test_each_cell_is_drawn_on_its_pixels(kind, smoothing, tmp_path):
 def test_unsmoothed_pixels_show_the_cell_they_are_in(size):
     cells = np.arange(35, dtype=np.float32).reshape(7, 5)
     width, height = size
-    drawn = colormap.upsample(cells, size, "none")
+    drawn = heatmap.upsample(cells, size, "none")
     for y, x in np.ndindex(drawn.shape):
         assert drawn[y, x] == cells[int((y + 0.5) * 7 / height), int((x + 0.5) * 5 / width)]
 
 
 def test_gaussian_is_a_normalised_sum():
     cells = np.random.default_rng(0).random((3, 4))
-    drawn = colormap.upsample(cells, (20, 18), "gaussian")
+    drawn = heatmap.upsample(cells, (20, 18), "gaussian")
     for y, x in [(0, 0), (7, 13), (17, 19)]:
         row, column = (y + 0.5) / 6, (x + 0.5) / 5
         value, total = 0.0, 0.0
@@ -150,7 +150,7 @@ def test_shared_and_own_scale():
     assert color(0, "shared", 50, 50) == color(0, "own", 50, 50) == lightest
     assert color(1, "own", 150, 120) == lightest
     level = round(255 * (0.2 - 1 / 9) / (0.5 - 1 / 9))
-    *expected, alpha = colormap.table("glow")[level] / 255
+    *expected, alpha = heatmap.color_table("glow")[level] / 255
     painted = (1 - alpha) * 90 + alpha * 255 * np.array(expected)
     np.testing.assert_allclose(color(1, "shared", 150, 120), painted, atol=1)
 
@@ -233,7 +233,6 @@ def test_invalid_styles(options, message):
         (lambda caption: overlay.figure(caption), "give the image as photo="),
         (lambda caption: overlay.figure(caption, gray((140, 100))), "the photo that was captioned"),
         (lambda caption: overlay.blend(caption, 4, PHOTO), "counted from 0 to 3"),
-        (lambda caption: overlay.blend(caption, 0, PHOTO, longest_side=0), "1 pixel or more"),
         (lambda caption: overlay.maps(caption, Style(layer=0)), "leave out layer and head"),
         (lambda caption: overlay.word_attention(caption), "details=True"),
         (lambda _: overlay.page([]), "one caption or more"),
@@ -261,7 +260,7 @@ def test_every_format_of_every_shape(name, size):
 
 def lightest(drawn, look="glow"):
     """Where a drawing has the colour of the highest level."""
-    return np.abs(np.asarray(drawn, int) - colormap.table(look)[255, :3]).max(2) <= 2
+    return np.abs(np.asarray(drawn, int) - heatmap.color_table(look)[255, :3]).max(2) <= 2
 
 
 def test_the_figure_leads_with_content_words():
@@ -294,7 +293,7 @@ def test_the_figure_as_a_file(name, dpi, soft):
 def test_a_nearly_even_map_says_so():
     weights = np.random.default_rng(0).dirichlet(np.full(35, 50), 1).reshape(1, 7, 5)
     caption = make_caption(weights, PHOTO.size)
-    assert figures.describe_spread(caption, 0, Style()) == "looked everywhere"
+    assert style.describe_spread(caption, 0, Style()) == "looked everywhere"
     assert "looked everywhere" in overlay.page([caption], [PHOTO])
 
 

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from captioner import overlay
-from captioner.overlay import Style, colormap
+from captioner.overlay import Style, heatmap
 from known_maps import (
     CELLS,
     SIZES,
@@ -85,8 +85,8 @@ def test_the_page_and_the_figure_draw_the_same(smoothing, visit):
     page = visit(overlay.page([caption], [photo], style))
     word(page, 1).hover()
     shown = screenshot(page)
-    drawn = overlay.blend(caption, 1, photo, style, longest_side=max(shown.size))
-    difference = np.abs(np.asarray(drawn.resize(shown.size), int) - np.asarray(shown, int))
+    drawn = overlay.blend(caption, 1, photo.resize(shown.size), style)
+    difference = np.abs(np.asarray(drawn, int) - np.asarray(shown, int))
     assert np.median(difference) <= 2
     assert np.quantile(difference, 0.98) <= 24  # the browser scales the borders of cells
 
@@ -125,7 +125,7 @@ def test_opacity_and_scale(visit):
         return np.array(shown.getpixel((shown.width * 3 // 4, shown.height * 3 // 4)))
 
     def expected(level):
-        *painted, alpha = colormap.table("glow")[level].tolist()
+        *painted, alpha = heatmap.color_table("glow")[level].tolist()
         return 90 + alpha / 255 * (np.array(painted) - 90)
 
     word(page, 1).click()

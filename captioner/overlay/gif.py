@@ -6,9 +6,8 @@ from PIL import Image, ImageDraw
 
 from captioner import images
 from captioner.caption import Caption
-from captioner.overlay.figures import describe_spread
 from captioner.overlay.heatmap import draw_map, font, load_image
-from captioner.overlay.style import DEFAULT_STYLE, Style, content_words
+from captioner.overlay.style import DEFAULT_STYLE, Style, content_words, describe_spread
 
 SIDES = (420, 630)  # largest width and height of the photo in pixels
 MIN_WIDTH = 240
@@ -21,9 +20,7 @@ def animation(
     caption: Caption, photo: images.Source | None = None, style: Style = DEFAULT_STYLE
 ) -> bytes:
     """Return an endless GIF: the photo, then the map of each word, with cross-fades between them."""
-    image = load_image(caption, photo)
-    factor = min(SIDES[0] / image.width, SIDES[1] / image.height)
-    image = load_image(caption, image, max(1, round(factor * max(image.size))))
+    image = load_image(caption, photo, SIDES)
     words = content_words(caption) if style.content_words else list(range(len(caption.words)))
     width = max(image.width, MIN_WIDTH)
     shown = [_frame(caption, None, image, width, style)]

@@ -5,15 +5,16 @@ from functools import cache
 
 import contourpy
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Float, Float32, UInt8
 from PIL import Image, ImageDraw, ImageFont
 
 from captioner import images
 from captioner.caption import Caption
 from captioner.errors import UsageError
-from captioner.overlay import colormap
-from captioner.overlay.style import DEFAULT_STYLE, Smoothing, Style, maps
+from captioner.overlay.style import DEFAULT_STYLE, Look, Smoothing, Style, maps
 
+SIGMA = 20 / 16
+"""Standard deviation of the gaussian in cells: Xu et al. 2015 blurred cells of 16 pixels by 20."""
 MARK_COLOR = "#19e6ff"  # cyan, which inferno does not contain
 LEAST_PEAK = 3  # the least top of a shared colour scale, as a multiple of even attention
 CONTOUR_STEPS = 8  # points of a contour line per cell
@@ -21,31 +22,29 @@ Line = tuple[float, float, float, float]
 
 
 def load_image(
-    caption: Caption, image: images.Source | None = None, longest_side: int | None = None
+    caption: Caption, photo: images.Source | None = None, box: tuple[int, int] | None = None
 ) -> Image.Image:
-    """Return the upright image of a caption, resized to ``longest_side`` pixels unless it is None.
+    """Return the upright photo of a caption, resized to fit into ``box`` (width, height) if given.
 
-    ``image`` is needed if the caption has no path; it may have another size than the captioned one.
+    ``photo`` is needed if the caption has no path; it may have another size than the captioned one.
     """
-    source = caption.image if image is None else image
+    source = caption.image if photo is None else photo
     if source is None:
         raise UsageError("the caption has no image path; give the image as photo=")
-    loaded = images.load(source)
+    image = images.load(source)
     width, height = caption.geometry.width, caption.geometry.height
     # Resizing rounds each side to whole pixels.
-    tolerance = max(width, height) + max(loaded.size)
-    if abs(loaded.width * height - loaded.height * width) > tolerance:
+    tolerance = max(width, height) + max(image.size)
+    if abs(image.width * height - image.height * width) > tolerance:
         raise UsageError(
-            f"the photo is {loaded.width} x {loaded.height} pixels and the captioned photo was "
+            f"the photo is {image.width} x {image.height} pixels and the captioned photo was "
             f"{width} x {height}; give the photo that was captioned"
         )
-    if longest_side is None:
-        return loaded
-    if longest_side < 1:
-        raise UsageError(f"the longest side must be 1 pixel or more, got {longest_side}")
-    factor = longest_side / max(loaded.size)
-    resized = (max(1, round(loaded.width * factor)), max(1, round(loaded.height * factor)))
-    return loaded.resize(resized, Image.Resampling.LANCZOS)
+    if box is None:
+        return image
+    factor = min(box[0] / image.width, box[1] / image.height)
+    resized = (max(1, round(image.width * factor)), max(1, round(image.height * factor)))
+    return image.resize(resized, Image.Resampling.LANCZOS)
 
 
 def blend(
@@ -53,20 +52,18 @@ def blend(
     index: int,
     photo: images.Source | None = None,
     style: Style = DEFAULT_STYLE,
-    longest_side: int | None = None,
 ) -> Image.Image:
-    """Return the image with the attention map of one word.
+    """Return the image with the attention map of one word, in the size of the image.
 
     Args:
         caption: a caption.
         index: index of the word, from 0.
         photo: the image, if the caption has no path.
         style: how to draw. A map with its own scale is labelled in the corner.
-        longest_side: longest side of the result in pixels; None keeps the size of the image.
     """
     if not 0 <= index < len(caption.words):
         raise UsageError(f"words are counted from 0 to {len(caption.words) - 1}, got {index}")
-    drawn = draw_map(caption, index, load_image(caption, photo, longest_side), style)
+    drawn = draw_map(caption, index, load_image(caption, photo), style)
     if style.scale == "own":
         _add_label(drawn, f"own scale, to {peaks(caption, style)[index]:.2g}")
     return drawn
@@ -75,9 +72,10 @@ def blend(
 def draw_map(caption: Caption, index: int, image: Image.Image, style: Style) -> Image.Image:
     """Return a copy of the image with the colours and outlines of one word's map."""
     weights = maps(caption, style)[index]
-    values = colormap.upsample(weights, image.size, effective_smoothing(caption, style))
+    values = upsample(weights, image.size, effective_smoothing(caption, style))
     low, high = lowest(caption, style), peaks(caption, style)[index]
-    colors = colormap.colorize(values, low, high, style.look)
+    levels = np.clip((values - low) / max(high - low, np.finfo(np.float32).tiny), 0, 1)
+    colors = color_table(style.look)[(255 * levels).round().astype(np.uint8)]
     photo = np.asarray(image.convert("L").convert("RGB") if style.look == "paper" else image)
     alpha = colors[..., 3:] / np.float32(255) * np.float32(style.opacity)
     blended = photo * (1 - alpha) + colors[..., :3] * alpha
@@ -86,11 +84,51 @@ def draw_map(caption: Caption, index: int, image: Image.Image, style: Style) -> 
     return drawn
 
 
-def lowest(caption: Caption, style: Style) -> float:
-    """Return the weight up to which nothing is painted.
+@cache
+def color_table(look: Look) -> UInt8[np.ndarray, "256 4"]:
+    """Return the colour and the opacity of 256 levels, from the lowest to the highest.
 
-    In ``glow``, it is that of even attention, 1 / (rows · columns); otherwise it is 0.
+    ``glow`` is transparent at first and then goes from purple over orange to pale yellow, the upper
+    part of inferno, which is readable without colour vision. ``paper`` goes from half
+    transparent black to white.
     """
+    from matplotlib import colormaps  # slow to import, and needed only for drawing
+
+    levels = np.linspace(0, 1, 256)
+    if look == "paper":
+        colors, opacity = colormaps["gray"](levels), 0.6 + 0.4 * levels
+    else:
+        colors, opacity = colormaps["inferno"](0.35 + 0.65 * levels), np.minimum(1, 1.6 * levels)
+    return np.asarray((255 * np.c_[colors[:, :3], opacity]).round(), np.uint8)
+
+
+def upsample(
+    cells: Float[np.ndarray, "rows columns"], size: tuple[int, int], smoothing: Smoothing
+) -> Float32[np.ndarray, "height width"]:
+    """Resize a map to (width, height) pixels, so that each cell covers its own area of the image.
+
+    A flat map stays flat. Negative values, which bicubic interpolation can produce, become 0.
+    """
+    cells = cells.astype(np.float32)
+    if smoothing == "gaussian":
+        (width, height), (rows, columns) = size, cells.shape
+        pixels = _gaussian(height, rows) @ cells @ _gaussian(width, columns).T
+    else:
+        method = Image.Resampling.BICUBIC if smoothing == "bicubic" else Image.Resampling.NEAREST
+        pixels = np.asarray(Image.fromarray(cells).resize(size, method))
+    return np.asarray(np.maximum(pixels, 0))
+
+
+def _gaussian(pixels: int, cells: int) -> Float32[np.ndarray, "pixels cells"]:
+    """Return the weight of each cell at each pixel along one axis; rows sum to 1."""
+    centers = (np.arange(pixels) + 0.5) * cells / pixels
+    distances = centers[:, None] - (np.arange(cells) + 0.5)
+    kernel = np.exp(-((distances / SIGMA) ** 2) / 2)
+    return np.asarray(kernel / kernel.sum(1, keepdims=True), np.float32)
+
+
+def lowest(caption: Caption, style: Style) -> float:
+    """Return the weight up to which nothing is painted: even attention in ``glow``, otherwise 0."""
     rows, columns = caption.geometry.grid
     return 1 / (rows * columns) if style.look == "glow" else 0.0
 
@@ -104,7 +142,7 @@ def peaks(caption: Caption, style: Style) -> list[float]:
     rows, columns = caption.geometry.grid
     smoothing = effective_smoothing(caption, style)
     maxima = [
-        float(colormap.upsample(weights, (columns, rows), smoothing).max())
+        float(upsample(weights, (columns, rows), smoothing).max())
         for weights in maps(caption, style)
     ]
     if style.scale == "own":
@@ -139,9 +177,8 @@ def _contours(caption: Caption, index: int, style: Style) -> list[Line]:
     """Return the lines at half of the colour scale."""
     rows, columns = caption.geometry.grid
     size = (columns * CONTOUR_STEPS, rows * CONTOUR_STEPS)
-    values = colormap.upsample(
-        maps(caption, style)[index], size, effective_smoothing(caption, style)
-    )
+    weights = maps(caption, style)[index]
+    values = upsample(weights, size, effective_smoothing(caption, style))
     x, y = ((np.arange(count) + 0.5) / CONTOUR_STEPS for count in size)
     middle = (lowest(caption, style) + peaks(caption, style)[index]) / 2
     return [

@@ -18,7 +18,7 @@ from PIL import Image
 from captioner import images
 from captioner.caption import Caption
 from captioner.errors import UsageError
-from captioner.overlay import colormap, heatmap
+from captioner.overlay import heatmap
 from captioner.overlay.style import (
     DEFAULT_STYLE,
     Style,
@@ -64,8 +64,7 @@ def page(
         items=[
             _item(caption, photo, style) for caption, photo in zip(captions, sources, strict=True)
         ],
-        opacity=round(100 * style.opacity),
-        scale=style.scale,
+        drawing=style,
         style=Markup(css),
         style_hash=_hash(css),
         script=Markup(script),
@@ -109,28 +108,20 @@ def _template(name: str) -> jinja2.Template:
 
 
 def _item(caption: Caption, photo: images.Source | None, style: Style) -> dict[str, Any]:
-    """Return everything that the template and the script need about one caption."""
+    """Return what the template needs about one caption, and as ``data`` what the script needs."""
     image = heatmap.load_image(caption, photo)
     image.thumbnail((LONGEST_SIDE, LONGEST_SIDE), Image.Resampling.LANCZOS)
     rows, columns = caption.geometry.grid
     words = [_word(caption, index, style) for index in range(len(caption.words))]
-    words[0]["shown"] = words[0]["word"][:1].upper() + words[0]["word"][1:]
     low = heatmap.lowest(caption, style)
-    shared = heatmap.peaks(caption, replace(style, scale="shared"))
     return {
-        "heading": caption.model,
+        "caption": caption,
         "badge": "",
         "credit": "",
-        "stop": sentence(caption).removeprefix(sentence(caption)[: len(caption.text)]),
-        "alt": f"The photo that the model described as: {caption.text}",
-        "photo": _data_url(image),
+        "photo": data_url(image),
         "name": Path(caption.image).name if caption.image else "",
-        "model": caption.model,
         "mechanism": describe_mechanism(caption, style),
-        "log_prob": f"{caption.log_prob:.2f} nats",
-        "low": f"even: {low:.2g}" if low else "0",
         "words": words,
-        "unknown": bool(caption.unknown),
         "content": content_words(caption),
         "data": {
             "text": sentence(caption),
@@ -139,15 +130,15 @@ def _item(caption: Caption, photo: images.Source | None, style: Style) -> dict[s
             "columns": columns,
             "size": image.size,
             "smoothing": heatmap.effective_smoothing(caption, style),
-            "sigma": colormap.SIGMA,
+            "sigma": heatmap.SIGMA,
             "look": style.look,
-            "table": colormap.table(style.look).tolist(),
+            "table": heatmap.color_table(style.look).tolist(),
             "mark": heatmap.MARK_COLOR,
             "opacity": style.opacity,
             "own": style.scale == "own",
             "low": low,
-            "peak": max(shared),
-            "words": [word["data"] for word in words],
+            "peak": heatmap.peaks(caption, replace(style, scale="shared"))[0],
+            "words": [word.pop("data") for word in words],
         },
     }
 
@@ -156,33 +147,32 @@ def _word(caption: Caption, index: int, style: Style) -> dict[str, Any]:
     """Return the table row of a word, and as ``data`` what the script needs to draw its map."""
     word, weights = caption.words[index], maps(caption, style)[index]
     entropy = float(entropies(weights[None])[0])
-    row = {
-        "word": word,
-        "shown": word,
-        "unknown": index in caption.unknown,
-        "probability": f"{100 * math.exp(caption.word_log_probs[index]):.1f} %",
-        "entropy": f"{entropy:.2f}",
-        "cells": f"{math.exp(entropy):.1f} of {weights.size}",
-        "maximum": f"{weights.max():.3g}",
-        "location": describe_location(weights),
-    }
+    cells, location = math.exp(entropy), describe_location(weights)
+    probability = f"{100 * math.exp(caption.word_log_probs[index]):.1f} %"
+    unknown = "; the model does not know this word and reads it as <unk>"
     lines, centre = heatmap.outlines(caption, index, style)
-    description = "“{word}”: looked {location}; about {cells} cells; probability {probability}"
-    if row["unknown"]:
-        description += "; the model does not know this word and reads it as <unk>"
-    data = {
-        "description": description.format(**row),
-        "weights": [float(f"{value:.5g}") for value in weights.ravel()],
-        "peak": heatmap.peaks(caption, replace(style, scale="own"))[index],
-        "lines": lines,
-        "centre": centre,
+    return {
+        "word": word,
+        "probability": probability,
+        "entropy": f"{entropy:.2f}",
+        "cells": f"{cells:.1f} of {weights.size}",
+        "maximum": f"{weights.max():.3g}",
+        "location": location,
+        "data": {
+            "description": f"“{word}”: looked {location}; about {cells:.1f} of {weights.size} cells; "
+            f"probability {probability}{unknown if index in caption.unknown else ''}",
+            "weights": [float(f"{value:.5g}") for value in weights.ravel()],
+            "peak": heatmap.peaks(caption, replace(style, scale="own"))[index],
+            "lines": lines,
+            "centre": centre,
+        },
     }
-    return {**row, "data": data}
 
 
-def _data_url(image: Image.Image) -> str:
+def data_url(image: Image.Image, quality: int = 88) -> str:
+    """Return an image as a JPEG in a data URL."""
     stream = BytesIO()
-    image.save(stream, "JPEG", quality=88)
+    image.save(stream, "JPEG", quality=quality)
     return "data:image/jpeg;base64," + base64.b64encode(stream.getvalue()).decode("ascii")
 
 

@@ -1,6 +1,6 @@
 "use strict";
 // <attention-map>: a sentence and its photo, with the map of one word on a canvas over it, in the HTML
-// export and in the app. The smoothing is the same as in captioner/overlay/colormap.py.
+// export and in the app. The smoothing is the same as in captioner/overlay/heatmap.py.
 const MAP_SIDE = 768, TILE_SIDE = 240; // longest sides of the canvases, in pixels
 const WORD_MS = 900;
 const lastWords = new Map(); // the word shown last for each sentence, for maps that are drawn again

@@ -112,6 +112,14 @@ def describe_location(weights: Float32[np.ndarray, "rows columns"]) -> str:
     return "most at the " + f"{vertical} {horizontal}".replace("middle centre", "centre")
 
 
+def describe_spread(caption: Caption, index: int, style: Style) -> str:
+    """Say over how many cells the attention of a word spreads."""
+    weights = maps(caption, style)[index]
+    if describe_location(weights) == "everywhere":
+        return "looked everywhere"
+    return f"{np.exp(entropies(weights[None])[0]):.1f} of {weights.size} cells"
+
+
 def content_words(caption: Caption) -> list[int]:
     """Return the indices of the words that are not function words, or of all words if none is left."""
     indices = [i for i, word in enumerate(caption.words) if word not in FUNCTION_WORDS]
