@@ -109,17 +109,16 @@ def add_endpoints(models: Models) -> None:
             "head": gr.Number(ALL, precision=0, label="head"),
         }
         file, values = gr.File(label="file"), gr.JSON(label="values")
-    json_endpoints: list[Callable[..., Any]] = [
-        endpoints.models, endpoints.caption, endpoints.explain, endpoints.redraw
-    ]  # fmt: skip
-    file_endpoints: list[Callable[..., Any]] = [
-        endpoints.overlay, endpoints.export, endpoints.past
-    ]  # fmt: skip
-    for function in json_endpoints + file_endpoints:
+    outputs: dict[Callable[..., Any], Any] = {
+        endpoints.models: values, endpoints.caption: values, endpoints.explain: values,
+        endpoints.redraw: values, endpoints.overlay: file, endpoints.export: file,
+        endpoints.past: file,
+    }  # fmt: skip
+    for function, output in outputs.items():
         trigger.click(
             show_errors(function),
             [inputs[name] for name in signature(function).parameters],
-            file if function in file_endpoints else values,
+            output,
             api_name=function.__name__,
             concurrency_id="model",
             concurrency_limit=CONCURRENCY,

@@ -1,16 +1,15 @@
 """The photos that the app offers."""
 
-import base64
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 
 from captioner import images
 from captioner.app.served_models import Models
 from captioner.data.scene_objects import SHAPES
 from captioner.data.shapes import scene
+from captioner.overlay.html import data_url
 
 HELD_OUT = 3  # a seed other than the default of training
 FOLDER = Path(__file__).parent / "examples"
@@ -30,9 +29,7 @@ class Example:
         """Return a small JPEG as a data URL."""
         image = images.load(self.path)
         image.thumbnail(THUMBNAIL)
-        stream = BytesIO()
-        image.save(stream, "JPEG", quality=80)
-        return "data:image/jpeg;base64," + base64.b64encode(stream.getvalue()).decode("ascii")
+        return data_url(image, quality=80)
 
 
 def examples(models: Models, given: Sequence[Path], folder: Path) -> list[Example]:
@@ -43,16 +40,12 @@ def examples(models: Models, given: Sequence[Path], folder: Path) -> list[Exampl
     """
     if given:
         return [Example(path, path.stem) for path in given[:MOST]]
-    if set(SHAPES) <= set(models.get().vocabulary.words):
-        return [Example(path, f"Scene {path.stem}") for path in _scenes(folder)]
+    if set(SHAPES) <= set(models.get(models.names[0]).vocabulary.words):
+        scenes = [Example(folder / f"{index}.png", f"Scene {index}") for index in range(1, 7)]
+        for index, example in enumerate(scenes, start=1):
+            scene(HELD_OUT, index).image.save(example.path)
+        return scenes
     photos = tomllib.loads((FOLDER / "SOURCES.toml").read_text("utf-8"))["photo"]
     return [
         Example(FOLDER / p["file"], p["title"], f"{p['author']}, {p['licence']}") for p in photos
     ]
-
-
-def _scenes(folder: Path) -> list[Path]:
-    files = [folder / f"{index}.png" for index in range(1, 7)]
-    for index, file in enumerate(files, start=1):
-        scene(HELD_OUT, index).image.save(file)
-    return files

@@ -11,7 +11,7 @@ import jinja2
 from captioner.app.api import add_endpoints
 from captioner.app.example_photos import Example
 from captioner.app.panel import ALL, PRIVATE, Stage
-from captioner.app.served_models import CONCURRENCY, MAX_BEAM, OWN, Models
+from captioner.app.served_models import MAX_BEAM, OWN, Models
 from captioner.app.upload import PhotoInput
 from captioner.overlay import Style
 from captioner.overlay.html import FOLDER as OVERLAY
@@ -95,16 +95,15 @@ def build(models: Models, examples: Sequence[Example]) -> gr.Blocks:
         # The photo moves to `path` at once, so that the next one can be dropped, and so that no
         # browser has to show a TIFF or a file that is no image.
         photo.change(
-            lambda new: gr.skip() if new is None else (None, new), photo, [photo, path],
-            concurrency_limit=CONCURRENCY, **PRIVATE,
-        )  # fmt: skip
+            lambda new: gr.skip() if new is None else (None, new), photo, [photo, path], **PRIVATE
+        )
 
         def choose(event: gr.EventData) -> Any:
             data: Any = event._data
             index: Any = data.get("index") if isinstance(data, dict) else None
             return str(examples[index].path) if index in range(len(examples)) else gr.skip()
 
-        strip.select(choose, None, path, concurrency_limit=CONCURRENCY, **PRIVATE)
+        strip.select(choose, None, path, **PRIVATE)
         new_photo = partial(gr.on, [path.change, page.load])
         stage.connect(new_photo, path, changes, query, style)
         add_endpoints(models)

@@ -14,7 +14,6 @@ from captioner import overlay
 from captioner.app.example_photos import Example
 from captioner.app.served_models import CONCURRENCY, Answer, Models, read
 from captioner.app.upload import write_export, write_image
-from captioner.caption import Caption
 from captioner.errors import CaptionerError, UsageError
 from captioner.overlay import Style, export
 from captioner.overlay.html import fragment
@@ -23,9 +22,11 @@ from captioner.overlay.style import sentence
 ALL = -1  # the choice "all, averaged" among layers and heads
 
 # The page's own events are not endpoints; programs use those of app/api.py.
-PRIVATE: dict[str, Any] = {"api_visibility": "private", "show_progress": "hidden"}
-MODEL: dict[str, Any] = {"concurrency_id": "model", "concurrency_limit": CONCURRENCY, **PRIVATE}
-LATEST: dict[str, Any] = {"trigger_mode": "always_last"}
+PRIVATE: dict[str, Any] = {
+    "api_visibility": "private", "show_progress": "hidden", "concurrency_limit": CONCURRENCY,
+}  # fmt: skip
+MODEL: dict[str, Any] = {**PRIVATE, "concurrency_id": "model"}
+LATEST = {"trigger_mode": "always_last"}
 
 SKELETON = '<div class="stage busy"><div class="bone"></div><div class="bone photo"></div></div>'
 
@@ -34,25 +35,11 @@ Update = dict[Any, Any]
 
 
 @dataclass(frozen=True)
-class View:
-    """What one model shows: its answer, which of its captions, and cells sampled for that caption."""
-
-    answer: Answer
-    chosen: int = 0
-    sampled: Caption | None = None
-
-    @property
-    def caption(self) -> Caption:
-        """The caption on the page."""
-        return self.sampled or self.answer.captions[self.chosen]
-
-
-@dataclass(frozen=True)
 class Session:
-    """An open page: the file of its photo, and what each model shows of it."""
+    """An open page: the file of its photo, and what each model says about it."""
 
     path: str | None = None
-    views: tuple[View, ...] = ()
+    answers: tuple[Answer, ...] = ()
 
 
 def select(index: int) -> int | None:
@@ -82,38 +69,32 @@ class Panel:
                 elem_id=f"others-{number}", interactive=True,
             )  # fmt: skip
             with gr.Row():
-                self.redraw = gr.Button(
-                    "Sample the cells again", size="sm", elem_id=f"redraw-{number}"
-                )
-                self.back = gr.Button(
-                    "Back to the caption's own map", size="sm", elem_id=f"back-{number}"
-                )
+                button = partial(gr.Button, size="sm")
+                self.redraw = button("Sample the cells again", elem_id=f"redraw-{number}")
+                self.back = button("Back to the caption's own map", elem_id=f"back-{number}")
             with gr.Accordion("Attention to earlier words", open=False) as self.past:
                 self.matrix = gr.Image(show_label=False, type="filepath", buttons=["fullscreen"])
             with gr.Row(elem_classes="downloads"):
                 gr.HTML("Save", padding=False)
-                button = partial(gr.Button, size="sm", min_width=50)
                 self.downloads = {
-                    name: button(name.upper(), elem_id=f"{name}-{number}")
+                    name: button(name.upper(), min_width=50, elem_id=f"{name}-{number}")
                     for name in export.names()
                 }
         self.file = gr.DownloadButton(visible="hidden", elem_id=f"file-{number}")
+        self.outputs = [self.column, self.others, self.redraw, self.back, self.past]
 
-    def update(self, view: View | None, samples: bool) -> Update:
-        """Show what belongs to a view."""
-        if view is None:
-            return {self.column: gr.update(visible=False)}
-        answer = view.answer
+    def update(self, answer: Answer, samples: bool) -> Update:
+        """Show what belongs to an answer."""
         choices = [
             (f"{exp(caption.score):.1%} · {sentence(caption)}", index)
             for index, caption in enumerate(answer.captions)
         ]
         return {
             self.column: gr.update(visible=True),
-            self.others: gr.update(choices=choices, value=view.chosen, visible=len(choices) > 1),
+            self.others: gr.update(choices=choices, value=answer.chosen, visible=len(choices) > 1),
             self.redraw: gr.update(visible=samples),
-            self.back: gr.update(visible=view.sampled is not None),
-            self.past: gr.update(visible=view.caption.past is not None, open=False),
+            self.back: gr.update(visible=answer.sampled is not None),
+            self.past: gr.update(visible=answer.caption.past is not None, open=False),
         }
 
 
@@ -126,17 +107,14 @@ class Stage:
 
     def __init__(self, models: Models, examples: Sequence[Example]) -> None:
         self.models = models
-        self.credits = {example.path.name: example for example in examples if example.credit}
+        self.credits = {e.path.name: f"{e.title}: {e.credit}" for e in examples if e.credit}
         self.session = gr.State(Session(), time_to_live=3600)
         self.notice = gr.HTML(elem_id="notice", padding=False)
         self.photos = gr.HTML(SKELETON, elem_id="stage", padding=False)
         with gr.Row():
             self.panels = [Panel(1), Panel(2)]
-        self.outputs = [self.session, self.notice, self.photos] + [
-            component
-            for panel in self.panels
-            for component in (panel.column, panel.others, panel.redraw, panel.back, panel.past)
-        ]
+        self.outputs = [self.session, self.notice, self.photos]
+        self.outputs += [output for panel in self.panels for output in panel.outputs]
 
     def connect(
         self,
@@ -157,34 +135,30 @@ class Stage:
         """
         busy = "() => document.querySelector('#stage')?.classList.add('busy')"
         idle = "() => document.querySelector('#stage')?.classList.remove('busy')"
-        state: list[Any] = [self.session, *style]
         asks: list[tuple[Listen, Listen, Any]] = [(new_photo, self.caption_new, path)]
         asks += [(listen, self.ask, self.session) for listen in changes]
         for listen, handler, first in asks:
             listen(None, js=busy, **PRIVATE)
-            asked = listen(
-                self.noticed(handler), [first, *query, *style], self.outputs, **LATEST, **MODEL
-            )
+            inputs = [first, *query, *style]
+            asked = listen(self.noticed(handler), inputs, self.outputs, **LATEST, **MODEL)
             asked.then(None, js=idle, **PRIVATE)
-        drawing = {"concurrency_limit": CONCURRENCY, **PRIVATE}
+        state = [self.session, *style]
         restyled = [control.change for control in style]
-        gr.on(restyled, self.noticed(self.show), state, self.outputs, **LATEST, **drawing)
+        gr.on(restyled, self.noticed(self.show), state, self.outputs, **LATEST, **PRIVATE)
         for side, panel in enumerate(self.panels):
-            self._connect_panel(side, panel, state, drawing)
-
-    def _connect_panel(self, side: int, panel: Panel, state: list[Any], drawing: Any) -> None:
-        chosen = [self.session, panel.others, *state[1:]]
-        for event, handler, inputs, options in (
-            (panel.others.input, self.choose, chosen, LATEST | drawing),
-            (panel.redraw.click, self.sample, state, MODEL),
-            (panel.back.click, self.choose_own, state, drawing),
-        ):
-            event(self.noticed(partial(handler, side)), inputs, self.outputs, **options)
-        panel.past.expand(partial(self.draw_past, side), state, panel.matrix, **drawing)
-        for name, button in panel.downloads.items():
-            # A browser saves the target of a link: write the file first, then click the link.
-            saved = button.click(partial(self.save, side, name), state, panel.file, **drawing)
-            saved.success(None, js=f"() => document.querySelector('#{panel.file.elem_id}').click()")
+            chosen = [self.session, panel.others, *style]
+            for event, change, inputs, options in (
+                (panel.others.input, self.choose, chosen, LATEST | PRIVATE),
+                (panel.redraw.click, self.sample, state, MODEL),
+                (panel.back.click, self.choose_own, state, PRIVATE),
+            ):
+                event(self.noticed(partial(change, side)), inputs, self.outputs, **options)
+            panel.past.expand(partial(self.draw_past, side), state, panel.matrix, **PRIVATE)
+            for name, button in panel.downloads.items():
+                # A browser saves the target of a link: write the file first, then click the link.
+                saved = button.click(partial(self.save, side, name), state, panel.file, **PRIVATE)
+                click = f"() => document.querySelector('#{panel.file.elem_id}').click()"
+                saved.success(None, js=click)
 
     def noticed(self, handler: Callable[..., Update]) -> Callable[..., Update]:
         """Wrap a handler so that an error is shown above the photo, which stays."""
@@ -195,8 +169,7 @@ class Stage:
                     raise UsageError("there is no photo; drop one, or choose an example")
                 return {self.notice: ""} | handler(*arguments)
             except CaptionerError as error:
-                text = f'<p role="alert">{escape(str(error))}</p>'
-                return {self.notice: text}
+                return {self.notice: f'<p role="alert">{escape(str(error))}</p>'}
 
         return wrapped
 
@@ -204,73 +177,71 @@ class Stage:
         """Caption a new photo."""
         return self.ask(Session(path), *controls)
 
-    def ask(self, session: Session, model: str, other: str, *controls: Any) -> Update:
+    def ask(
+        self, session: Session, model: str, other: str, given: str, beam_size: int,
+        length_penalty: float, *style: Any,
+    ) -> Update:  # fmt: skip
         """Caption the photo, or explain the given sentence."""
-        given, beam_size, length_penalty, *style = controls
-        names = [name for name in (model, other) if name in self.models.names]
         answers = [
             self.models.answer(session.path, name, given, beam_size, length_penalty)
-            for name in names
+            for name in (model, other)
+            if name in self.models.names
         ]
-        views = [View(replace(answer, photo=answer.photo.preview())) for answer in answers]
-        return self.show(replace(session, views=tuple(views)), *style)
+        kept = tuple(replace(answer, photo=answer.photo.preview()) for answer in answers)
+        return self.show(replace(session, answers=kept), *style)
 
     def choose(self, side: int, session: Session, chosen: int, *style: Any) -> Update:
         """Show another caption."""
-        return self._change(side, session, {"chosen": chosen, "sampled": None}, style)
+        return self._change(side, session, style, chosen=chosen, sampled=None)
 
     def choose_own(self, side: int, session: Session, *style: Any) -> Update:
         """Show the attention with which the caption was written."""
-        return self._change(side, session, {"sampled": None}, style)
+        return self._change(side, session, style, sampled=None)
 
     def sample(self, side: int, session: Session, *style: Any) -> Update:
         """Sample the cells of hard attention again for the shown caption."""
-        view = session.views[side]
-        caption = self.models.redraw(read(session.path), view.caption.text, view.answer.model)
-        return self._change(side, session, {"sampled": caption}, style)
+        answer = session.answers[side]
+        sampled = self.models.redraw(read(session.path), answer.caption.text, answer.model)
+        return self._change(side, session, style, sampled=sampled)
 
-    def _change(
-        self, side: int, session: Session, changes: dict[str, Any], style: Sequence[Any]
-    ) -> Update:
-        views = list(session.views)
-        views[side] = replace(views[side], **changes)
-        return self.show(replace(session, views=tuple(views)), *style)
+    def _change(self, side: int, session: Session, style: Sequence[Any], **changes: Any) -> Update:
+        answers = list(session.answers)
+        answers[side] = replace(answers[side], **changes)
+        return self.show(replace(session, answers=tuple(answers)), *style)
 
     def show(self, session: Session, *style: Any) -> Update:
         """Show a session."""
-        content = "".join(self._fragment(view, style_of(*style)) for view in session.views)
-        kind = "wide" if len(session.views) == 1 else "side-by-side"
+        content = "".join(self._fragment(answer, style_of(*style)) for answer in session.answers)
+        kind = "wide" if len(session.answers) == 1 else "side-by-side"
         update: Update = {
             self.session: session,
             self.photos: f'<div class="stage {kind}">{content}</div>',
+            self.panels[1].column: gr.update(visible=False),
         }
-        for panel, view in zip(self.panels, [*session.views, None], strict=False):
-            samples = view is not None and self.models.samples(view.answer.model)
-            update |= panel.update(view, samples)
+        for panel, answer in zip(self.panels, session.answers, strict=False):
+            update |= panel.update(answer, self.models.samples(answer.model))
         return update
 
-    def _fragment(self, view: View, style: Style) -> str:
-        answer = view.answer
+    def _fragment(self, answer: Answer, style: Style) -> str:
         badge = "Your sentence" if answer.given else ""
-        if view.sampled is not None:
+        if answer.sampled is not None:
             badge = "Sampled cells"
-        example = self.credits.get(answer.photo.name)
-        credit = f"{example.title}: {example.credit}" if example else ""
-        shown = _within(style, view.caption.layers)
-        return fragment(view.caption, answer.photo.image, shown, badge, credit)
+        credit = self.credits.get(answer.photo.name, "")
+        shown = _within(style, answer.caption.layers)
+        return fragment(answer.caption, answer.photo.image, shown, badge, credit)
 
     def draw_past(self, side: int, session: Session, *style: Any) -> Any:
         """Draw the attention of each word to the earlier words."""
-        view = session.views[side]
-        shown = _within(style_of(*style), view.caption.past)
-        matrix = overlay.word_attention(view.caption, shown.layer, shown.head)
-        return write_image(matrix, view.answer.photo)
+        answer = session.answers[side]
+        shown = _within(style_of(*style), answer.caption.past)
+        matrix = overlay.word_attention(answer.caption, shown.layer, shown.head)
+        return write_image(matrix, answer.photo)
 
     def save(self, side: int, name: str, session: Session, *style: Any) -> str:
         """Write an export of the shown caption."""
-        view = session.views[side]
-        shown = _within(style_of(*style), view.caption.layers)
-        return write_export(view.caption, view.answer.photo, name, shown)
+        answer = session.answers[side]
+        shown = _within(style_of(*style), answer.caption.layers)
+        return write_export(answer.caption, answer.photo, name, shown)
 
 
 def _within(style: Style, weights: np.ndarray | None) -> Style:

@@ -21,10 +21,7 @@ CONCURRENCY = max(2, min(4, os.cpu_count() or 1))  # requests computed at the sa
 MAX_PIXELS = 50_000_000  # 150 MB in 8-bit RGB
 MAX_BEAM = 20  # for requests; a model's own beam may be larger
 MAX_PENALTY = 3
-SEARCH = {
-    "beam_size": Number(1, MAX_BEAM),
-    "length_penalty": Number(0, MAX_PENALTY, whole=False),
-}
+SEARCH = {"beam_size": Number(1, MAX_BEAM), "length_penalty": Number(0, MAX_PENALTY, whole=False)}
 MAX_WORDS = 40
 OWN = -1  # the beam size or length penalty that the model was scored with
 PREVIEW_SIDE = 1024  # longest side in pixels of the photo that an open page keeps
@@ -48,19 +45,28 @@ class Photo:
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """A photo and its captions by one model: those of the beam search, best first, or one sentence.
+    """A photo and its captions by one model, and which of them the page shows.
 
     Attributes:
         model: name of the model.
         photo: the photo.
-        captions: the captions.
+        captions: those of the beam search, best first, or the sentence that the user wrote.
         given: whether the user wrote the sentence.
+        chosen: index of the shown caption.
+        sampled: the shown caption with newly sampled cells, if they are shown.
     """
 
     model: str
     photo: Photo
     captions: tuple[Caption, ...]
     given: bool = False
+    chosen: int = 0
+    sampled: Caption | None = None
+
+    @property
+    def caption(self) -> Caption:
+        """The shown caption."""
+        return self.sampled or self.captions[self.chosen]
 
 
 def read(path: str | Path | None) -> Photo:
@@ -93,13 +99,12 @@ class Models:
     def __init__(self, given: Sequence[str] = (), device: str = "auto") -> None:
         self._device = device
         self._lock = threading.Lock()
-        self._loaded: dict[str, Predictor] = {}
-        self._samplers: dict[str, Predictor | None] = {}
+        self._loaded: dict[str, tuple[Predictor, Predictor | None]] = {}  # and its sampler
         self._sources: dict[str, str] = {}
         for model in given:
             self._sources[_unique_name(model, self._sources)] = model
         for name in self._sources:
-            self.get(name)
+            self._load(name)
         for name in bundled_models():
             self._sources.setdefault(name, name)
 
@@ -108,22 +113,23 @@ class Models:
         """The names of the models, the default first."""
         return list(self._sources)
 
-    def get(self, name: str | None = None) -> Predictor:
-        """Return the model with this name, or the default model."""
-        name = name or self.names[0]
+    def get(self, name: str) -> Predictor:
+        """Return the model with this name."""
+        return self._load(name)[0]
+
+    def samples(self, name: str) -> bool:
+        """Return whether the model has hard attention, so that ``redraw`` can sample cells."""
+        return self._load(name)[1] is not None
+
+    def _load(self, name: str) -> tuple[Predictor, Predictor | None]:
         if name not in self._sources:
             raise UsageError(unknown("model", name, self.names))
         with self._lock:
             if name not in self._loaded:
                 predictor = load(self._sources[name], self._device)
                 predictor.name = name  # exported files must not show a path of the server
-                self._samplers[name] = predictor.sampler()
-                self._loaded[name] = predictor
+                self._loaded[name] = predictor, predictor.sampler()
             return self._loaded[name]
-
-    def samples(self, name: str | None = None) -> bool:
-        """Return whether the model has hard attention, so that ``redraw`` can sample cells."""
-        return self._samplers[self.get(name).name] is not None
 
     def answer(
         self,
@@ -162,10 +168,9 @@ class Models:
 
     def redraw(self, photo: Photo, sentence: str, model: str) -> Caption:
         """Explain a sentence; hard attention samples a new cell for each word in every call."""
-        name = self.get(model).name
-        sampler = self._samplers[name]
+        _, sampler = self._load(model)
         if sampler is None:
-            raise UsageError(f"{name} has no hard attention to sample; choose another model")
+            raise UsageError(f"{model} has no hard attention to sample; choose another model")
         return _explain(sampler, photo, sentence)
 
 

@@ -27,6 +27,7 @@ MAX_QUEUE = 128  # waiting requests; further ones are refused
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 LAUNCH: dict[str, Any] = {
+    **LOOK,
     "max_file_size": MAX_FILE,
     "state_session_capacity": 100,  # open pages whose state is kept; the oldest is dropped first
     "footer_links": ["api"],
@@ -59,10 +60,8 @@ class Gate:
         host = request.headers.get("host", "").lower()
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
         if self._hosts and name not in self._hosts:
-            text = (
-                "This server does not answer this host name. Start it with --allowed-host NAME.\n"
-            )
-            return await PlainTextResponse(text, 403)(scope, receive, send)
+            text = "This server does not answer this host name. Start it with --allowed-host NAME."
+            return await PlainTextResponse(f"{text}\n", 403)(scope, receive, send)
         started = False
 
         async def watch(message: Message) -> None:
@@ -104,12 +103,13 @@ def serving(
         UsageError: the port is in use, or the host is not an address of this machine.
     """
     app_kwargs = {"middleware": [Middleware(Gate, hosts=hosts_to_answer(host, allowed_hosts))]}
-    with _upload_folder() as folder:
-        page = build(models, examples(models, given, folder))
+    with tempfile.TemporaryDirectory(prefix="captioner-app-") as folder:
+        os.environ["GRADIO_TEMP_DIR"] = folder  # Gradio keeps uploads and drawings here
+        page = build(models, examples(models, given, Path(folder)))
         page.queue(max_size=MAX_QUEUE, default_concurrency_limit=CONCURRENCY)
         try:
             _, url, _ = page.launch(
-                server_name=host, server_port=port, app_kwargs=app_kwargs, **LAUNCH, **LOOK
+                server_name=host, server_port=port, app_kwargs=app_kwargs, **LAUNCH
             )
         except OSError as error:
             raise UsageError(
@@ -128,20 +128,6 @@ def hosts_to_answer(address: str, allowed: Sequence[str]) -> list[str]:
     except ValueError:
         local = address == "localhost"
     return [*LOOPBACK, *allowed] if local or allowed else []
-
-
-@contextmanager
-def _upload_folder() -> Iterator[Path]:
-    """Make Gradio keep uploads and drawings in a temporary folder, and serve no other."""
-    before = os.environ.get("GRADIO_TEMP_DIR")
-    with tempfile.TemporaryDirectory(prefix="captioner-app-") as folder:
-        os.environ["GRADIO_TEMP_DIR"] = folder
-        try:
-            yield Path(folder)
-        finally:
-            del os.environ["GRADIO_TEMP_DIR"]
-            if before is not None:
-                os.environ["GRADIO_TEMP_DIR"] = before
 
 
 def run(models: Models, host: str, port: int, *options: Sequence[Any]) -> None:

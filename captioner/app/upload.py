@@ -22,8 +22,7 @@ from captioner.overlay import Style, export
 P = ParamSpec("P")
 R = TypeVar("R")
 
-MAX_FILE = "25mb"
-"""The largest accepted upload."""
+MAX_FILE = "25mb"  # the largest accepted upload
 
 
 class _WithoutStub(ComponentMeta):
@@ -43,13 +42,10 @@ class PhotoInput(gr.Image, metaclass=_WithoutStub):
     is_template = True  # use the front end of gr.Image
 
     def preprocess(self, payload: ImageData | None) -> str | None:
-        """Return the path of the upload.
-
-        The request could name any file of the server. Gradio refuses that only if the request marks
-        the path as a file, so it is also checked here.
-        """
+        """Return the path of the upload."""
         if payload is None or payload.path is None:
             return None
+        # Gradio refuses other files of the server only if the request marks the path as a file.
         folder = Path(get_upload_folder()).resolve()
         if not Path(payload.path).resolve().is_relative_to(folder):
             raise gr.Error("the photo was not uploaded here; upload it", print_exception=False)
@@ -60,10 +56,8 @@ class PhotoInput(gr.Image, metaclass=_WithoutStub):
     ) -> str | None:
         """Refuse web addresses; uploaded files stay where they are."""
         if str(url_or_file_path).startswith(("http://", "https://")):
-            raise gr.Error(
-                "web addresses are not fetched; download the photo and upload it",
-                print_exception=False,
-            )
+            text = "web addresses are not fetched; download the photo and upload it"
+            raise gr.Error(text, print_exception=False)
         path: str | None = await super().async_move_resource_to_block_cache(url_or_file_path)
         return path
 
@@ -85,10 +79,8 @@ def show_errors(function: Callable[P, R]) -> Callable[P, R]:
 def write_export(caption: Caption, photo: Photo, name: str, style: Style) -> str:
     """Write the first file of an export format and return its path."""
     (chosen, *_) = export.formats([name])
-    content = chosen.render(caption, photo.image, style)
-    assert content is not None
     file = _new_file(photo, chosen.suffix)
-    file.write_bytes(content)
+    file.write_bytes(chosen.render(caption, photo.image, style) or b"")
     return str(file)
 
 

@@ -66,6 +66,7 @@ def word_attention(
         head: index of the head, from 0; None for the mean over heads.
     """
     from matplotlib.figure import Figure
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
     if caption.past is None:
         raise UsageError(
@@ -75,7 +76,8 @@ def word_attention(
     weights = select_head(caption.past, layer, head)
     count, layers, heads, _ = caption.past.shape
     side = 0.34 * max(count, 8)
-    drawing = Figure((side + 1.1, side + 1.5), layout="constrained")
+    margins = ConstrainedLayoutEngine(w_pad=0.15, h_pad=0.15)  # inches
+    drawing = Figure((side + 1.1, side + 1.5), layout=margins)
     axes = drawing.add_subplot(frame_on=False)
     later = np.triu(np.ones_like(weights), 1)
     axes.imshow(np.ma.masked_array(weights, later), cmap="inferno", vmin=0)
@@ -210,7 +212,7 @@ def _file(drawing: "Figure", kind: str, dpi: int) -> bytes:
     from matplotlib import rc_context
 
     date = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
-    same_each_time = {"svg.hashsalt": "fixed", "image.composite_image": False}
+    same_each_time: Any = {"svg.hashsalt": "fixed", "image.composite_image": False}
     stream = BytesIO()
     with rc_context(same_each_time), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")

@@ -74,7 +74,7 @@ def draw_map(caption: Caption, index: int, image: Image.Image, style: Style) -> 
     weights = maps(caption, style)[index]
     values = upsample(weights, image.size, effective_smoothing(caption, style))
     low, high = lowest(caption, style), peaks(caption, style)[index]
-    levels = np.clip((values - low) / max(high - low, np.finfo(np.float32).tiny), 0, 1)
+    levels = np.clip((values - low) / max(high - low, 1e-30), 0, 1)
     colors = color_table(style.look)[(255 * levels).round().astype(np.uint8)]
     photo = np.asarray(image.convert("L").convert("RGB") if style.look == "paper" else image)
     alpha = colors[..., 3:] / np.float32(255) * np.float32(style.opacity)
