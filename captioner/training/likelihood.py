@@ -1,7 +1,8 @@
 """Maximum likelihood."""
 
 from captioner.models.decoder import Decoded
-from captioner.training.objective import Loss, Objective, Targets, token_log_probs
+from captioner.text import PAD
+from captioner.training.objective import Loss, Masks, Objective, Rewards, Tokens, token_log_probs
 
 
 class Likelihood(Objective):
@@ -28,14 +29,16 @@ class Likelihood(Objective):
         self.needs_weights = bool(doubly_stochastic or supervision)
         self.label_smoothing = label_smoothing
 
-    def loss(self, decoded: Decoded, targets: Targets) -> Loss:
+    def forward(
+        self, decoded: Decoded, words: Tokens, rewards: Rewards = None, masks: Masks = None
+    ) -> Loss:
         """Return the terms ``likelihood``, ``doubly_stochastic`` and ``supervision``.
 
         The measure ``nll`` is the unsmoothed negative log-likelihood in nats per word.
         """
-        valid = targets.valid  # (B, R, T)
-        words = self.count(valid)
-        log_probs = token_log_probs(decoded, targets.words, self.label_smoothing)
-        terms = {"likelihood": -log_probs.smoothed.sum() / words}
-        terms |= self.attention_terms(decoded, targets)
-        return Loss(terms, {"nll": -log_probs.exact.detach().sum() / words})
+        valid = words != PAD  # (B, R, T)
+        count = self.count(valid)
+        log_probs = token_log_probs(decoded, words, self.label_smoothing)
+        terms = {"likelihood": -log_probs.smoothed.sum() / count}
+        terms |= self.attention_terms(decoded, valid, masks)
+        return Loss(terms, {"nll": -log_probs.exact.detach().sum() / count})

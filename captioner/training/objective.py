@@ -23,15 +23,10 @@ Masks = Float[Tensor, "B S T L"] | None  # R = S · N, with N samples of each of
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss and its parts.
+    """A loss and its parts."""
 
-    Attributes:
-        terms: the weighted terms, by name; the loss is their sum.
-        measures: other values to log, e.g. the unsmoothed negative log-likelihood.
-    """
-
-    terms: dict[str, Float[Tensor, ""]]
-    measures: dict[str, Float[Tensor, ""]]
+    terms: dict[str, Float[Tensor, ""]]  # the weighted terms, by name; the loss is their sum
+    measures: dict[str, Float[Tensor, ""]]  # other values to log
 
     @property
     def total(self) -> Float[Tensor, ""]:
@@ -41,55 +36,21 @@ class Loss:
 
 @dataclass(frozen=True)
 class Rollout:
-    """The captions that a training step learns from.
+    """The captions that a training step learns from."""
 
-    Attributes:
-        tokens: ``<start> words <end> <pad> …``.
-        rewards: the weight of each caption; None if all captions count the same.
-        measures: values to log.
-    """
-
-    tokens: Tokens
-    rewards: Rewards = None
-    measures: Mapping[str, Float[Tensor, ""]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Targets:
-    """What teacher-forced captions are compared with.
-
-    Attributes:
-        words: the words to predict; ``<pad>`` does not count.
-        rewards: of the rollout; None outside training.
-        masks: as ``Batch.masks``; None outside training and without supervision.
-    """
-
-    words: Tokens
-    rewards: Rewards
-    masks: Masks
-
-    @property
-    def valid(self) -> Bool[Tensor, "B R T"]:
-        """True where there is a word to predict."""
-        return self.words != PAD
+    tokens: Tokens  # <start> words <end> <pad> …
+    rewards: Rewards = None  # the weight of each caption; None if all captions count the same
+    measures: Mapping[str, Float[Tensor, ""]] = field(default_factory=dict)  # values to log
 
 
 class Objective(Component, kind="objective"):
-    """Base class of all objectives.
+    """Base class of all objectives."""
 
-    Attributes:
-        needs_weights: whether the loss reads the attention weights.
-        dropout: whether the model trains with dropout.
-        trains_locations: whether it trains the scores of hard attention by ``score_function``.
-        doubly_stochastic: λ of ``doubly_stochastic``; 0 omits the term.
-        supervision: λ of ``supervision_loss``; 0 omits the term.
-    """
-
-    needs_weights = True
-    dropout = True
-    trains_locations = False
-    doubly_stochastic = 0.0
-    supervision = 0.0
+    needs_weights = True  # whether the loss reads the attention weights
+    dropout = True  # whether the model trains with dropout
+    trains_locations = False  # whether it trains hard attention with gradient: score_function
+    doubly_stochastic = 0.0  # λ of ``doubly_stochastic``; 0 omits the term
+    supervision = 0.0  # λ of ``supervision_loss``; 0 omits the term
 
     @property
     def needs_masks(self) -> bool:
@@ -121,28 +82,30 @@ class Objective(Component, kind="objective"):
     def setup(self, captions: Sequence[Sequence[Sequence[int]]]) -> None:
         """Read all captions of every training image, as ids, before training starts."""
 
-    def rollout(self, decoder: Decoder, annotations: Annotations, tokens: Tokens) -> Rollout:  # noqa: ARG002
+    def rollout(self, decoder: Decoder, annotations: Annotations, tokens: Tokens) -> Rollout:
         """Return the captions to learn from; by default ``tokens``, the reference captions.
 
         Objectives that generate captions use the decoder and the output of the neck.
         """
         return Rollout(tokens)
 
-    def temperature(self, progress: float) -> float:  # noqa: ARG002
+    def temperature(self, progress: float) -> float:
         """Return a factor of hard attention's temperature; ``progress`` rises from 0 to 1."""
         return 1.0
 
     def forward(
         self, decoded: Decoded, words: Tokens, rewards: Rewards = None, masks: Masks = None
     ) -> Loss:
-        """Return ``loss`` for the fields of ``Targets``."""
-        return self.loss(decoded, Targets(words, rewards, masks))
-
-    def loss(self, decoded: Decoded, targets: Targets) -> Loss:
         """Return the loss of the decoder's output for the words before each target.
 
         Every term is a sum over this process's words or captions divided by ``count``, so that the mean
         over processes is the loss of the whole batch.
+
+        Args:
+            decoded: the decoder's output.
+            words: the words to predict; ``<pad>`` does not count.
+            rewards: of the rollout; None outside training.
+            masks: as ``Batch.masks``; None outside training and without supervision.
         """
         raise NotImplementedError
 
@@ -158,33 +121,33 @@ class Objective(Component, kind="objective"):
         share = values.detach().where(valid, 0.0).sum() / self.count(valid)
         return distributed.mean(share) if self.training else share
 
-    def attention_terms(self, decoded: Decoded, targets: Targets) -> dict[str, Tensor]:
-        """Return the terms ``doubly_stochastic`` and ``supervision``, unless their λ is 0."""
-        valid, masks = targets.valid, targets.masks
+    def attention_terms(
+        self, decoded: Decoded, valid: Bool[Tensor, "B R T"], masks: Masks
+    ) -> dict[str, Tensor]:
+        """Return the terms ``doubly_stochastic`` and ``supervision``, unless their λ is 0.
+
+        They apply to the attention weights; with sampled locations, to the probabilities.
+        """
+        probs = decoded.weights if decoded.probs is None else decoded.probs
         terms = {}
         if self.doubly_stochastic:
-            penalty = doubly_stochastic(attention_probs(decoded), valid)
-            captions = self.count(valid.any(-1))
-            terms["doubly_stochastic"] = self.doubly_stochastic * penalty / captions
-        if masks is None and self.needs_masks and self.training:
-            # This process could read none of its images, but must take part in the sum.
-            masks = torch.zeros_like(attention_probs(decoded))
-        if masks is not None:
-            loss = supervision_loss(attention_probs(decoded), masks)
-            terms["supervision"] = self.supervision * loss / self.count(masks.any(-1))
+            assert probs is not None
+            penalty = self.doubly_stochastic * doubly_stochastic(probs, valid)
+            terms["doubly_stochastic"] = penalty / self.count(valid.any(-1))
+        if self.supervision and self.training:
+            assert probs is not None
+            # Without masks, this process could read no image, but must take part in the sum.
+            masks = torch.zeros_like(probs) if masks is None else masks
+            loss = self.supervision * supervision_loss(probs, masks)
+            terms["supervision"] = loss / self.count(masks.any(-1))
         return terms
 
 
 class TokenLogProbs(NamedTuple):
-    """Log-probabilities of the target words in nats; 0 where the target is ``<pad>``.
+    """Log-probabilities of the target words in nats; 0 where the target is ``<pad>``."""
 
-    Attributes:
-        exact: log p(y).
-        smoothed: with label smoothing ε, (1 − ε) log p(y) + ε · mean of log p over the vocabulary.
-    """
-
-    exact: Float[Tensor, "B R T"]
-    smoothed: Float[Tensor, "B R T"]
+    exact: Float[Tensor, "B R T"]  # log p(y)
+    smoothed: Float[Tensor, "B R T"]  # (1 − ε) log p(y) + ε · mean of log p over the vocabulary
 
 
 def token_log_probs(decoded: Decoded, targets: Tokens, smoothing: float = 0.0) -> TokenLogProbs:
@@ -201,13 +164,6 @@ def token_log_probs(decoded: Decoded, targets: Tokens, smoothing: float = 0.0) -
     return TokenLogProbs(
         decoded.unpack(exact.where(valid, 0.0)), decoded.unpack(smoothed.where(valid, 0.0))
     )
-
-
-def attention_probs(decoded: Decoded) -> Float[Tensor, "B R T L"]:
-    """Return the attention weights; for sampled locations, the probabilities they are drawn from."""
-    probs = decoded.weights if decoded.probs is None else decoded.probs
-    assert probs is not None
-    return probs
 
 
 def doubly_stochastic(weights: Float[Tensor, "B R T L"], valid: Tensor) -> Float[Tensor, ""]:

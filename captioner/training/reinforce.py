@@ -11,7 +11,16 @@ from captioner import distributed, limits
 from captioner.errors import UsageError
 from captioner.models.annotations import Annotations
 from captioner.models.decoder import Decoded, Decoder
-from captioner.training.objective import Loss, Objective, Rollout, Targets, Tokens, token_log_probs
+from captioner.text import PAD
+from captioner.training.objective import (
+    Loss,
+    Masks,
+    Objective,
+    Rewards,
+    Rollout,
+    Tokens,
+    token_log_probs,
+)
 
 BaselineName = Literal["none", "moving_average", "per_step", "leave_one_out"]
 Credit = Literal["caption", "to_go"]
@@ -85,24 +94,26 @@ class Reinforce(Objective):
         """Return a factor that falls to 1 in the first half of the training."""
         return self.initial_temperature ** max(0.0, 1 - 2 * progress)
 
-    def rollout(self, decoder: Decoder, annotations: Annotations, tokens: Tokens) -> Rollout:  # noqa: ARG002
+    def rollout(self, decoder: Decoder, annotations: Annotations, tokens: Tokens) -> Rollout:
         """Return every caption ``samples`` times in succession."""
         return Rollout(tokens.repeat_interleave(self.samples, 1))
 
-    def loss(self, decoded: Decoded, targets: Targets) -> Loss:
+    def forward(
+        self, decoded: Decoded, words: Tokens, rewards: Rewards = None, masks: Masks = None
+    ) -> Loss:
         """Return the terms ``likelihood``, ``reinforce``, ``entropy`` and those of the attention.
 
         Measures: ``nll`` in nats per word given the samples; the means ``reward`` and ``baseline``;
         ``advantage_variance``; ``location_entropy`` in nats; and ``share_NAME``, the share of each term
         in the sum of their magnitudes.
         """
-        valid = targets.valid  # (B, R, T), with N rows for each caption
-        words = self.count(valid)
+        valid = words != PAD  # (B, R, T), with N rows for each caption
+        count = self.count(valid)
 
         def mean(values: Float[Tensor, "B R T"]) -> Float[Tensor, ""]:
-            return values.where(valid, 0.0).sum() / words
+            return values.where(valid, 0.0).sum() / count
 
-        log_probs = token_log_probs(decoded, targets.words, self.label_smoothing)
+        log_probs = token_log_probs(decoded, words, self.label_smoothing)
         terms = {"likelihood": -mean(log_probs.smoothed)}
         measures = {"nll": -mean(log_probs.exact.detach())}
         if decoded.log_prob is not None:
@@ -120,7 +131,7 @@ class Reinforce(Objective):
             entropy = mean(decoded.entropy)
             terms["entropy"] = -self.entropy_weight * entropy
             measures["location_entropy"] = entropy.detach()
-        terms |= self.attention_terms(decoded, targets)
+        terms |= self.attention_terms(decoded, valid, masks)
         return Loss(terms, measures | self._shares(terms))
 
     def _reward(self, log_probs: Float[Tensor, "B R T"]) -> Float[Tensor, "B R T"]:

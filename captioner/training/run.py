@@ -110,7 +110,7 @@ class Trainer(pl.Trainer):
 class SaveConfig(SaveConfigCallback):
     """Writes the whole configuration into the run folder at the start of ``fit``."""
 
-    def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:  # noqa: ARG002
+    def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Write ``config.yaml``, without the checkpoint that the run was resumed from."""
         if stage == "fit":
             config = self.config.clone()

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from captioner.decoding import Decoding, Hypothesis, mask_special_tokens, sample, search
 from captioner.errors import UsageError
@@ -15,7 +16,15 @@ from captioner.models.annotations import Annotations
 from captioner.models.decoder import Decoded, Decoder
 from captioner.models.distributions import Sampling, hard_attention
 from captioner.text import END, PAD, START
-from captioner.training.objective import Loss, Objective, Rollout, Targets, Tokens, token_log_probs
+from captioner.training.objective import (
+    Loss,
+    Masks,
+    Objective,
+    Rewards,
+    Rollout,
+    Tokens,
+    token_log_probs,
+)
 
 BaselineName = Literal["greedy", "others"]
 SourceName = Literal["samples", "beam"]
@@ -116,13 +125,13 @@ class SelfCritical(Objective):
 
     def _beam(self, beams: list[list[Hypothesis]]) -> Int[Tensor, "B S T"]:
         """Return the captions of a beam search in the format of ``sample``."""
-        rows = torch.full((len(beams), self.samples, self.max_length + 2), PAD)
-        for b, hypotheses in enumerate(beams):
-            for s in range(self.samples):
-                # A tiny vocabulary may give fewer captions: repeat the best one.
-                words = self._tokens(hypotheses[s] if s < len(hypotheses) else hypotheses[0])
-                rows[b, s, : len(words) + 1] = torch.tensor([START, *words])
-        return rows[..., : int((rows != PAD).sum(-1).max())]
+        rows = []
+        for hypotheses in beams:
+            missing = self.samples - len(hypotheses)  # with a tiny vocabulary: repeat the best one
+            for hypothesis in hypotheses + missing * hypotheses[:1]:
+                rows.append(torch.tensor([START, *self._tokens(hypothesis)]))
+        padded = pad_sequence(rows, batch_first=True, padding_value=PAD)
+        return padded.view(len(beams), self.samples, -1)
 
     def _tokens(self, hypothesis: Hypothesis) -> list[int]:
         """Return the ids of a hypothesis, with ``<end>`` unless it was cut at the maximum length."""
@@ -137,29 +146,31 @@ class SelfCritical(Objective):
             [self._cider(rows, refs) for rows, refs in zip(captions, references, strict=True)]
         )
 
-    def loss(self, decoded: Decoded, targets: Targets) -> Loss:
+    def forward(
+        self, decoded: Decoded, words: Tokens, rewards: Rewards = None, masks: Masks = None
+    ) -> Loss:
         """Return the term ``policy``, or ``likelihood`` in validation, without rewards.
 
         Measures: ``nll`` in nats per word; in training also ``advantage_variance`` and ``length``.
         """
-        valid, rewards = targets.valid, targets.rewards
-        words = self.count(valid)
+        valid = words != PAD
+        count = self.count(valid)
         if rewards is None:
-            nll = -token_log_probs(decoded, targets.words).exact.sum() / words
+            nll = -token_log_probs(decoded, words).exact.sum() / count
             return Loss({"likelihood": nll}, {"nll": nll.detach()})
         # Generation excludes special tokens, and <end> as the first word.
         first = torch.zeros_like(valid)
         first[..., 0] = True
         logits = mask_special_tokens(decoded.packed_logits, decoded.pack(first))
         allowed = replace(decoded, packed_logits=logits)
-        log_probs = token_log_probs(allowed, targets.words).exact
-        policy = -(rewards.unsqueeze(-1) * log_probs).sum() / words
+        log_probs = token_log_probs(allowed, words).exact
+        policy = -(rewards.unsqueeze(-1) * log_probs).sum() / count
         captions = valid.any(-1)
         variance = (rewards - self.mean(rewards, captions)) ** 2
         measures = {
-            "nll": -log_probs.detach().sum() / words,
+            "nll": -log_probs.detach().sum() / count,
             "advantage_variance": self.mean(variance, captions),
-            "length": self.mean((valid & (targets.words != END)).sum(-1).float(), captions),
+            "length": self.mean((valid & (words != END)).sum(-1).float(), captions),
         }
         return Loss({"policy": policy}, measures)
 

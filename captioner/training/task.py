@@ -68,15 +68,15 @@ class CaptioningTask(pl.LightningModule):
     def __init__(
         self,
         words: list[str],
-        encoder: Callable[[], Encoder] = CNNEncoder,  # noqa: ARG002 - read from hparams, as the next
-        neck: NeckFactory = Projection,  # noqa: ARG002
-        decoder: Callable[[int, int], Decoder] = LSTMDecoder,  # noqa: ARG002
-        objective: Callable[[], Objective] = Likelihood,  # noqa: ARG002
+        encoder: Callable[[], Encoder] = CNNEncoder,
+        neck: NeckFactory = Projection,
+        decoder: Callable[[int, int], Decoder] = LSTMDecoder,
+        objective: Callable[[], Objective] = Likelihood,
         init_from: str | None = None,
-        learning_rate: float = 1.2e-3,  # noqa: ARG002
-        encoder_learning_rate: float = 1e-4,  # noqa: ARG002
+        learning_rate: float = 1.2e-3,
+        encoder_learning_rate: float = 1e-4,
         encoder_from: int = 0,
-        weight_decay: float = 0.01,  # noqa: ARG002
+        weight_decay: float = 0.01,
         warmup: float = 0.1,
         word_dropout: float = 0.0,
         val_beam_size: int = 3,
@@ -178,7 +178,7 @@ class CaptioningTask(pl.LightningModule):
         pixels = torch.zeros(1, 3, size.height, size.width, dtype=torch.uint8, device=self.device)
         return Batch([], tokens, None, (0, 0), pixels)
 
-    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:  # noqa: ARG002
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
         """Log the norm of the attention's gradient."""
         modules = self.captioner.decoder.modules()
         attentions = [module for module in modules if isinstance(module, AttentionBase)]
