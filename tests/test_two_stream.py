@@ -1,6 +1,7 @@
 """Keys from one encoder, values from another, in every part that sees annotations."""
 
 import copy
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -161,7 +162,7 @@ def test_every_decoder_score_and_distribution(decoder, score, distribution):
     with torch.no_grad():
         states = [
             model.decoder.init_state(some)
-            for some in (region, region.with_vectors(region.vectors.neg()), region.map(torch.neg))
+            for some in (region, replace(region, vectors=-region.vectors), region.map(torch.neg))
         ]
     first, other_values, other_both = (
         state.keys if isinstance(state.keys, tuple) else (state.keys,) for state in states

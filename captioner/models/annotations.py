@@ -47,10 +47,6 @@ class Annotations:
         keys = None if self.keys is None else self.keys.of(row)
         return Annotations(self.vectors[row : row + 1], self.grid, mask, keys)
 
-    def with_vectors(self, vectors: Float[Tensor, "B L E"]) -> "Annotations":
-        """Return the same regions and keys with other vectors."""
-        return replace(self, vectors=vectors)
-
     def map(self, function: Callable[[Tensor], Tensor]) -> "Annotations":
         """Apply a function to the vectors, and to those of the keys."""
         keys = None if self.keys is None else self.keys.map(function)

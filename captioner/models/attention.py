@@ -32,11 +32,10 @@ class Keys:
 class AttentionOutput(Weights):
     """``Weights`` with the context vector of each query; the axis T exists if the query had it.
 
-    With several heads, ``weights`` and ``probs`` are means, ``log_prob`` and ``entropy`` sums over
-    the heads. ``weights`` is None if they were not requested and not computed.
+    With several heads, ``weights`` and ``probs`` are means, ``log_prob`` and ``entropy`` sums.
     """
 
-    weights: Float[Tensor, "B *T L"] | None  # type: ignore[assignment]
+    weights: Float[Tensor, "B *T L"] | None  # type: ignore[assignment]  # None: not requested
     context: Float[Tensor, "B *T D"] = field(kw_only=True)  # ẑ, the weighted sum of the values
     candidate_values: Float[Tensor, "B *T k D"] | None = None  # values at ``candidate_indices``
     heads: Float[Tensor, "B *T h L"] | None = None  # weights of every head; None with one head
@@ -79,10 +78,8 @@ class AttentionBase(Component, kind="attention"):
     ) -> Keys:
         """Compute everything that does not depend on the query.
 
-        Args:
-            annotations: their keys, or else their vectors, are compared with the query.
-            values: the vectors that are averaged; None for those of the annotations.
-            sampling: how hard attention chooses positions; None for the distribution's defaults.
+        Queries are compared with the annotations' keys if they have any, else with their vectors.
+        ``values`` are averaged instead of the vectors if given. ``sampling`` is for hard attention.
         """
         compared = annotations if annotations.keys is None else annotations.keys
         averaged = annotations.vectors if values is None else values
@@ -101,13 +98,10 @@ class AttentionBase(Component, kind="attention"):
         step: Step = None,
         need_weights: bool = True,
     ) -> AttentionOutput:
-        """Compute the context vector of each query.
+        """Compute the context vector of one query per image, (B, n), or of T of them, (B, T, n).
 
-        Args:
-            query: one query per image, (B, n), or T of them, (B, T, n); the results are equal.
-            keys: the result of ``prepare``.
-            step: index of the word that each query predicts, as in ``QueryContext``.
-            need_weights: False allows the weights to be left out where that is faster.
+        ``step`` is the index of the word that each query predicts, as in ``QueryContext``. With
+        ``need_weights=False``, weights may be left out where that is faster.
         """
         if query.ndim == 3:
             return self.attend(query, keys, step, need_weights)
@@ -120,6 +114,13 @@ class AttentionBase(Component, kind="attention"):
     ) -> AttentionOutput:
         """Compute the context vectors of T queries per image."""
         raise NotImplementedError
+
+
+@runtime_checkable
+class AttentionFactory(Protocol):
+    """Makes an attention for queries and annotation vectors of given widths."""
+
+    def __call__(self, *, query_dim: int, key_dim: int) -> AttentionBase: ...  # noqa: D102
 
 
 class Attention(AttentionBase):
@@ -143,7 +144,7 @@ class Attention(AttentionBase):
 
     @property
     def mechanism(self) -> str:
-        """The names of score and distribution."""
+        """Score × distribution."""
         return f"{type(self.score).__name__} × {self.distribution.name}"
 
     def project(self, keys: Vectors, values: Vectors) -> tuple[PreparedKeys, Vectors]:

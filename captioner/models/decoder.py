@@ -2,15 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
+from typing import Any, Literal, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from captioner.models.annotations import Annotations
-from captioner.models.attention import AttentionBase
 from captioner.models.distributions import Sampling
+from captioner.models.local_attention import Local
 from captioner.models.registry import Component
 
 # The attention weights that a decoder reports: ``none`` (can be faster), ``shown`` (one map per
@@ -25,28 +25,22 @@ class Decoded:
 
     A caption has ended at a step if all its inputs from there on are ``<end>`` or ``<pad>``. The
     values at such steps are undefined but finite.
-
-    Attributes:
-        packed_logits: logits of the next word at the N steps where ``valid_mask`` is True; at all
-            steps, (B, *R, T, V), if ``valid_mask`` is None.
-        weights, log_prob, entropy, centre, probs: of every step, as in ``Weights``; ``weights`` is
-            None if not requested.
-        layers: weights of every layer and head; None unless requested and there are several.
-        past_weights: the weights of every layer and head on earlier words, for decoders that attend
-            to them: ``past_weights[…, t, l, h, j]`` is the weight of input j at step t, where input 0
-            is ``<start>``; 0 for j > t. None unless requested.
-        valid_mask: True at the steps whose logits were computed: all steps whose caption has not
-            ended, and possibly some others.
     """
 
+    # Logits of the next word at the N steps where ``valid_mask`` is True; at all without a mask.
     packed_logits: Float[Tensor, "*packed V"]
+    # As in ``Weights``, of every step; None if not requested.
     weights: Float[Tensor, "B *R T L"] | None
     log_prob: Float[Tensor, "B *R T"] | None = None
     entropy: Float[Tensor, "B *R T"] | None = None
     centre: Float[Tensor, "B *R T 2"] | None = None
     probs: Float[Tensor, "B *R T L"] | None = None
+    # Weights of every layer and head; None unless requested and there are several.
     layers: Float[Tensor, "B *R T l h L"] | None = None
+    # past_weights[…, t, l, h, j]: the weight of input j, <start> being 0, at step t of layer l and
+    # head h; 0 for j > t. None unless requested and the decoder attends to earlier words.
     past_weights: Float[Tensor, "B *R T l s T"] | None = None
+    # True at all steps whose caption has not ended, and possibly at some others.
     valid_mask: Bool[Tensor, "B *R T"] | None = None
 
     @property
@@ -70,13 +64,10 @@ class Decoded:
 class Decoder(Component, kind="decoder"):
     """Base of all decoders: annotations and the words so far → logits of the next word.
 
-    Subclasses implement ``init_state`` and ``read``; ``teacher_force`` may be overridden to compute
-    all steps faster than one by one.
-
-    A state belongs to R rows of every image: its captions in training, its hypotheses in a search. The
-    rows share the image's annotations and keys. A state is a dataclass with a method ``reorder(rows)``
-    for rows (B, K): row k of image b of the result continues row ``rows[b, k]``. All tensors of a
-    state have images as their first axis, so that ``index_batch`` can select images.
+    Subclasses implement ``init_state`` and ``read``, and ``teacher_force`` if all steps can be computed
+    faster than one by one. A state belongs to R rows of every image: its captions in training, its
+    hypotheses in a search. It is a dataclass of tensors whose first axis is the images, with a method
+    ``reorder(rows)``: row k of image b of the result continues row ``rows[b, k]``.
     """
 
     @property
@@ -87,18 +78,12 @@ class Decoder(Component, kind="decoder"):
     @property
     def window(self) -> int | None:
         """Half width in cells of the window of local attention; None for other attention."""
-        return None
+        return next((part.window for part in self.modules() if isinstance(part, Local)), None)
 
     def init_state(
         self, annotations: Annotations, rows: int = 1, sampling: Sampling | None = None
     ) -> Any:
-        """Return the state before the first word.
-
-        Args:
-            annotations: after the neck.
-            rows: R, how many captions or hypotheses of each image the state holds.
-            sampling: how hard attention chooses locations; None for its own options.
-        """
+        """Return the state of R rows before the first word; ``sampling`` is for hard attention."""
         raise NotImplementedError
 
     def step(
@@ -115,14 +100,7 @@ class Decoder(Component, kind="decoder"):
         detail: Detail = "shown",
         sampling: Sampling | None = None,
     ) -> Decoded:
-        """Teacher forcing: the logits at step t depend on tokens 0 … t.
-
-        Args:
-            annotations: after the neck.
-            tokens: the inputs, beginning with ``<start>``. The caller shifts the targets.
-            detail: the attention weights to report.
-            sampling: how hard attention chooses locations; None for its own options.
-        """
+        """Teacher forcing: the logits at step t depend on tokens 0 … t, the first being ``<start>``."""
         rows = tokens if tokens.ndim == 3 else tokens.unsqueeze(1)
         state = self.init_state(annotations, rows.shape[1], sampling)
         decoded = self.teacher_force(rows, state, detail)
@@ -168,14 +146,6 @@ class WordDecoder(Decoder, abstract=True):
             self.output.weight = self.embedding.weight
 
 
-@runtime_checkable
-class AttentionFactory(Protocol):
-    """Makes the attention of a decoder, which passes the widths."""
-
-    def __call__(self, *, query_dim: int, key_dim: int) -> AttentionBase:
-        """Make it for queries and annotation vectors of these widths."""
-
-
 def map_tensors(function: Callable[..., Tensor], *parts: Part) -> Part:
     """Apply a function to corresponding tensors of tuples or dataclasses with the same structure.
 
@@ -194,12 +164,7 @@ def map_tensors(function: Callable[..., Tensor], *parts: Part) -> Part:
 
 
 def index_batch(part: Part, images: Int[Tensor, " P"]) -> Part:
-    """Copy some images of a state or of annotations.
-
-    Args:
-        part: a tensor, or a tuple or dataclass of tensors, with images as their first axis.
-        images: indices of images; repeated and unordered ones are allowed.
-    """
+    """Copy some images, possibly repeated, of tensors whose first axis they are."""
     return map_tensors(lambda tensor: tensor.index_select(0, images), part)
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from captioner.models.registry import Component, check_choice, require
-from captioner.models.scores import Scores
+from captioner.models.scores import Scores, at_least_float32
 
 SamplingMode = Literal["argmax", "sample", "expectation"]
 GradientName = Literal["score_function", "straight_through", "marginal"]
@@ -18,18 +18,12 @@ Mask = Bool[Tensor, "B 1 L"] | None
 
 @dataclass(frozen=True)
 class Sampling:
-    """How hard attention chooses positions; deterministic distributions ignore it.
+    """How hard attention chooses positions, see ``Hard``; deterministic distributions ignore it."""
 
-    Attributes:
-        mode: ``sample``, ``argmax`` or ``expectation``, see ``Hard``; applies in training mode too.
-            None for the distribution's options: ``gradient`` in training mode, else ``test_time``.
-        temperature: multiplies the distribution's own temperature; above 0.
-        sampler: maps probabilities (B, T, L) to drawn indices (B, T, 1). None draws every row
-            independently.
-    """
-
+    # None for the distribution's options: ``gradient`` in training mode, else ``test_time``.
     mode: SamplingMode | None = None
-    temperature: float = 1.0
+    temperature: float = 1.0  # multiplies the distribution's own temperature; above 0
+    # From probabilities (B, T, L) to drawn indices (B, T, 1); None draws every row independently.
     sampler: Callable[[Tensor], Tensor] | None = None
 
 
@@ -48,34 +42,22 @@ class QueryContext:
 
 @dataclass(frozen=True)
 class Weights:
-    """The result of a distribution.
-
-    Only hard attention sets ``entropy`` and ``probs``, and ``log_prob`` if it draws a position through
-    which no gradient flows. ``candidate_indices`` are the k most probable positions if the decoder
-    should try each of them.
-    """
+    """The result of a distribution; only hard attention sets more than ``weights`` and ``centre``."""
 
     weights: Float[Tensor, "B *T L"]  # α, in [0, 1]; exactly 0 where masked
-    log_prob: Float[Tensor, " B *T"] | None = None  # of the drawn position
+    log_prob: Float[Tensor, " B *T"] | None = None  # of a drawn position without gradient
     entropy: Float[Tensor, " B *T"] | None = None  # of the distribution drawn from, in nats
     centre: Float[Tensor, "B *T 2"] | None = None  # (row, column) of a local window, in cells
     probs: Float[Tensor, "B *T L"] | None = None  # the distribution drawn from
-    candidate_indices: Int[Tensor, "B *T k"] | None = None
+    candidate_indices: Int[Tensor, "B *T k"] | None = None  # positions that the decoder should try
     candidate_probs: Float[Tensor, "B *T k"] | None = None  # these sum to 1
 
 
 class Distribution(Component, kind="distribution"):
-    """Base of all distributions; ``query_dim`` is n, the width of a query, which some of them need.
+    """Base of all distributions; ``query_dim`` is n, the width of a query, which some of them need."""
 
-    Attributes:
-        sparse: whether the probability of a position that may be attended can be exactly 0. The
-            logarithm of such a probability trains nothing.
-        branches: whether the decoder should try several positions in training and mix their
-            predictions.
-    """
-
-    sparse = False
-    branches = False
+    sparse = False  # whether unmasked weights can be exactly 0, whose logarithm trains nothing
+    branches = False  # whether the decoder should try several positions and mix the predictions
 
     def __init__(self, query_dim: int) -> None:  # noqa: ARG002
         super().__init__()
@@ -90,10 +72,7 @@ class Distribution(Component, kind="distribution"):
         return None
 
     def forward(self, scores: Scores, mask: Mask, context: QueryContext) -> Weights:
-        """Turn scores into weights that sum to 1, or are all 0 where every position is masked.
-
-        ``mask`` is True where a position may be attended.
-        """
+        """Turn scores into weights that sum to 1, or are all 0 where every position is masked."""
         raise NotImplementedError
 
 
@@ -112,9 +91,7 @@ class Sparsemax(Distribution):
 
     def forward(self, scores: Scores, mask: Mask, context: QueryContext) -> Weights:  # noqa: ARG002
         """Compute ``max(e − τ(e), 0)`` by algorithm 1 of the paper."""
-        scores = _at_least_float32(scores)
-        if mask is not None:
-            scores = _block(scores, mask)
+        scores = block_masked(scores, mask)
         # A score 1 or more below the largest has weight 0, so -2 stands for everything lower.
         scores = (scores - scores.amax(-1, keepdim=True)).clamp(min=-2.0)
         if mask is not None:
@@ -167,8 +144,10 @@ class Hard(Distribution):
         check_choice("gradient", gradient, GradientName)
         require(top >= 1, f"top, the number of positions to try, must be 1 or more, got {top}")
         require(temperature > 0, f"the temperature must be above 0, got {temperature}")
-        probable = 0 <= expectation <= 1
-        require(probable, f"expectation must be a probability from 0 to 1, got {expectation}")
+        require(
+            0 <= expectation <= 1,
+            f"expectation must be a probability from 0 to 1, got {expectation}",
+        )
         require(
             gradient != "marginal" or not expectation,
             "gradient: marginal samples nothing that an expectation could replace: "
@@ -180,11 +159,11 @@ class Hard(Distribution):
 
     @property
     def name(self) -> str:
-        """The name shown to users."""
+        """Class and mode."""
         return f"Hard ({self.test_time})"
 
     def draw_expectation(self, images: int, device: torch.device) -> Bool[Tensor, " B"] | None:
-        """Draw, once per image, whether the expectation replaces its samples; None for never."""
+        """Draw with probability ``expectation`` in training."""
         if not (self.training and self.expectation):
             return None
         return torch.rand(images, device=device) < self.expectation
@@ -248,20 +227,12 @@ def samples_locations(decoder: nn.Module) -> bool:
 def masked_softmax(
     scores: Float[Tensor, "*rows L"], mask: Bool[Tensor, " *#rows L"] | None
 ) -> Float[Tensor, "*rows L"]:
-    """Compute the softmax of any real numbers over the last axis, in at least float32.
-
-    The mask is True where a position may be attended. A row without such a position gives zeros.
-    """
-    scores = _at_least_float32(scores)
-    if mask is None:
-        return scores.softmax(-1)
-    return _block(scores, mask).softmax(-1).masked_fill(~mask, 0.0)
+    """Compute the softmax over the unmasked positions; zeros in a row without such a position."""
+    weights = block_masked(scores, mask).softmax(-1)
+    return weights if mask is None else weights.masked_fill(~mask, 0.0)
 
 
-def _at_least_float32(scores: Tensor) -> Tensor:
-    return scores.to(torch.promote_types(scores.dtype, torch.float32))
-
-
-def _block(scores: Tensor, mask: Tensor) -> Tensor:
-    """Fill masked scores with the smallest finite number; a row of -inf would give NaN."""
-    return scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+def block_masked(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Fill masked scores with the smallest finite number, since a row of -inf would give NaN."""
+    scores = at_least_float32(scores)
+    return scores if mask is None else scores.masked_fill(~mask, torch.finfo(scores.dtype).min)

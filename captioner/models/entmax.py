@@ -6,7 +6,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from captioner.models.distributions import Distribution, Mask, QueryContext, Weights
+from captioner.models.distributions import (
+    Distribution,
+    Mask,
+    QueryContext,
+    Weights,
+    block_masked,
+)
 from captioner.models.registry import require
 from captioner.models.scores import Scores
 
@@ -39,16 +45,14 @@ class Entmax(Distribution):
             self.logit = nn.Parameter(torch.zeros(()))  # α = 1 + σ(logit)
 
     def forward(self, scores: Scores, mask: Mask, context: QueryContext) -> Weights:  # noqa: ARG002
-        """Compute the weights of the unmasked positions, in at least float32."""
-        scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
+        """Compute the weights of the unmasked positions."""
+        scores = block_masked(scores, mask)
         if isinstance(self.alpha, str):
             curvature = self.logit.to(scores.dtype).sigmoid()
         else:
             curvature = scores.new_full((), self.alpha - 1)
-        if mask is None:
-            return Weights(entmax(scores, curvature))
-        blocked = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
-        return Weights(entmax(blocked, curvature).masked_fill(~mask, 0.0))
+        weights = entmax(scores, curvature)
+        return Weights(weights if mask is None else weights.masked_fill(~mask, 0.0))
 
 
 def entmax(scores: Rows, curvature: Float[Tensor, ""]) -> Rows:

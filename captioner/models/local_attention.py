@@ -3,6 +3,8 @@
 With a mask, positions are numbered among the unmasked ones: s = 0, 1, … S - 1 in raster order.
 """
 
+from typing import Any
+
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
@@ -11,7 +13,7 @@ from captioner.errors import UsageError
 from captioner.models.distributions import Distribution, Mask, QueryContext, Weights, masked_softmax
 from captioner.models.positions import cells
 from captioner.models.registry import require
-from captioner.models.scores import Scores
+from captioner.models.scores import Scores, at_least_float32
 
 
 class Local(Distribution, abstract=True):
@@ -46,29 +48,7 @@ class LocalM(Local):
         return Weights(weights, centre=_grid_centre(center, context.grid, mask))
 
 
-class Predictive(Local, abstract=True):
-    """Base of the local distributions that predict p_t: ``σ(v_pᵀ tanh(W_p q))`` for every axis."""
-
-    def __init__(self, query_dim: int, window: int, dim: int, renormalise: bool, axes: int) -> None:
-        super().__init__(query_dim, window)
-        self.renormalise = renormalise
-        self.place = nn.Sequential(
-            nn.Linear(query_dim, dim, bias=False),
-            nn.Tanh(),
-            nn.Linear(dim, axes, bias=False),
-            nn.Sigmoid(),
-        )
-
-    def gaussian(self, weights: Tensor, squared_distance: Tensor, centre: Tensor | None) -> Weights:
-        """Multiply weights by ``exp(−(s − p_t)² / 2σ²)`` with σ = D / 2."""
-        weights = weights * torch.exp(-squared_distance / (2 * (self.window / 2) ** 2))
-        if self.renormalise:
-            tiny = torch.finfo(weights.dtype).tiny
-            weights = weights / weights.sum(-1, keepdim=True).clamp(min=tiny)
-        return Weights(weights, centre=centre)
-
-
-class LocalP(Predictive):
+class LocalP(Local):
     """Predictive local attention: p_t = S · σ(v_pᵀ tanh(W_p q)), eq. 9 and 10.
 
     A softmax within [p_t − D, p_t + D], times exp(−(s − p_t)² / 2σ²) with σ = D / 2. The paper
@@ -79,10 +59,19 @@ class LocalP(Predictive):
         renormalise: divide the weights by their sum.
     """
 
+    axes = 1  # components of p_t
+
     def __init__(
         self, query_dim: int, window: int = 10, dim: int = 128, renormalise: bool = False
     ) -> None:
-        super().__init__(query_dim, window, dim, renormalise, axes=1)
+        super().__init__(query_dim, window)
+        self.renormalise = renormalise
+        self.place = nn.Sequential(
+            nn.Linear(query_dim, dim, bias=False),
+            nn.Tanh(),
+            nn.Linear(dim, self.axes, bias=False),
+            nn.Sigmoid(),
+        )
 
     def forward(self, scores: Scores, mask: Mask, context: QueryContext) -> Weights:
         """Compute weights that sum to at most 1."""
@@ -92,26 +81,37 @@ class LocalP(Predictive):
         weights = masked_softmax(scores, _within(distance, self.window, mask))
         return self.gaussian(weights, distance**2, _grid_centre(center, context.grid, mask))
 
+    def gaussian(self, weights: Tensor, squared_distance: Tensor, centre: Tensor | None) -> Weights:
+        """Multiply weights by ``exp(−(s − p_t)² / 2σ²)`` with σ = D / 2."""
+        weights = weights * torch.exp(-squared_distance / (2 * (self.window / 2) ** 2))
+        if self.renormalise:
+            tiny = torch.finfo(weights.dtype).tiny
+            weights = weights / weights.sum(-1, keepdim=True).clamp(min=tiny)
+        return Weights(weights, centre=centre)
 
-class LocalP2D(Predictive):
+
+class LocalP2D(LocalP):
     """``LocalP`` on the feature grid: p_t is a (row, column), the window square, the Gaussian round.
 
     Designed for this project: in an image, neighbours in a column are as close as neighbours in a
-    row, which raster order ignores. Arguments as for ``LocalP``, with the window in cells.
+    row, which raster order ignores.
+
+    Args:
+        window: D, in cells.
+        options: as for ``LocalP``.
     """
 
-    def __init__(
-        self, query_dim: int, window: int = 2, dim: int = 128, renormalise: bool = False
-    ) -> None:
-        super().__init__(query_dim, window, dim, renormalise, axes=2)
+    axes = 2
+
+    def __init__(self, query_dim: int, window: int = 2, **options: Any) -> None:
+        super().__init__(query_dim, window, **options)
 
     def forward(self, scores: Scores, mask: Mask, context: QueryContext) -> Weights:
         """Compute weights that sum to at most 1, or are all 0 if the whole window is masked."""
-        dtype = torch.promote_types(scores.dtype, torch.float32)
-        relative = self.place(context.query).to(dtype)  # between 0 and 1
+        relative = at_least_float32(self.place(context.query))  # between 0 and 1
         centre = relative * relative.new_tensor(context.grid)  # p_t: (B, T, 2)
         # Cell r covers [r, r + 1), so that a sigmoid times the size can reach every cell's middle.
-        row, column = (axis.to(dtype) + 0.5 for axis in cells(context.grid, scores.device))
+        row, column = (axis.to(centre) + 0.5 for axis in cells(context.grid, scores.device))
         down, right = row - centre[..., :1], column - centre[..., 1:]  # (B, T, L)
         near = _within(down, self.window, mask) & _within(right, self.window, mask)
         return self.gaussian(masked_softmax(scores, near), down**2 + right**2, centre.detach())

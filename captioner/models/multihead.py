@@ -47,14 +47,8 @@ def softmax_attention(
 ) -> Float[Tensor, "N h T f"]:
     """Compute ``softmax(Q Kᵀ / √e) V``; zeros where every position is masked.
 
-    A CPU trains faster with separate operators than with torch's fused one (docs/speed.md).
-
-    Args:
-        query: T queries per head.
-        key: L keys per head.
-        value: L values per head.
-        mask: True where a position may be attended; None if all may.
-        dropout: probability of dropping a weight.
+    A CPU trains faster with separate operators than with torch's fused one (docs/speed.md). The mask
+    is True where a position may be attended; ``dropout`` is the probability of dropping a weight.
     """
     if torch.is_grad_enabled() and query.device.type == "cpu":
         weights = masked_softmax(query @ key.mT / math.sqrt(query.shape[-1]), mask)
@@ -115,13 +109,12 @@ class MultiHead(AttentionBase):
             context = softmax_attention(query, key, value, mask, dropout)
             return AttentionOutput(None, context=self.output(join_heads(context)))
 
-        images, heads, words, width = query.shape
+        images, heads, _, width = query.shape
         scores = query @ key.mT / math.sqrt(width)  # (B, h, T, L)
         # The distribution treats every head as an image of its own.
         use_expectation = keys.use_expectation
-        use_expectation = (
-            None if use_expectation is None else use_expectation.repeat_interleave(heads)
-        )
+        if use_expectation is not None:
+            use_expectation = use_expectation.repeat_interleave(heads)
         if isinstance(step, Tensor) and step.ndim > 1:
             step = step.repeat_interleave(heads, 0)
         result = self.distribution(
@@ -129,18 +122,14 @@ class MultiHead(AttentionBase):
             None if mask is None else mask.expand(-1, heads, -1, -1).flatten(0, 1),
             QueryContext(query.flatten(0, 1), keys.grid, step, keys.sampling, use_expectation),
         )
-        weights = result.weights.view(images, heads, words, -1)
+        weights = result.weights.view_as(scores)
         context = self.dropout(weights).to(value.dtype) @ value
-
-        def total(values: Tensor | None) -> Tensor | None:
-            return None if values is None else values.view(images, heads, words).sum(1)
-
-        probs = result.probs
+        log_prob, entropy, probs = result.log_prob, result.entropy, result.probs
         return AttentionOutput(
             weights.mean(1),
-            total(result.log_prob),
-            total(result.entropy),
+            None if log_prob is None else log_prob.view(images, heads, -1).sum(1),
+            None if entropy is None else entropy.view(images, heads, -1).sum(1),
             context=self.output(join_heads(context)),
-            probs=None if probs is None else probs.view_as(weights).mean(1),
+            probs=None if probs is None else probs.view_as(scores).mean(1),
             heads=weights.transpose(1, 2),
         )

@@ -97,8 +97,7 @@ class Projection(Neck):
         if self.positions:
             cosines = grid_cosines(annotations.grid, self.positions, vectors)
             vectors = torch.cat([vectors, cosines.expand(*vectors.shape[:-1], -1)], -1)
-        projected: Float[Tensor, "B L dim"] = layers[1:](vectors)
-        return annotations.with_vectors(projected)
+        return replace(annotations, vectors=layers[1:](vectors))
 
 
 def _projection(in_dim: int, dim: int, dropout: float, positions: int) -> nn.Sequential:
@@ -119,15 +118,8 @@ class Blind(Projection):
     mean: Tensor
     batches: Tensor
 
-    def __init__(
-        self,
-        in_dim: int,
-        dim: int = 512,
-        dropout: float = 0.0,
-        *,
-        key_dim: int | None = None,  # noqa: ARG002
-    ) -> None:
-        super().__init__(in_dim, dim, dropout)
+    def __init__(self, in_dim: int, *, key_dim: int | None = None, **options: Any) -> None:  # noqa: ARG002
+        super().__init__(in_dim, **options)
         self.register_buffer("mean", torch.zeros(in_dim))
         self.register_buffer("batches", torch.zeros(()))
 
@@ -151,13 +143,11 @@ class SAGAN(Projection):
 
     Args:
         dim: the width of the result, 8 or more.
-        dropout: probability of dropping a component of the projection.
+        options: as for ``Projection``.
     """
 
-    def __init__(
-        self, in_dim: int, dim: int = 512, dropout: float = 0.0, *, key_dim: int | None = None
-    ) -> None:
-        super().__init__(in_dim, dim, dropout, key_dim=key_dim)
+    def __init__(self, in_dim: int, dim: int = 512, **options: Any) -> None:
+        super().__init__(in_dim, dim, **options)
         require(dim >= 8, f"SAGAN projects to an eighth of dim, which must be 8 or more, got {dim}")
         self.attention = Attention(dim, dim, partial(ScaledDot, dim=dim // 8, scale="none"))
         self.value = nn.Linear(dim, dim // 8, bias=False)
@@ -170,7 +160,7 @@ class SAGAN(Projection):
         vectors = projected.vectors
         keys = self.attention.prepare(replace(projected, keys=None), self.value(vectors))
         context = self.attention(vectors, keys).context
-        return projected.with_vectors(vectors + self.gamma * self.output(context))
+        return replace(projected, vectors=vectors + self.gamma * self.output(context))
 
 
 class TransformerNeck(Projection):
@@ -186,6 +176,7 @@ class TransformerNeck(Projection):
         heads: number of self-attention heads.
         feed_forward: the width of the feed-forward networks' hidden layer.
         head_window: number of neighbouring heads on either side that a head attends to as well.
+        options: as for ``Projection``.
     """
 
     def __init__(
@@ -197,18 +188,16 @@ class TransformerNeck(Projection):
         heads: int = 8,
         feed_forward: int = 1024,
         head_window: int = 0,
-        *,
-        key_dim: int | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(in_dim, dim, dropout, key_dim=key_dim)
+        super().__init__(in_dim, dim, dropout, **options)
         require(
             dim % 4 == 0 and layers >= 1,
             f"{type(self).__name__} needs a dim divisible by 4 and 1 layer or more, "
             f"got {dim} and {layers}",
         )
         self.stack = nn.ModuleList(
-            EncoderLayer(SelfAttention(dim, heads, head_window), dim, feed_forward, dropout)
-            for _ in range(layers)
+            EncoderLayer(dim, heads, head_window, feed_forward, dropout) for _ in range(layers)
         )
         self.norm = nn.LayerNorm(dim)
 
@@ -223,7 +212,7 @@ class TransformerNeck(Projection):
         vectors = vectors + grid_sinusoids(projected.grid, self.out_dim, vectors)
         for layer in self.stack:
             vectors = layer(vectors, mask)
-        return projected.with_vectors(self.norm(vectors))
+        return replace(projected, vectors=self.norm(vectors))
 
     def reach(self, row: Axis, column: Axis) -> Bool[Tensor, "1 L L"] | None:  # noqa: ARG002
         """Return True where a region (second axis) may attend to a region (third); None for all."""
@@ -289,11 +278,11 @@ class EncoderLayer(nn.Module):
     """Self-attention and a feed-forward network, each ``x + dropout(f(norm(x)))`` (pre-norm)."""
 
     def __init__(
-        self, attention: SelfAttention, dim: int, feed_forward: int, dropout: float
+        self, dim: int, heads: int, head_window: int, feed_forward: int, dropout: float
     ) -> None:
         super().__init__()
         self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(2))
-        self.attention = attention
+        self.attention = SelfAttention(dim, heads, head_window)
         self.feed_forward = feed_forward_network(dim, feed_forward, dropout)
         self.dropout = nn.Dropout(dropout)
 
@@ -301,6 +290,6 @@ class EncoderLayer(nn.Module):
         self, vectors: Float[Tensor, "B L d"], mask: Bool[Tensor, "#B #L L"] | None
     ) -> Float[Tensor, "B L d"]:
         """Update every vector from those that the mask allows."""
-        context, _, _ = self.attention(self.norms[0](vectors), mask)
+        context, _ = self.attention(self.norms[0](vectors), mask)
         vectors = vectors + self.dropout(context)
         return vectors + self.dropout(self.feed_forward(self.norms[1](vectors)))

@@ -74,18 +74,14 @@ def unfinished(tokens: Int[Tensor, "B *R T"]) -> Bool[Tensor, "B *R T"]:
 def missing_rows(count: int) -> int:
     """Return how many rows to add to ``count`` so that few different numbers of rows occur.
 
-    The sum is a multiple of 16 or, from 1024 rows on, of a power of two between 1/64 and 1/32 of
-    ``count``. oneDNN compiles and caches a kernel for every matrix size, so varying sizes cost time
-    and memory.
+    oneDNN compiles and caches a kernel for every matrix size, which costs time and memory. The sum is
+    a multiple of 16 or, from 1024 rows on, of a power of two between 1/64 and 1/32 of ``count``.
     """
     return -count % max(16, 2 ** (count.bit_length() - 6))
 
 
 def pad_to_multiple(valid_mask: Bool[Tensor, "B *R T"]) -> Bool[Tensor, "B *R T"]:
-    """Mark some padding, spread over the images, as valid.
-
-    As many steps are added as ``missing_rows`` says, or as there are.
-    """
+    """Mark ``missing_rows`` steps of padding, or all there are, as valid, spread over the images."""
     flat = valid_mask.flatten()
     padding = (~flat).nonzero().squeeze(1)
     missing = missing_rows(int(flat.sum()))
@@ -96,9 +92,8 @@ def pad_to_multiple(valid_mask: Bool[Tensor, "B *R T"]) -> Bool[Tensor, "B *R T"
 def batch_sizes(unfinished: Bool[Tensor, "B R T"]) -> list[int]:
     """Return, for every step, how many leading rows per image include all unfinished captions.
 
-    At least 1.
-
-    As in torch's ``PackedSequence``, the sizes shrink if captions are sorted longest first.
+    As in torch's ``PackedSequence``, the sizes shrink if captions are sorted longest first. They are
+    at least 1.
     """
     numbers = torch.arange(1, unfinished.shape[1] + 1, device=unfinished.device)
     return (unfinished.any(0) * numbers.unsqueeze(1)).amax(0).clamp(min=1).tolist()

@@ -11,15 +11,8 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from captioner.models.annotations import Annotations
-from captioner.models.attention import Attention, AttentionOutput, Keys
-from captioner.models.decoder import (
-    AttentionFactory,
-    Decoded,
-    Detail,
-    WordDecoder,
-    gather_rows,
-    map_tensors,
-)
+from captioner.models.attention import Attention, AttentionFactory, AttentionOutput, Keys
+from captioner.models.decoder import Decoded, Detail, WordDecoder, gather_rows, map_tensors
 from captioner.models.distributions import Sampling
 from captioner.models.packing import Packing, batch_sizes, pad_to_multiple, unfinished
 from captioner.models.registry import require
@@ -158,11 +151,6 @@ class RecurrentDecoder(WordDecoder, abstract=True):
         """Class name and attention mechanism."""
         intra = "" if self.intra is None else ", intra-attention"
         return f"{type(self).__name__}: {self.attention.mechanism}{intra}"
-
-    @property
-    def window(self) -> int | None:
-        """Half width in cells of the window of local attention; None for other attention."""
-        return getattr(self.attention.distribution, "window", None)
 
     def init_state(
         self, annotations: Annotations, rows: int = 1, sampling: Sampling | None = None

@@ -84,13 +84,7 @@ def check_choice(option: str, value: object, choices: Any) -> None:
 
 
 def build(kind: str, tree: object, /, **sizes: Any) -> Any:
-    """Build the part that a tree describes.
-
-    Args:
-        kind: ``encoder``, ``neck``, ``decoder``, ``attention``, ``score``, ``distribution`` or
-            ``objective``.
-        tree: ``{"class_path": name, "init_args": {…}}``.
-        sizes: arguments that the other parts determine, such as ``in_dim``.
+    """Build the part that a tree describes; other parts determine ``sizes``, such as ``in_dim``.
 
     Raises:
         ModelError: a malformed tree, an unknown name or option (with the nearest known ones), or a

@@ -16,19 +16,22 @@ PreparedKeys = Float[Tensor, "B L A"]
 Scores = Float[Tensor, "B T L"]
 
 
-class Score(Component, kind="score"):
-    """Base of all scores.
+def at_least_float32(values: Tensor) -> Tensor:
+    """Convert half precision to float32, in which sums over many positions are exact enough."""
+    return values.to(torch.promote_types(values.dtype, torch.float32))
 
-    ``prepare`` computes what depends on the keys alone, once per image; ``forward`` is called for
-    every word. The constructor gets ``query_dim`` and ``key_dim``, the widths n and D.
-    """
+
+class Score(Component, kind="score"):
+    """Base of all scores; the constructor gets ``query_dim`` and ``key_dim``, the widths n and D."""
+
+    key: nn.Module
 
     def prepare(self, keys: Float[Tensor, "B L D"]) -> PreparedKeys:
-        """Compute the part of the score that does not depend on the query."""
-        raise NotImplementedError
+        """Compute what depends on the keys alone, once per image: by default their projection."""
+        return self.key(keys)
 
     def forward(self, query: Queries, keys: PreparedKeys) -> Scores:
-        """Score every prepared key for each of T queries per image; scores are any real numbers."""
+        """Score every prepared key for each of T queries per image; called for every word."""
         raise NotImplementedError
 
 
@@ -48,10 +51,6 @@ class Additive(Score):
         self.query = nn.Linear(query_dim, dim, bias=False) if project else nn.Identity()
         self.key = nn.Linear(key_dim, dim) if project else nn.Identity()
         self.energy = nn.Linear(dim, 1, bias=False)
-
-    def prepare(self, keys: Float[Tensor, "B L D"]) -> PreparedKeys:
-        """Compute ``U k + b``."""
-        return self.key(keys)
 
     def forward(self, query: Queries, keys: PreparedKeys) -> Scores:
         """Compute ``vᵀ tanh(W q + U k + b)`` for every pair; ``keys`` holds ``U k + b``."""
@@ -85,7 +84,6 @@ class Product(Score, abstract=True):
     """Base of the scores that are one matrix product: ``e = query(q)ᵀ key(k)``, times a scale."""
 
     query: nn.Module
-    key: nn.Module
     scale: "Scale"
 
     def prepare(self, keys: Float[Tensor, "B L D"]) -> PreparedKeys:
@@ -201,24 +199,47 @@ class Distance(Score):
         self.key = nn.Linear(key_dim, dim, bias=False)
         self.scale = Scale(scale, dim)
 
-    def prepare(self, keys: Float[Tensor, "B L D"]) -> PreparedKeys:
-        """Compute ``U k``."""
-        return self.key(keys)
-
     def forward(self, query: Queries, keys: PreparedKeys) -> Scores:
         """Compute ``1 / (1 + ‖W q − U k‖)`` in at least float32.
 
         The differences are computed directly, because ‖q‖² + ‖k‖² − 2 qᵀk is inexact for vectors
         that are close.
         """
-        dtype = torch.promote_types(keys.dtype, torch.float32)
-        query, keys = self.query(query).to(dtype), keys.to(dtype)
+        query, keys = at_least_float32(self.query(query)), at_least_float32(keys)
         distance = torch.cdist(query, keys, compute_mode="donot_use_mm_for_euclid_dist")
         return self.scale(1 / (1 + distance))
 
 
+class Cosine(Score):
+    """``e = τ · cos(W q, U k)`` with a learned τ (Henry et al. 2020: query-key normalization).
+
+    The cosine lies in [−1, 1]: without τ, a softmax over many positions would be nearly uniform.
+
+    Args:
+        dim: A, the width of the projections W q and U k.
+        temperature: τ before training. The paper starts at log₂(L² − L): 11.2 for L = 49.
+    """
+
+    def __init__(
+        self, query_dim: int, key_dim: int, dim: int = 512, temperature: float = 11.2
+    ) -> None:
+        super().__init__()
+        self.query = nn.Linear(query_dim, dim, bias=False)
+        self.key = nn.Linear(key_dim, dim, bias=False)
+        self.temperature = nn.Parameter(torch.tensor(float(temperature)))
+
+    def prepare(self, keys: Float[Tensor, "B L D"]) -> PreparedKeys:
+        """Compute ``U k / ‖U k‖``; a zero vector stays zero."""
+        return F.normalize(at_least_float32(self.key(keys)), dim=-1)
+
+    def forward(self, query: Queries, keys: PreparedKeys) -> Scores:
+        """Compute ``τ · cos(W q, U k)``; ``keys`` holds ``U k / ‖U k‖``."""
+        query = F.normalize(at_least_float32(self.query(query)), dim=-1)
+        return self.temperature * (query @ keys.mT)
+
+
 class Scale(nn.Module):
-    """A factor of the scores: 1, 1/√d, or a learned number that starts at 1."""
+    """Multiply scores by 1, 1/√d, or a learned number that starts at 1."""
 
     def __init__(self, name: ScaleName, dim: int) -> None:
         super().__init__()

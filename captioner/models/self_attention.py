@@ -12,9 +12,7 @@ from captioner.models.multihead import check_heads, join_heads, softmax_attentio
 from captioner.models.registry import require
 
 Mask = Bool[Tensor, "#N #T P"] | None
-SelfAttentionOutput = tuple[  # outputs, weights, keys and values
-    Float[Tensor, "N T d"], Float[Tensor, "N T h P"] | None, Float[Tensor, "N P dd"]
-]
+SelfAttentionOutput = tuple[Float[Tensor, "N T d"], Float[Tensor, "N T h P"] | None]
 
 
 class SelfAttention(nn.Module):
@@ -38,39 +36,26 @@ class SelfAttention(nn.Module):
         self.output = nn.Linear(dim, dim, bias=False)
 
     def forward(
-        self,
-        vectors: Float[Tensor, "N T d"],
-        mask: Mask = None,
-        past: Float[Tensor, "N Q dd"] | None = None,
-        need_weights: bool = False,
+        self, vectors: Float[Tensor, "N T d"], mask: Mask = None, need_weights: bool = False
     ) -> SelfAttentionOutput:
-        """Attend from every vector to the sequence.
-
-        Args:
-            vectors: the sequence, or its new vectors if ``past`` is given.
-            mask: True where a vector may attend, P = Q + T; None for everywhere.
-            past: keys and values of the Q earlier vectors, as an earlier call returned them.
-            need_weights: also return the weights, which takes longer. With ``head_window``, the
-                weight of a vector is the sum over the heads attended to.
-
-        Returns:
-            The outputs, the weights or None, and the keys and values for the next call.
-        """
+        """Attend from every vector to those where the mask is True; see ``attend``."""
         query, key_value = self.query(vectors), self.key_value(vectors)
-        context, weights, past = self.attend(query, key_value, mask, past, need_weights)
-        return self.output(context), weights, past
+        context, weights = self.attend(query, key_value, mask, need_weights)
+        return self.output(context), weights
 
     def attend(
         self,
         query: Float[Tensor, "N T d"],
-        key_value: Float[Tensor, "N T dd"],
+        key_value: Float[Tensor, "N P dd"],
         mask: Mask,
-        past: Tensor | None,
         need_weights: bool,
     ) -> SelfAttentionOutput:
-        """Run ``forward`` without the input and output projections."""
-        if past is not None:
-            key_value = torch.cat([past, key_value], 1)
+        """Attend without the input and output projections.
+
+        Returns:
+            The contexts and, if ``need_weights``, which takes longer, the weights. With
+            ``head_window``, the weight of a vector is the sum over the heads attended to.
+        """
         query = split_heads(query, self.heads)  # (N, h, T, e)
         key, value = (split_heads(part, self.heads) for part in key_value.chunk(2, -1))
         head_mask = None if mask is None else mask.unsqueeze(1)  # (N, 1, T, P)
@@ -78,12 +63,11 @@ class SelfAttention(nn.Module):
             head_mask = self._window_mask(mask, key)
             key, value = self._widen(key), self._widen(value)
         if not need_weights:
-            context = softmax_attention(query, key, value, head_mask, 0.0)
-            return join_heads(context), None, key_value
+            return join_heads(softmax_attention(query, key, value, head_mask, 0.0)), None
         weights = masked_softmax(query @ key.mT / math.sqrt(query.shape[-1]), head_mask)
         context = weights.to(value.dtype) @ value
         weights = weights.view(*weights.shape[:3], -1, key_value.shape[1])
-        return join_heads(context), weights.sum(-2).transpose(1, 2), key_value
+        return join_heads(context), weights.sum(-2).transpose(1, 2)
 
     def _widen(self, heads: Float[Tensor, "N h P e"]) -> Float[Tensor, "N h WP e"]:
         """Concatenate the sequences of the W heads in every head's window, zeros beyond the ends."""
@@ -99,10 +83,9 @@ class SelfAttention(nn.Module):
         return exists & mask.repeat(1, 1, 2 * self.head_window + 1).unsqueeze(1)
 
 
-def causal(length: int, past: int = 0, device: torch.device | None = None) -> Bool[Tensor, "1 T P"]:
-    """Return True where one of T vectors may attend: to itself, those before it, and ``past`` more."""
-    ones = torch.ones(1, length, past + length, dtype=torch.bool, device=device)
-    return ones.tril(past)
+def causal(length: int, total: int, device: torch.device) -> Bool[Tensor, "1 T P"]:
+    """Return True where each of the last T of P vectors may attend: to itself and those before."""
+    return torch.ones(1, length, total, dtype=torch.bool, device=device).tril(total - length)
 
 
 def feed_forward_network(dim: int, hidden: int, dropout: float) -> nn.Sequential:

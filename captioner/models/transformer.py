@@ -1,6 +1,7 @@
 """The Transformer decoder (Vaswani et al. 2017), with any attention of the package."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -8,15 +9,8 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from captioner.models.annotations import Annotations
-from captioner.models.attention import AttentionOutput, Keys
-from captioner.models.decoder import (
-    AttentionFactory,
-    Decoded,
-    Detail,
-    WordDecoder,
-    gather_rows,
-    map_tensors,
-)
+from captioner.models.attention import AttentionFactory, AttentionOutput, Keys
+from captioner.models.decoder import Decoded, Detail, WordDecoder, gather_rows, map_tensors
 from captioner.models.distributions import Sampling
 from captioner.models.multihead import MultiHead
 from captioner.models.packing import Packing, pad_to_multiple, unfinished
@@ -80,9 +74,8 @@ class Layer(nn.Module):
     ) -> tuple[Tensor, AttentionOutput, Tensor | None, Tensor]:
         """Transform N words, packed from T words of R captions of B images.
 
-        Args:
-            step: index of each word in its caption, grouped by image.
-            cache: self-attention keys and values of the P words before.
+        ``step`` is the index of each word in its caption, grouped by image. ``cache`` holds the
+        self-attention keys and values of the P words before.
 
         Returns:
             The words, the output of the cross-attention grouped by image, the self-attention weights
@@ -91,11 +84,11 @@ class Layer(nn.Module):
         rows, length = packing.valid_mask.shape[:2], packing.valid_mask.shape[2]
         # The projections skip padding; self-attention takes every caption as one sequence.
         normed, attention = self.norms[0](x), self.self_attention
-        query = packing.unpack(attention.query(normed)).flatten(0, 1)
-        key_value = packing.unpack(attention.key_value(normed)).flatten(0, 1)
+        query = packing.unpack(attention.query(normed))
+        cache = torch.cat([cache, packing.unpack(attention.key_value(normed))], 2)
         mask = causal(length, cache.shape[2], x.device)
-        results = attention.attend(query, key_value, mask, cache.flatten(0, 1), need_past)
-        context, past_weights, cache = map_tensors(lambda part: part.unflatten(0, rows), results)
+        results = attention.attend(query.flatten(0, 1), cache.flatten(0, 1), mask, need_past)
+        context, past_weights = map_tensors(lambda part: part.unflatten(0, rows), results)
         x = x + self.dropout(attention.output(packing.pack(context)))
 
         queries = packing.group_by_image(self.norms[1](x))
@@ -124,6 +117,8 @@ class TransformerDecoder(WordDecoder):
         tied: use the embedding matrix as output layer.
     """
 
+    layers: Sequence[Layer]
+
     def __init__(
         self,
         vocab_size: int,
@@ -144,7 +139,7 @@ class TransformerDecoder(WordDecoder):
         self.memory = (
             nn.Identity() if annotation_dim == dim else nn.Linear(annotation_dim, dim, bias=False)
         )
-        self.layers = nn.ModuleList(
+        self.layers = nn.ModuleList(  # type: ignore[assignment]
             Layer(dim, heads, feed_forward, dropout, attention) for _ in range(layers)
         )
         self.norm = nn.LayerNorm(dim)
@@ -152,13 +147,8 @@ class TransformerDecoder(WordDecoder):
     @property
     def mechanism(self) -> str:
         """Class name, number of layers and cross-attention mechanism."""
-        mechanism = self._layers[-1].attention.mechanism
+        mechanism = self.layers[-1].attention.mechanism
         return f"{type(self).__name__} × {len(self.layers)}: {mechanism}"
-
-    @property
-    def window(self) -> int | None:
-        """Half width in cells of the window of local attention; None for other attention."""
-        return getattr(self._layers[-1].attention.distribution, "window", None)
 
     def init_state(
         self, annotations: Annotations, rows: int = 1, sampling: Sampling | None = None
@@ -166,7 +156,7 @@ class TransformerDecoder(WordDecoder):
         """Return an empty cache, and the attention keys of every layer and image."""
         memory = annotations.map(self.memory)
         empty = memory.vectors.new_zeros(len(memory), rows, 0, 2 * self.embedding.embedding_dim)
-        keys = tuple(layer.attention.prepare(memory, sampling=sampling) for layer in self._layers)
+        keys = tuple(layer.attention.prepare(memory, sampling=sampling) for layer in self.layers)
         return TransformerState((empty,) * len(keys), keys)
 
     def read(
@@ -221,8 +211,8 @@ class TransformerDecoder(WordDecoder):
         step = packing.group_by_image(packing.pack(positions.expand(tokens.shape)))
         outputs, past_weights, caches = [], [], []
         everything = detail == "all"
-        for layer, cache, keys in zip(self._layers, state.cache, state.keys, strict=True):
-            need_weights = everything or (detail == "shown" and layer is self._layers[-1])
+        for layer, cache, keys in zip(self.layers, state.cache, state.keys, strict=True):
+            need_weights = everything or (detail == "shown" and layer is self.layers[-1])
             x, output, weights, cache = layer(
                 x, packing, step, cache, keys, need_weights, need_past=everything
             )
@@ -232,10 +222,6 @@ class TransformerDecoder(WordDecoder):
                 past_weights.append(weights)
         logits = self.output(self.dropout(self.norm(x)))
         return logits, outputs, past_weights, TransformerState(tuple(caches), state.keys)
-
-    @property
-    def _layers(self) -> list[Layer]:
-        return list(self.layers)  # type: ignore[arg-type]
 
 
 def _heads(output: AttentionOutput) -> Float[Tensor, "B W h L"]:
