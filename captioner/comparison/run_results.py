@@ -22,24 +22,17 @@ Curve = list[tuple[float, Estimate]]
 class Result:
     """Measures taken under the same conditions.
 
-    Attributes:
-        section: the kind of measures, one of ``SECTIONS``.
-        setting: everything that the measures depend on besides the model, as text. Only results with
-            the same setting are compared.
-        source: the name of the file without its suffix.
-        values: by measure, in display order.
-        intervals: 95 % confidence intervals that the file holds.
-        image_statistics: per-image statistics, if they were stored.
-        curves: deletion curves by (group of words, order of erasing).
+    ``setting`` is everything that the measures depend on besides the model, as text. Only results with
+    the same setting are compared.
     """
 
-    section: str
+    section: str  # the kind of measures, one of SECTIONS
     setting: str
-    source: str
-    values: dict[str, float]
-    intervals: dict[str, Estimate] = field(default_factory=dict)
+    source: str  # the name of the file without its suffix
+    values: dict[str, float]  # by measure, in display order
+    intervals: dict[str, Estimate] = field(default_factory=dict)  # that the file holds
     image_statistics: list[ImageStatistics] = field(default_factory=list)
-    curves: dict[tuple[str, str], Curve] = field(default_factory=dict)
+    curves: dict[tuple[str, str], Curve] = field(default_factory=dict)  # (words, order) → curve
 
 
 @dataclass(frozen=True)
@@ -55,8 +48,7 @@ def read_run(folder: Path, name: str) -> Run:
     """Read all results of a run folder.
 
     Raises:
-        UsageError: the folder has no results, or one of them cannot be read.
-        EvaluationError: a file of per-image statistics cannot be read.
+        CaptionerError: the folder has no results, or one of its files cannot be read.
     """
     results: list[Result] = []
     notes: list[str] = []
@@ -131,12 +123,9 @@ def _report(record: Mapping[str, Any], source: str, statistics: list[ImageStatis
         scores |= objects.get("model", {})
         scores |= {name: record.get(name) for name in ("map_entropy", "map_grad_cam")}
     images, regime = record.get("images"), record.get("regime")
-    data = [
-        record.get("data"),
-        record.get("split"),
-        None if images is None else f"{images:,} images",
-    ]
-    parts = [str(part) for part in (*data, f"{regime} captions") if part]
+    number = None if images is None else f"{images:,} images"
+    data = (record.get("data"), record.get("split"), number, f"{regime} captions")
+    parts = [str(part) for part in data if part]
     if isinstance(grid := record.get("grid"), list):  # masks differ between grids
         parts.append("grid " + " × ".join(map(str, grid)))
     # Forced captions do not depend on the search.
@@ -177,8 +166,8 @@ def _leaves(scores: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
     """Yield the scores in a tree under dotted names; integers (counts) and lists are left out."""
     for name, value in scores.items():
         if isinstance(value, dict) and {"value", "low", "high"} <= value.keys():
-            if None not in (value["value"], value["low"], value["high"]):
-                numbers = (value["value"], value["low"], value["high"])
+            numbers = (value["value"], value["low"], value["high"])
+            if None not in numbers:
                 yield prefix + name, Estimate(*map(float, numbers))
         elif isinstance(value, dict):
             yield from _leaves(value, f"{prefix}{name}.")

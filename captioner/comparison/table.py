@@ -1,7 +1,7 @@
 """Measures of several runs in one table, with differences from the first run."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,20 +13,12 @@ from captioner.evaluation.image_statistics import statistics as resampled_measur
 
 @dataclass(frozen=True)
 class Cell:
-    """One measure of one run.
-
-    Attributes:
-        value: the measure.
-        interval: its 95 % confidence interval, if per-image statistics are known.
-        difference: from the first run; None for the first run, or if the first run lacks the measure.
-        paired: the difference with the 95 % interval of a paired bootstrap over images, if both runs
-            have per-image statistics of the same images.
-    """
+    """One measure of one run."""
 
     value: float
-    interval: Estimate | None = None
-    difference: float | None = None
-    paired: Estimate | None = None
+    interval: Estimate | None = None  # if the report or per-image statistics give it
+    difference: float | None = None  # from the first run, if that has the measure
+    paired: Estimate | None = None  # the difference, by a paired bootstrap over images
 
 
 @dataclass(frozen=True)
@@ -41,13 +33,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All groups in the order of ``SECTIONS``.
+    """One group for each setting, in the order of ``SECTIONS``.
 
-    Attributes:
-        columns: the runs. A run that was measured twice in a setting, for example hard attention by
-            argmax and by sampling, has two columns.
-        groups: one per setting.
-        notes: remarks for the reader.
+    A run that was measured twice in a setting, for example hard attention by argmax and by sampling,
+    has two columns.
     """
 
     columns: list[str]
@@ -56,13 +45,7 @@ class Comparison:
 
 
 def compare(runs: Sequence[Run], resamples: int = 2000, seed: int = 0) -> Comparison:
-    """Compare runs with the first of them.
-
-    Args:
-        runs: the first is the reference.
-        resamples: number of bootstrap samples.
-        seed: of the bootstrap; all differences of a setting share the samples.
-    """
+    """Compare runs with the first of them; all differences of a setting share the resamples."""
     settings: dict[tuple[str, str], None] = {}
     columns: dict[str, dict[tuple[str, str], Result]] = {}
     for run in runs:
@@ -76,15 +59,14 @@ def compare(runs: Sequence[Run], resamples: int = 2000, seed: int = 0) -> Compar
     notes = [note for run in runs for note in run.notes]
     groups = []
     for section, setting in sorted(settings, key=lambda key: SECTIONS.index(key[0])):
-        results = [column.get((section, setting)) for column in columns.values()]
-        rows, remarks = _rows(list(columns), results, resamples, seed)
-        groups.append(Group(section, setting, rows, results))
+        results = {name: column.get((section, setting)) for name, column in columns.items()}
+        rows, remarks = _rows(results, resamples, seed)
+        groups.append(Group(section, setting, rows, list(results.values())))
         notes += [f"{section}: {note}" for note in remarks]
-    numbers = Counter(group.section for group in groups)
     several = [
         f"{section}: measured in {number} different settings (data, decoding, tokenizer, machine …); "
         "each has its own part of the table and is not compared with the others"
-        for section, number in numbers.items()
+        for section, number in Counter(group.section for group in groups).items()
         if number > 1
     ]
     if without := dict.fromkeys(group.section for group in groups if _lacks_intervals(group)):
@@ -103,85 +85,54 @@ def _lacks_intervals(group: Group) -> bool:
 
 
 def _rows(
-    names: Sequence[str], results: Sequence[Result | None], resamples: int, seed: int
+    results: Mapping[str, Result | None], resamples: int, seed: int
 ) -> tuple[dict[str, list[Cell | None]], list[str]]:
     """Return the cells of a group by measure, and remarks."""
-    measures = dict.fromkeys(name for r in results if r is not None for name in r.values)
-    rows: dict[str, list[Cell | None]] = {measure: [] for measure in measures}
-    first, notes = results[0], []
-    if first is None:
-        notes.append(f"{names[0]} was not measured in this setting; no differences")
+    (first_name, first), *_ = results.items()
+    notes = [] if first else [f"{first_name} was not measured in this setting; no differences"]
+    columns: list[dict[str, Cell]] = []
     first_statistics: dict[str, Statistic] = {}
-    for column, (name, result) in enumerate(zip(names, results, strict=True)):
+    for name, result in results.items():
         if result is None:
-            for row in rows.values():
-                row.append(None)
+            columns.append({})
             continue
-        statistics = _statistics(result)
+        statistics, references = _statistics(result), first_statistics
         if statistics is None:
             statistics = {}
             notes.append(
                 f"{name}: {result.source}: the per-image statistics do not match the scores; left out"
             )
-        if not column:
+        if result is first:
             first_statistics = statistics
-        references: dict[str, Statistic] = {}
-        if first is not None and first_statistics and statistics:
-            if reason := _not_comparable(first, result, names[0]):
-                notes.append(f"{name}: {reason}")
-            else:
-                references = first_statistics
+        elif first and statistics and references and (reason := _not_comparable(first, result)):
+            notes.append(f"{name}: {reason.format(first_name)}; no intervals")
+            references = {}
         bootstrap = Bootstrap(len(result.image_statistics), resamples, seed) if statistics else None
-        for measure, row in rows.items():
-            row.append(
-                _cell(
-                    result,
-                    measure,
-                    first.values.get(measure) if column and first else None,
-                    bootstrap,
-                    statistics.get(measure),
-                    references.get(measure),
-                )
-            )
-    return rows, notes
-
-
-def _cell(
-    result: Result,
-    measure: str,
-    first: float | None,
-    bootstrap: Bootstrap | None,
-    statistic: Statistic | None,
-    reference: Statistic | None,
-) -> Cell | None:
-    """Return a measure of a run, with its difference from the ``first`` run's value."""
-    if measure not in result.values:
-        return None
-    value, interval = result.values[measure], result.intervals.get(measure)
-    difference = None if first is None else value - first
-    if bootstrap is None or statistic is None:
-        return Cell(value, interval, difference)
-    interval = interval or bootstrap.estimate(statistic)
-    if first is None or reference is None:
-        return Cell(value, interval, difference)
-    paired = bootstrap.estimate(lambda counts: statistic(counts) - reference(counts))
-    return Cell(value, interval, difference, paired)
-
-
-def _not_comparable(first: Result, other: Result, name: str) -> str | None:
-    """The reason why there can be no paired bootstrap of two results; None if there can."""
-    scored = [result.image_statistics for result in (first, other)]
-    ids, asked = (
-        [[getattr(image, name) for image in images] for images in scored]
-        for name in ("image_id", "asked")
+        reference_values = first.values if first and result is not first else {}
+        cells = {}
+        for measure, value in result.values.items():
+            interval, difference, paired = result.intervals.get(measure), None, None
+            if measure in reference_values:
+                difference = value - reference_values[measure]
+            if bootstrap and measure in statistics:
+                interval = interval or bootstrap.estimate(statistics[measure])
+                if difference is not None and measure in references:
+                    paired = bootstrap.difference(statistics[measure], references[measure])
+            cells[measure] = Cell(value, interval, difference, paired)
+        columns.append(cells)
+    measures = dict.fromkeys(
+        name for result in results.values() if result for name in result.values
     )
-    if ids[0] != ids[1]:
-        return f"scored on other images than {name}; no intervals"
-    if asked[0] != asked[1]:
-        return (
-            f"scored on other words or mentions than {name}, because the vocabularies differ; "
-            "no intervals"
-        )
+    return {name: [column.get(name) for column in columns] for name in measures}, notes
+
+
+def _not_comparable(first: Result, other: Result) -> str | None:
+    """The reason why there can be no paired bootstrap of two results; None if there can."""
+    ones, others = first.image_statistics, other.image_statistics
+    if [image.image_id for image in ones] != [image.image_id for image in others]:
+        return "scored on other images than {}"
+    if [image.asked for image in ones] != [image.asked for image in others]:
+        return "scored on other words or mentions than {}, because the vocabularies differ"
     return None
 
 

@@ -26,21 +26,13 @@ Maps = list[list[Tensor]]
 
 
 class Batch(NamedTuple):
-    """Encoded images with the model's captions.
+    """Encoded images with the model's captions."""
 
-    Attributes:
-        indices: of the images in the data set.
-        encoded: output of the encoder.
-        annotations: output of the neck.
-        generated: the captions; empty if none were requested.
-        seed: seed of all random draws; differs between batches.
-    """
-
-    indices: list[int]
-    encoded: Annotations
-    annotations: Annotations
-    generated: list[Hypothesis]
-    seed: int
+    indices: list[int]  # of the images in the data set
+    encoded: Annotations  # output of the encoder
+    annotations: Annotations  # output of the neck
+    generated: list[Hypothesis]  # the captions; empty if none were requested
+    seed: int  # of all random draws; differs between batches
 
 
 def batches(
@@ -57,7 +49,7 @@ def batches(
 
     Args:
         captioner: in eval mode.
-        images: images or records; an image that was rotated after annotation counts as unreadable.
+        images: an image that was rotated after annotation counts as unreadable.
         batch_size: images computed together.
         failed: a message for each unreadable image is appended to this list.
         decoding: how captions are generated; None generates none.
@@ -77,9 +69,8 @@ def batches(
             with torch.no_grad(), torch.random.fork_rng():
                 torch.manual_seed(seed + done)  # hard attention may sample
                 encoded = captioner.encode(batch.pixels.to(device))
-                annotations, beams = captioner.neck(encoded), []
-                if decoding is not None:
-                    beams = search(captioner.decoder, annotations, decoding)
+                annotations = captioner.neck(encoded)
+                beams = search(captioner.decoder, annotations, decoding) if decoding else []
             best = [beam[0] for beam in beams]
             yield Batch(batch.indices, encoded, annotations, best, seed + done)
         done += len(batch.indices)
@@ -91,16 +82,11 @@ def batches(
 def forced_maps(
     decoder: Decoder, annotations: Annotations, captions: Tokens
 ) -> tuple[Maps, Maps | None]:
-    """Feed captions to the decoder and return the attention weights of every word.
-
-    Args:
-        decoder: in eval mode.
-        annotations: output of the neck.
-        captions: captions of every image, none empty.
+    """Feed captions, none empty, to a decoder in eval mode.
 
     Returns:
-        The attention weights, and for hard attention the sampling probabilities of the cells;
-        None for deterministic attention.
+        The attention weights of every word, and for hard attention the sampling probabilities of the
+        cells; None for deterministic attention.
     """
     with torch.inference_mode():
         decoded = decoder(annotations, _inputs(captions, annotations.vectors.device))
@@ -128,17 +114,11 @@ def grad_cams(
 
     The map is ReLU(Σ_d w_d a_i,d), where w is the mean over cells of the gradient of the word's logit.
 
-    Args:
-        decoder: in eval mode.
-        annotations: output of the neck.
-        captions: captions of every image, none empty.
-        words: for every image, the (caption, position) of the words to explain; the maps of all
-            other words are zeros.
+    ``words`` are the (caption, position) of the words of every image to explain; the maps of all other
+    words are zeros.
     """
-    cams = [
-        [torch.zeros(len(c), annotations.vectors.shape[1]) for c in of_image]
-        for of_image in captions
-    ]
+    cells = annotations.vectors.shape[1]
+    cams = [[torch.zeros(len(caption), cells) for caption in of_image] for of_image in captions]
     # Each word gets a copy of its image and of the caption up to it, so that one backward pass serves
     # all words. Longest first: decoders skip captions that have ended.
     positions = [(t, b, r) for b, of_image in enumerate(words) for r, t in set(of_image)]

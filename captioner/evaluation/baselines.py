@@ -15,11 +15,8 @@ MARGIN = 1e-6  # the oracle's weight on cells other than the fullest
 class MaskPrior:
     """Sums of masks by category and by image.
 
-    Args:
-        images: images whose masks are averaged.
-        grid: (rows, columns).
-        source: name of the training images; None if these are the evaluated images, each of which is
-            then left out of its own prior.
+    ``source`` names the training images. If it is None, these are the evaluated images, and each is
+    left out of its own prior.
     """
 
     def __init__(
@@ -72,12 +69,9 @@ class MaskPrior:
 def mean_of_others(
     maps: Maps, image: Int[np.ndarray, " N"], queries: Int[np.ndarray, " M"]
 ) -> Float64[np.ndarray, "M L"]:
-    """Return, for each queried image, the mean map of all other images.
+    """Return the mean map of all other images for each image in ``queries``.
 
-    Args:
-        maps: one map per caption.
-        image: index of the image of each map.
-        queries: indices of images.
+    ``image`` is the index of the image of each map.
     """
     sums = np.zeros((max(image.max(), queries.max()) + 1, maps.shape[1]))
     np.add.at(sums, image, maps)

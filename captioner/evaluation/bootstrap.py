@@ -4,11 +4,12 @@ Mentions and words of one image depend on each other, so whole images are drawn 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float, Float64, Int, Shaped
+from jaxtyping import Float64, Int, Shaped
 
 LEVEL = 0.95
 BLOCK = 4_000_000  # counts in memory at a time
@@ -17,8 +18,6 @@ Counts = Float64[np.ndarray, "R I"]
 """How often each of I images occurs in each of R resamples."""
 Statistic = Callable[[Counts], Float64[np.ndarray, " R"]]
 """Maps resamples to the value of a measure in each."""
-Totals = tuple[Float64[np.ndarray, " I"], Float64[np.ndarray, " I"]]
-"""For each image, the sum of some values, and the number to divide by."""
 
 
 @dataclass(frozen=True)
@@ -30,11 +29,50 @@ class Estimate:
     high: float
 
 
+class Ratio(NamedTuple):
+    """The statistic Σ sums / Σ numbers, NaN where a resample has nothing to divide by."""
+
+    sums: Float64[np.ndarray, " I"]  # sum of the values of each image
+    numbers: Float64[np.ndarray, " I"]  # number of values of each image
+
+    def __call__(self, counts: Counts) -> Float64[np.ndarray, " R"]:
+        """Return the ratio in each resample."""
+        total = counts @ self.numbers
+        empty = np.full_like(total, np.nan)
+        return np.divide(counts @ self.sums, total, out=empty, where=total > 0)
+
+
+def mean(
+    values: Shaped[np.ndarray, " N"],
+    image: Int[np.ndarray, " N"],
+    images: int,
+    counted: Int[np.ndarray, " M"] | None = None,
+) -> Ratio:
+    """Return the mean of some values as a statistic.
+
+    Args:
+        values: the values to add up.
+        image: index of the image of each value.
+        images: number of images.
+        counted: index of the image of each item to divide by; the values themselves by default.
+    """
+    counted = image if counted is None else counted
+    sums = np.bincount(image, values, images).astype(np.float64)  # integers if there are no values
+    return Ratio(sums, np.bincount(counted, minlength=images).astype(np.float64))
+
+
+def of_image(measures: Mapping[str, Ratio], image: int) -> dict[str, tuple[float, float]]:
+    """Return the sum and the number of one image for every measure."""
+    return {
+        name: (float(sums[image]), float(numbers[image]))
+        for name, (sums, numbers) in measures.items()
+    }
+
+
 class Bootstrap:
     """Percentile bootstrap: the interval is the middle 95 % of the values over all resamples.
 
-    All calls use the same resamples. The interval of a difference,
-    ``estimate(lambda counts: one(counts) - other(counts))``, is therefore paired.
+    All calls use the same resamples, so that differences are paired.
 
     Args:
         images: number of images, at least 1.
@@ -56,8 +94,15 @@ class Bootstrap:
         low, high = np.nanpercentile(values, [tail, 100 - tail])
         return Estimate(self._value(statistic), float(low), float(high))
 
-    def interval(self, statistic: Statistic) -> dict[str, float | None]:
-        """Return the rounded estimate, ready for JSON; all None if there is nothing to measure."""
+    def difference(self, one: Statistic, other: Statistic) -> Estimate:
+        """Return the difference of two statistics of the same images."""
+        return self.estimate(lambda counts: one(counts) - other(counts))
+
+    def intervals(self, measures: Mapping[str, Statistic]) -> dict[str, dict[str, float | None]]:
+        """Return rounded estimates, ready for JSON; all None if there is nothing to measure."""
+        return {name: self._rounded(statistic) for name, statistic in measures.items()}
+
+    def _rounded(self, statistic: Statistic) -> dict[str, float | None]:
         if not math.isfinite(self._value(statistic)):
             return {"value": None, "low": None, "high": None}
         estimate = asdict(self.estimate(statistic))
@@ -66,37 +111,3 @@ class Bootstrap:
 
     def _value(self, statistic: Statistic) -> float:
         return float(statistic(np.ones((1, self._counts.shape[1])))[0])
-
-
-def ratio(sums: Float[np.ndarray, " I"], numbers: Float[np.ndarray, " I"]) -> Statistic:
-    """Return the statistic Σ sums / Σ numbers, NaN where a resample has nothing to divide by.
-
-    Args:
-        sums: sum of the values of each image.
-        numbers: number of values of each image.
-    """
-
-    def statistic(counts: Counts) -> Float64[np.ndarray, " R"]:
-        total = counts @ numbers
-        return np.divide(counts @ sums, total, out=np.full_like(total, np.nan), where=total > 0)
-
-    return statistic
-
-
-def totals(
-    values: Shaped[np.ndarray, " N"],
-    image: Int[np.ndarray, " N"],
-    images: int,
-    counted: Int[np.ndarray, " M"] | None = None,
-) -> Totals:
-    """Sum values by image.
-
-    Args:
-        values: the values to add up.
-        image: index of the image of each value.
-        images: number of images.
-        counted: index of the image of each item to divide by; the values themselves by default.
-    """
-    counted = image if counted is None else counted
-    sums = np.bincount(image, values, images).astype(np.float64)  # integers if there are no values
-    return sums, np.bincount(counted, minlength=images).astype(np.float64)

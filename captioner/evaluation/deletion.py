@@ -7,8 +7,7 @@ deletion curves to test saliency maps of classifiers.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -28,19 +27,12 @@ DRAWS = 3
 """Number of random orders that ``random`` is averaged over."""
 
 
-@dataclass(frozen=True)
-class LogProbDrop:
-    """Deletion curves of the words of a caption.
+class LogProbDrop(NamedTuple):
+    """Deletion curves of the words of a caption, in nats."""
 
-    Attributes:
-        log_probs: log-probability of each word with nothing erased, in nats.
-        drops: drop of the log-probability, for each of ``ORDERS`` and number of erased regions.
-        shares: erased share of the regions, in (0, 1], increasing.
-    """
-
-    log_probs: Float[Tensor, " T"]
-    drops: Float[Tensor, "T 3 Q"]
-    shares: Float[Tensor, " Q"]
+    log_probs: Float[Tensor, " T"]  # with nothing erased
+    drops: Float[Tensor, "T 3 Q"]  # for each of ORDERS and number of erased regions
+    shares: Float[Tensor, " Q"]  # of the regions that are erased, in (0, 1], increasing
 
     @property
     def areas(self) -> Float[Tensor, "T 3"]:
@@ -65,9 +57,9 @@ def word_drops(
         decoder: deterministic, in eval mode.
         annotations: output of the neck for the image of each caption.
         captions: word ids without start and end, at least one word each.
-        shares: shares of the regions to erase, increasing, in (0, 1]. At least one region is erased.
+        shares: shares of the regions to erase, increasing, in (0, 1], after a single region.
         draws: number of random orders.
-        seed: seed of the random orders, and of the order of regions with equal weights.
+        seed: of the random orders, and of the order of regions with equal weights.
     """
     # Longest captions first, so that captions drop out at the end of the batch.
     rows = sorted(range(len(captions)), key=lambda row: -len(captions[row]))
@@ -98,7 +90,7 @@ def word_drops(
         whole = _log_probs(logits, tokens[:active, step + 1])
         log_probs.append(whole)
         drops.append(whole[:, None, None] - after)
-    results: dict[int, LogProbDrop] = {}
+    results = {}
     for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
         by_rank = torch.stack([step[i] for step in drops[:length]])  # (T, N, Q)
         by_order = [by_rank[:, 0], by_rank[:, 2:].mean(1), by_rank[:, 1]]

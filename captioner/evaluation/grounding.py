@@ -6,7 +6,6 @@ which the model predicts it, before the word itself is an input. The model's map
 compared with object masks; the metrics have bootstrap confidence intervals.
 """
 
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from captioner.decoding import Decoding
 from captioner.errors import EvaluationError
 from captioner.evaluation.attention_maps import batches
 from captioner.evaluation.baselines import MaskPrior, mean_of_others, oracle
-from captioner.evaluation.bootstrap import Bootstrap, Totals, ratio, totals
+from captioner.evaluation.bootstrap import Bootstrap, Ratio, mean, of_image
 from captioner.evaluation.image_statistics import Evaluation, ImageStatistics, Regime, fingerprint
 from captioner.evaluation.localisation import (
     Maps,
@@ -48,7 +47,6 @@ where ``model`` is the chosen cell."""
 MIN_IMAGES = 20  # fewer images do not support a verdict
 LEAD = "lead_over_time_averaged_map"  # prefix of differences in the image statistics
 LEFT_OUT = ("unknown_words", "mentions_of_unknown_words", "masks_of_whole_picture")
-FREQUENT = 30  # number of words listed in the coverage that name no object
 
 
 def grounding(
@@ -101,7 +99,7 @@ def report(
         "grid": list(collected.grid),
         "coverage": _coverage(collected),
     }
-    measures: dict[str, Totals] = {}
+    measures: dict[str, Ratio] = {}
     pointing = {"model": np.zeros(0)}  # pointing score of each mention, by kind of map
     if collected.mentions:
         scored, measures, pointing = _score(collected, prior, bootstrap)
@@ -124,46 +122,43 @@ def report(
 
 def _score(
     collected: GroundingData, prior: MaskPrior, bootstrap: Bootstrap
-) -> tuple[dict[str, Any], dict[str, Totals], dict[str, np.ndarray]]:
-    """Return the report's scores, the model's totals by image, and the pointing scores by map."""
+) -> tuple[dict[str, Any], dict[str, Ratio], dict[str, np.ndarray]]:
+    """Return the report's scores, the model's measures, and the pointing scores by kind of map."""
     n_images, images = len(collected.data.images), np.array([m.image for m in collected.mentions])
     pairs = np.array(collected.pairs, dtype=int).reshape(-1, 2)
     masks, maps = _all_maps(collected, prior)
+
+    def means(values: dict[str, np.ndarray]) -> dict[str, Ratio]:
+        of_pairs = {"discrimination": images[pairs[:, 0]]}
+        return {m: mean(v, of_pairs.get(m, images), n_images) for m, v in values.items()}
+
     values = {
         kind: {"discrimination": 100 * discrimination(of_kind, masks, pairs)}
         | {metric: 100 * score for metric, score in scores(of_kind, masks).items()}
         for kind, of_kind in maps.items()
     }
     lead = {m: scored - values["time_averaged"][m] for m, scored in values["model"].items()}
-
-    def by_image(metric_values: dict[str, np.ndarray]) -> dict[str, Totals]:
-        index = {"discrimination": images[pairs[:, 0]]}
-        return {m: totals(v, index.get(m, images), n_images) for m, v in metric_values.items()}
-
-    def intervals(measures: dict[str, Totals]) -> dict[str, Any]:
-        return {name: bootstrap.interval(ratio(*of_images)) for name, of_images in measures.items()}
-
     entropy = np.concatenate([caption.entropies for caption in collected.captions])
     entropy_image = np.array([c.image for c in collected.captions for _ in c.words])
     similarity = correlation(maps.get("chances", maps["model"]), maps["grad_cam"])
     measures = {
-        "map_entropy": totals(entropy, entropy_image, n_images),
-        "map_grad_cam": totals(similarity, images, n_images),
+        "map_entropy": mean(entropy, entropy_image, n_images),
+        "map_grad_cam": mean(similarity, images, n_images),
     }
-    intervals_by_map = {kind: intervals(by_image(of_kind)) for kind, of_kind in values.items()}
+    by_map = {kind: bootstrap.intervals(means(of_kind)) for kind, of_kind in values.items()}
     scored = {
         "prior": prior.description,
-        "scores": intervals_by_map,
-        "delta": intervals(by_image(lead)),
+        "scores": by_map,
+        "delta": bootstrap.intervals(means(lead)),
         "verdict": _verdict(
-            intervals_by_map["model"]["discrimination"],
-            bool((values["model"]["discrimination"] == 50).all()),
-            len(np.unique(images[pairs[:, 0]])),
+            by_map["model"]["discrimination"],
+            ties=bool((values["model"]["discrimination"] == 50).all()),
+            images=len(np.unique(images[pairs[:, 0]])),
         ),
-        **intervals(measures),
+        **bootstrap.intervals(measures),
     }
-    measures |= by_image(values["model"])
-    measures |= {f"{LEAD}.{metric}": of_images for metric, of_images in by_image(lead).items()}
+    measures |= means(values["model"])
+    measures |= {f"{LEAD}.{metric}": of_metric for metric, of_metric in means(lead).items()}
     return scored, measures, {kind: of_kind["pointing"] for kind, of_kind in values.items()}
 
 
@@ -209,29 +204,25 @@ def _verdict(estimate: dict[str, float | None], ties: bool, images: int) -> str:
 
 def _coverage(collected: GroundingData) -> dict[str, Any]:
     """Count what was scored and what was left out."""
-    words, unnamed = 0, Counter[str]()
-    for caption in collected.captions:
-        naming = {position for mention, _ in caption.mentions for position in mention.words}
-        words += len(caption.words)
-        unnamed.update(word for i, word in enumerate(caption.words) if i not in naming)
+    captions, mentions = collected.captions, collected.mentions
+    words = sum(len(caption.words) for caption in captions)
+    naming = sum(len({w for m, _ in caption.mentions for w in m.words}) for caption in captions)
     return {
-        "captions": len(collected.captions),
+        "captions": len(captions),
         "words": words,
-        "words_naming_objects_percent": round(100 * (1 - unnamed.total() / max(1, words)), 2),
-        "mentions": sum(len(caption.mentions) for caption in collected.captions),
-        "mentions_with_mask": len(collected.mentions),
+        "words_naming_objects_percent": round(100 * naming / max(1, words), 2),
+        "mentions": sum(len(caption.mentions) for caption in captions),
+        "mentions_with_mask": len(mentions),
         "pairs": len(collected.pairs),
-        "images_with_mention": len({mention.image for mention in collected.mentions}),
-        "images_with_pair": len({collected.mentions[first].image for first, _ in collected.pairs}),
+        "images_with_pair": len({mentions[first].image for first, _ in collected.pairs}),
         **{name: collected.left_out[name] for name in LEFT_OUT},
         "crowds_dropped": collected.data.crowds,
         "empty_masks_dropped": collected.data.empty,
-        "most_frequent_words_naming_none": dict(unnamed.most_common(FREQUENT)),
     }
 
 
 def _image_statistics(
-    collected: GroundingData, measures: dict[str, Totals]
+    collected: GroundingData, measures: dict[str, Ratio]
 ) -> list[ImageStatistics]:
     scored: dict[int, list[Any]] = {image: [] for image in collected.images}
     for image, mention, *_ in collected.mentions:
@@ -239,7 +230,7 @@ def _image_statistics(
     return [
         ImageStatistics(
             collected.data.images[image].image_id,
-            {name: (float(s[image]), float(n[image])) for name, (s, n) in measures.items()},
+            of_image(measures, image),
             part=f"{collected.regime}.grounding",
             asked=fingerprint(mentions) if collected.regime == "forced" else None,
         )

@@ -21,7 +21,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from captioner.errors import EvaluationError
-from captioner.evaluation.bootstrap import Counts, Statistic, ratio
+from captioner.evaluation.bootstrap import Counts, Ratio, Statistic
 
 ENDING = ".images.jsonl"
 ORDER = 4  # BLEU's longest n-grams
@@ -49,7 +49,7 @@ class ImageStatistics:
         meteor: the statistics that METEOR's program prints.
         part: the section of a report, such as ``forced.grounding``.
         asked: fingerprint of the scored words or mentions; two models are compared only if it is the
-            same. None if each model is scored on its own captions.
+            same. None for captions that the model generates.
     """
 
     image_id: int | str
@@ -83,8 +83,8 @@ def statistics(images: Sequence[ImageStatistics]) -> dict[str, Statistic]:
         measures["meteor"] = _meteor(np.array([image.meteor for image in images], np.float64))
     for name in images[0].ratios:
         if all(name in image.ratios for image in images):
-            sums, numbers = np.array([image.ratios[name] for image in images], np.float64).T
-            measures[name] = ratio(sums, numbers)
+            totals = np.array([image.ratios[name] for image in images], np.float64)
+            measures[name] = Ratio(*totals.T)
     return measures
 
 

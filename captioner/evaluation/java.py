@@ -40,11 +40,7 @@ class JavaError(EvaluationError):
 
 
 def ptb_words(captions: Sequence[str]) -> list[str]:
-    """Tokenize captions as pycocoevalcap's PTBTokenizer does; words are separated by spaces.
-
-    Raises:
-        JavaError: Java is missing or fails.
-    """
+    """Tokenize captions as pycocoevalcap's PTBTokenizer does; words are separated by spaces."""
     if not captions:
         return []
     text = "\n".join(_LINE_BREAK.sub(" ", caption) for caption in captions)
@@ -59,12 +55,7 @@ def meteor_statistics(
 ) -> list[tuple[float, ...]]:
     """Return METEOR 1.5's statistics of each image, from which its score is computed.
 
-    Args:
-        candidates: one tokenized caption for each image.
-        references: the tokenized reference captions of each image.
-
-    Raises:
-        JavaError: Java is missing or fails.
+    All captions are tokenized; there is one candidate for each image.
     """
     text = ""
     for candidate, captions in zip(candidates, references, strict=True):
@@ -78,7 +69,11 @@ def meteor_statistics(
 
 
 def _run(tool: str, arguments: Sequence[str], text: str, lines: int) -> list[str]:
-    """Run ``java`` on a text and split its output at line breaks, into this number of lines."""
+    """Run ``java`` on a text and split its output at line breaks, into this number of lines.
+
+    Raises:
+        JavaError: Java is missing or fails.
+    """
     give_back_memory()  # leaves more memory to Java
     limit = TIMEOUT * math.ceil(lines / 1000)
     try:

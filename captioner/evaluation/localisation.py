@@ -24,7 +24,7 @@ def normalised(maps: Shaped[np.ndarray, "N L"]) -> Maps:
 
 
 def scores(maps: Maps, masks: Maps) -> dict[str, Float64[np.ndarray, " N"]]:
-    """Compute the METRICS of every mention.
+    """Compute the METRICS of every mention; no mask may be empty or full.
 
     - ``mass`` = Σ α_i m_i, the share of the map inside the mask (attention correctness, Liu et al.
       2017, with masks instead of boxes). A uniform map scores the mask's area A = mean(m).
@@ -34,10 +34,6 @@ def scores(maps: Maps, masks: Maps) -> dict[str, Float64[np.ndarray, " N"]]:
     - ``average_precision`` of the cells ranked by weight; the positive cells are those that the mask
       covers by more than half or, if there are none, those that it covers most.
     - ``iou`` of the k cells with the largest weights and the k positive cells.
-
-    Args:
-        maps: maps that sum to 1.
-        masks: masks that are neither empty nor full.
     """
     mass, area = (maps * masks).sum(1), masks.mean(1)
     peak = maps >= maps.max(1, keepdims=True)

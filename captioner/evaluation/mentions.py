@@ -57,8 +57,7 @@ class GroundingData:
         captions: all captions.
         mentions: the mentions that are scored.
         pairs: pairs of indices of mentions in one caption whose masks are disjoint.
-        left_out: number of words that the model does not know (``unknown_words``), of mentions with
-            such a word, and of mentions whose mask fills the image.
+        left_out: counts of unknown words and of mentions that are not scored.
     """
 
     def __init__(
@@ -84,15 +83,18 @@ class GroundingData:
         self.grid = batch.encoded.grid
         self.images += batch.indices
         images, decoder = [self.data.images[i] for i in batch.indices], self._captioner.decoder
+        vocabulary = self._captioner.vocabulary
         if self.regime == "forced":
-            words, tokens = _references(images, self._captioner)
-            weights, probs = forced_maps(decoder, batch.annotations, tokens)
+            words = list(map(_references, images))
+            tokens = [[vocabulary.encode(caption) for caption in captions] for captions in words]
         else:
             tokens = [[best.tokens] for best in batch.generated]
-            words = [[self._captioner.vocabulary.decode(ids)] for [ids] in tokens]
+            words = [[vocabulary.decode(ids)] for [ids] in tokens]
+        weights, probs = forced_maps(decoder, batch.annotations, tokens)
+        if (
+            self.regime == "generated"
+        ):  # the search returns the cells that hard attention has chosen
             weights = [[best.weights] for best in batch.generated]
-            # With hard attention, the search returns the chosen cells without their probabilities.
-            _, probs = forced_maps(decoder, batch.annotations, tokens)
         mentions = [
             [self.data.mentions(caption, image) for caption in captions]
             for captions, image in zip(words, images, strict=True)
@@ -106,7 +108,8 @@ class GroundingData:
             random_annotations = self._random_neck(batch.encoded)
         random_weights, _ = forced_maps(self._random_decoder, random_annotations, tokens)
         kinds = {"model": weights, "random_weights": random_weights, "grad_cam": cams}
-        kinds |= {} if probs is None else {"chances": probs}
+        if probs is not None:
+            kinds["chances"] = probs
         for b, index in enumerate(batch.indices):
             for r, caption in enumerate(words[b]):
                 maps = {name: normalised(kind[b][r].numpy()) for name, kind in kinds.items()}
@@ -123,9 +126,11 @@ class GroundingData:
     ) -> None:
         numbered = [(mention, self._number(index, ids, maps, mention)) for mention in mentions]
         scored = [(mention, number) for mention, number in numbered if number is not None]
-        for (one, first), (other, second) in combinations(scored, 2):
-            if self.data.images[index].overlap(one.instances, other.instances) <= OVERLAP:
-                self.pairs.append((first, second))
+        self.pairs += [
+            (first, second)
+            for (one, first), (other, second) in combinations(scored, 2)
+            if self.data.images[index].overlap(one.instances, other.instances) <= OVERLAP
+        ]
         self.left_out["unknown_words"] += list(ids).count(UNK)
         entropy = entropies(maps.get("chances", maps["model"]))
         mean_map = maps["model"].mean(0)
@@ -159,14 +164,6 @@ def _mention_maps(mention: Mention, maps: WordMaps) -> dict[str, np.ndarray]:
     return means
 
 
-def _references(
-    images: Sequence[MaskedImage], captioner: Captioner
-) -> tuple[list[list[list[str]]], list[list[list[int]]]]:
-    """Return the words and ids of the reference captions of every image, longest first."""
-    tokenizer = Tokenizer()
-    words = []
-    for image in images:
-        captions = [tokenizer(caption) for caption in image.captions]
-        # Decoders skip captions that have ended if the longest come first.
-        words.append(sorted(filter(None, captions), key=len, reverse=True))
-    return words, [[captioner.vocabulary.encode(w) for w in captions] for captions in words]
+def _references(image: MaskedImage) -> list[list[str]]:
+    """Split the reference captions into words; decoders are faster if the longest come first."""
+    return sorted(filter(None, map(Tokenizer(), image.captions)), key=len, reverse=True)

@@ -44,12 +44,6 @@ class Scores:
 
     CIDEr-D gives a word more weight the fewer of the *scored* images mention it. Scores of 100 and of
     5,000 images are therefore not comparable, and for a single image CIDEr is always 0.
-
-    Attributes:
-        meteor: None without Java.
-        tokenizer: ``ptb``, or without Java the name of another one, such as ``nltk-treebank``.
-        images: number of images scored.
-        missing: number of images with references but without a candidate.
     """
 
     bleu_1: float
@@ -58,10 +52,10 @@ class Scores:
     bleu_4: float
     rouge_l: float
     cider: float
-    meteor: float | None
-    tokenizer: str
-    images: int
-    missing: int = 0
+    meteor: float | None  # None without Java
+    tokenizer: str  # ``ptb``, or without Java the name of another one, such as ``nltk-treebank``
+    images: int  # number of images scored
+    missing: int = 0  # number of images with references but without a candidate
 
     def as_dict(self) -> dict[str, float | int | str | None]:
         """All fields, ready for JSON."""
@@ -96,7 +90,7 @@ class CaptionScorer:
         self.references = references
         self._java = shutil.which("java") is not None if java is None else java
         self._strict = java is True
-        self._split: Words = Tokenizer() if tokenizer is None else tokenizer
+        self._split: Words = tokenizer or Tokenizer()
         self._split_name = str(getattr(self._split, "name", "custom"))
         self._tokenized: dict[Id, list[str]] = {}
 
@@ -170,9 +164,9 @@ class CaptionScorer:
 
     def _tokenized_references(self, images: Iterable[Id]) -> dict[Id, list[str]]:
         """Return the tokenized references of some images; tokenize only new ones."""
-        new = [image for image in images if image not in self._tokenized]
-        lines = iter(self._tokenize([text for image in new for text in self.references[image]]))
-        self._tokenized |= {image: [next(lines) for _ in self.references[image]] for image in new}
+        new = {image: self.references[image] for image in images if image not in self._tokenized}
+        lines = iter(self._tokenize([text for texts in new.values() for text in texts]))
+        self._tokenized |= {image: [next(lines) for _ in texts] for image, texts in new.items()}
         references = {image: self._tokenized[image] for image in images}
         if not any(map(any, references.values())):
             raise EvaluationError(
@@ -205,8 +199,7 @@ def evaluate_files(
     Results may name an image by its id or by its file name, with or without folders.
 
     Raises:
-        EvaluationError: a file cannot be read or has another form, a captioned image has no
-            reference, or ``java=True`` and Java fails.
+        EvaluationError: as ``read_results``, ``read_references`` and ``CaptionScorer.score``.
     """
     references_by_id, ids = _read_coco(references)
     candidates: dict[Id, str] = {}
@@ -236,7 +229,8 @@ def read_results(path: str | Path) -> dict[Id, str]:
             raise EvaluationError(
                 f"{path}: record {number} names no image; expected {_RESULTS}"
             ) from error
-        image = image if "image_id" in record else _basename(image)
+        if "image_id" not in record:
+            image = _basename(image)
         if "caption" not in record and "error" in record:
             failed.append(image)
         elif not isinstance(record.get("caption"), str):

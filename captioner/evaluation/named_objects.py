@@ -12,7 +12,7 @@ from jaxtyping import Float64
 
 from captioner.data.masks import MaskedImages
 from captioner.data.scene_grammar import true_of
-from captioner.evaluation.bootstrap import Bootstrap, Totals, ratio, totals
+from captioner.evaluation.bootstrap import Bootstrap, Ratio, mean
 from captioner.evaluation.mentions import CaptionRecord, GroundingData
 from captioner.text import Tokenizer
 
@@ -21,7 +21,7 @@ def named_objects(
     collected: GroundingData,
     pointing: Mapping[str, Float64[np.ndarray, " N"]],
     bootstrap: Bootstrap,
-) -> tuple[dict[str, Any], dict[str, Totals]]:
+) -> tuple[dict[str, Any], dict[str, Ratio]]:
     """Compute F1-all, F1-loc and CHAIR in percent with their intervals.
 
     The target categories of an image have a mask and are named by a reference caption. A category in
@@ -41,9 +41,9 @@ def named_objects(
         bootstrap: resamples of the images.
 
     Returns:
-        The report, and the sums by image of the model's measures, in percent.
+        The report, and the model's measures.
     """
-    data = collected.data
+    data, images = collected.data, len(collected.data.images)
     named, targets, correct = [], [], []  # images of categories; correct: (image, mention)
     mentions, captions, true = [], [], []  # (image, whether it is hallucinated or true)
     for caption in collected.captions:
@@ -62,32 +62,28 @@ def named_objects(
         ]
 
     shares = {"chair_i": mentions, "chair_s": captions} | ({"true_captions": true} if true else {})
-    images = len(data.images)
     measures = {}
     for name, rows in shares.items():
         of_image, marked = _columns(rows)
-        measures[name] = totals(100 * marked, of_image, images)
+        measures[name] = mean(100 * marked, of_image, images)
     report: dict[str, Any] = {
         "named": len(named),
         "to_be_named": len(targets),
         "right": len(correct),
         "mentions": len(mentions),
-        **{name: bootstrap.interval(ratio(*of_images)) for name, of_images in measures.items()},
+        **bootstrap.intervals(measures),
     }
     correct_image, number = _columns(correct)
-    for kind, of_mentions in pointing.items():
-        grounded = of_mentions[number]
-        counted = np.array(named + targets, int)
-        f1 = {
-            "f1_all": totals(2 * grounded, correct_image, images, counted),
-            "f1_loc": totals(grounded, correct_image, images),
+    counted = np.array(named + targets, int)
+    f1 = {
+        kind: {
+            "f1_all": mean(2 * of_mentions[number], correct_image, images, counted),
+            "f1_loc": mean(of_mentions[number], correct_image, images),
         }
-        report[kind] = {
-            name: bootstrap.interval(ratio(*of_images)) for name, of_images in f1.items()
-        }
-        if kind == "model":
-            measures |= f1
-    return report, measures
+        for kind, of_mentions in pointing.items()
+    }
+    report |= {kind: bootstrap.intervals(of_kind) for kind, of_kind in f1.items()}
+    return report, measures | f1["model"]
 
 
 def _categories(caption: CaptionRecord, data: MaskedImages) -> tuple[set[str], set[str]]:
