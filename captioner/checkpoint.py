@@ -184,10 +184,8 @@ def _load_folder(folder: Path) -> Stored:
     weights = folder / WEIGHTS
     untrusted.check_file(weights)
     words = untrusted.read_json(folder / VOCABULARY).get("words")
-    old = version == 1
-    tree = upgrade.config(config.get("model")) if old else config.get("model")
     decoding = config.get("decoding", {})
-    captioner = _build(folder, tree, words, decoding, weights)
+    captioner = _build(folder, upgrade.config(config.get("model")), words, decoding, weights)
     expected = config["vocabulary"]["fingerprint"]
     if captioner.vocabulary.fingerprint != expected:
         raise CheckpointError(
@@ -195,8 +193,7 @@ def _load_folder(folder: Path) -> Stored:
             f"{captioner.vocabulary.fingerprint}, {CONFIG} says {expected}): restore the original"
         )
     try:
-        rename = upgrade.tensor_name if old else str
-        tensors = untrusted.read_weights(weights, captioner, rename)
+        tensors = untrusted.read_weights(weights, captioner)
     except SafetensorError as error:
         raise CheckpointError(f"'{weights}' cannot be read: {error}; copy it again") from error
     _fill(weights, captioner, tensors)
@@ -211,11 +208,7 @@ def _load_folder(folder: Path) -> Stored:
 
 
 def read_lightning(file: Path) -> Mapping[str, Any]:
-    """Read a Lightning checkpoint of ``captioner fit`` without building a model.
-
-    Raises:
-        CheckpointError: the file is damaged, compressed or not such a checkpoint.
-    """
+    """Read a Lightning checkpoint of ``captioner fit``; raise CheckpointError if it is none."""
     untrusted.check_file(file)
     try:
         untrusted.check_pickle(file)
@@ -238,15 +231,13 @@ def _load_lightning(file: Path) -> Stored:
     """Load a checkpoint: the averaged weights, if it holds both."""
     content = read_lightning(file)
     options: Mapping[str, Any] = content["hyper_parameters"]
-    old = "refiner" in options  # called neck since format 2
-    trees = upgrade.config(options) if old else options
+    trees = upgrade.config(options)
     decoding, supervision = options.get("decoding", {}), content.get("supervision", 0.0)
     tree = {part: trees.get(part) for part in PARTS}
     captioner = _build(file, tree, options.get("words"), decoding, file)
-    rename = upgrade.tensor_name if old else str
     prefix = "captioner."
     tensors = {
-        rename(key.removeprefix(prefix)): tensor
+        upgrade.tensor_name(key.removeprefix(prefix)): tensor
         for key, tensor in content["state_dict"].items()
         if str(key).startswith(prefix) and isinstance(tensor, Tensor)
     }
@@ -278,15 +269,12 @@ def _fill(source: Path, captioner: Captioner, tensors: Mapping[str, Tensor]) -> 
 
 
 def check_encoder(captioner: Captioner, expected: Any, source: Path) -> None:
-    """Fetch an encoder's packaged weights and compare them with those used in training.
+    """Load an encoder's packaged weights; raise CheckpointError if training used others.
 
     Args:
         captioner: the model.
         expected: the encoder's fingerprint in training; None if it is unknown.
         source: the folder or file of the decoder, for the message.
-
-    Raises:
-        CheckpointError: the fingerprints differ.
     """
     if not captioner.encoder.external:
         return

@@ -55,12 +55,16 @@ class Decoding:
             )
 
     def with_options(self, options: Mapping[str, Any]) -> "Decoding":
-        """Return a copy with some options changed; raise UsageError for an unknown option."""
+        """Return a copy with some options changed, but those that are None.
+
+        Raises:
+            UsageError: an unknown option, or a value out of range.
+        """
         known = [field.name for field in fields(self)]
         for name in options:
             if name not in known:
                 raise UsageError(unknown("decoding option", name, known))
-        return replace(self, **options)
+        return replace(self, **{k: value for k, value in options.items() if value is not None})
 
 
 @dataclass(frozen=True)
@@ -103,11 +107,8 @@ def search(
 
     Each step extends every hypothesis by every word and keeps the ``beam_size`` best extensions that
     do not end. An extension that ends and is among the ``beam_size`` best is finished. An image is
-    done when it has ``beam_size`` finished hypotheses, or at ``max_length``, where all end. The images
-    of a batch are independent, and those that are done leave it.
-
-    Captions are not empty and contain no ``<pad>``, ``<start>`` or ``<unk>``. At most
-    ``limits.MAX_ROWS`` hypotheses are searched together.
+    done when it has ``beam_size`` finished hypotheses, or at ``max_length``, where all end. Captions are
+    not empty and contain no ``<pad>``, ``<start>`` or ``<unk>``. The images of a batch are independent.
 
     Args:
         decoder: in eval mode.
@@ -132,7 +133,7 @@ def search(
 def _search(
     decoder: Decoder, annotations: Annotations, decoding: Decoding, sampling: Sampling | None
 ) -> list[list[Hypothesis]]:
-    """Search the captions of a few images."""
+    """Search the captions of at most ``limits.MAX_ROWS`` / ``beam_size`` images."""
     size = decoding.beam_size
     images = list(range(len(annotations)))  # still in the batch
     finished: list[list[Hypothesis]] = [[] for _ in images]
@@ -164,8 +165,7 @@ def _search(
         )
         beam = Beam(state.reorder(parents), totals, last, *history)
         if len(images) - len(active) >= COMPACT_SHARE * len(images):
-            beam = index_batch(beam, torch.tensor(active, device=last.device))
-            images = [images[row] for row in active]
+            beam, images = _compact(beam, images, active)
 
     if not all(finished):
         raise ModelError(
@@ -228,14 +228,16 @@ def _finish(
             hypotheses.append(Hypothesis(tokens, log_probs, total, maps, score))
 
 
+def _compact(beam: Beam, images: list[int], active: list[int]) -> tuple[Beam, list[int]]:
+    """Return the beam without the images that are done, and the images that are left."""
+    rows = torch.tensor(active, device=beam.last.device)
+    return index_batch(beam, rows), [images[row] for row in active]
+
+
 def mask_special_tokens(
     logits: Float[Tensor, "*rows V"], first: bool | Bool[Tensor, "*rows"]
 ) -> Float[Tensor, "*rows V"]:
-    """Set the logits of tokens that generation excludes to -inf.
-
-    These are ``<pad>``, ``<start>`` and ``<unk>``. Where ``first`` is True, the next word is the first
-    of its caption, and ``<end>`` is excluded, too.
-    """
+    """Set the logits of ``<pad>``, ``<start>``, ``<unk>``, and ``<end>`` where ``first``, to -inf."""
     ids = torch.arange(logits.shape[-1], device=logits.device)
     first = torch.as_tensor(first, device=logits.device).unsqueeze(-1)
     banned = (ids == PAD) | (ids == START) | (ids == UNK) | ((ids == END) & first)

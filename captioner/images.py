@@ -118,18 +118,11 @@ class Geometry:
     Args:
         width, height: of the upright image, in pixels.
         grid: rows and columns of the annotation map.
-
-    Raises:
-        ValueError: one of them is not positive.
     """
 
     width: int
     height: int
     grid: tuple[int, int]
-
-    def __post_init__(self) -> None:
-        if min(self.width, self.height, *self.grid) < 1:
-            raise ValueError(f"width, height and grid must be positive, got {self}")
 
     def to_grid(
         self, mask: Bool[np.ndarray, "height width"] | Real[np.ndarray, "height width"]
@@ -137,12 +130,7 @@ class Geometry:
         """Return the mean of a mask over each cell; of a boolean mask, the fraction covered.
 
         A pixel on a border counts with the area that it shares with the cell.
-
-        Raises:
-            ValueError: the mask is not (height, width).
         """
-        if mask.shape != (self.height, self.width):
-            raise ValueError(f"expected a mask of {(self.height, self.width)}, got {mask.shape}")
         rows, columns = self.grid
         values = mask.astype(np.float64)
         # The area that two boxes share is a product of lengths, so each axis has its own matrix.
@@ -312,17 +300,10 @@ def _diagnose(error: Exception, source: Source, head: bytes | None) -> str:
 
 def name_of(source: Source) -> str:
     """Return the printable name with which the messages of ``load`` begin."""
-    if isinstance(source, str | Path):
-        return printable(str(source), NAME_LIMIT) or "''"
-    name = getattr(source, "name", None)
-    if isinstance(name, str):
-        return printable(name, NAME_LIMIT) or "''"
-    kinds = {
-        bytes: "<bytes>",
-        Image.Image: "<PIL image>",
-        np.ndarray: "<array>",
-        Tensor: "<tensor>",
-    }
+    name = source if isinstance(source, str | Path) else getattr(source, "name", None)
+    if isinstance(name, str | Path):
+        return printable(str(name), NAME_LIMIT) or "''"
+    kinds = {Image.Image: "<PIL image>", np.ndarray: "<array>", Tensor: "<tensor>"}
     fallback = "<stream>" if hasattr(source, "read") else f"<{type(source).__name__}>"
     return next((text for kind, text in kinds.items() if isinstance(source, kind)), fallback)
 

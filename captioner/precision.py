@@ -19,9 +19,7 @@ _ONEDNN_WITH_BFLOAT16 = ("", "ALL", "DEFAULT", "AVX512_CORE_BF16", "AVX512_CORE_
 def supported(precision: str | int | None, accelerator: str) -> str | int | None:
     """Return the precision to train in: the given one, or float32 if the CPU does not support it.
 
-    Args:
-        precision: Lightning's name, e.g. ``bf16-mixed``.
-        accelerator: Lightning's name, e.g. ``auto``.
+    Both arguments are names of Lightning, e.g. ``bf16-mixed`` and ``auto``.
 
     Raises:
         UsageError: the precision would convert the weights.
@@ -41,15 +39,11 @@ def supported(precision: str | int | None, accelerator: str) -> str | int | None
 
 
 def unsupported(precision: str, device: str) -> str | None:
-    """Return why a device should not compute in this precision, or None if it can.
+    """Return why a type of device (``cpu``, ``cuda`` …) should not compute in this precision, or None.
 
     A CPU without bfloat16 instructions emulates them: a training step takes ten times as long, and
     oneDNN has no LSTM for it. Lightning uses bfloat16 for float16 on a CPU, so both are checked. A CPU
     whose instructions are unknown is allowed.
-
-    Args:
-        precision: Lightning's name, e.g. ``bf16-mixed``.
-        device: ``cpu``, ``cuda`` or any other device type.
     """
     half = precision.startswith(("bf16", "16"))
     if device == "cpu" and half and cpu_has_bfloat16() is False:

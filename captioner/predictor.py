@@ -95,8 +95,8 @@ class Predictor:
             ImageError: an image cannot be read; ``captions`` returns such errors instead.
         """
         options = {"beam_size": beam_size, "max_length": max_length, "samples": samples}
-        given = {**options, "length_penalty": length_penalty, "no_repeat": no_repeat}
-        decoding = self.decoding.with_options({k: v for k, v in given.items() if v is not None})
+        options |= {"length_penalty": length_penalty, "no_repeat": no_repeat}
+        decoding = self.decoding.with_options(options)
         several = isinstance(images, list | tuple)
         sources: Any = images if several else [images]
         results = []
@@ -165,12 +165,11 @@ class Predictor:
         """
         words = _words(text)
         batch = read_batch([image], range(1), self.captioner.encoder.preprocessing)
-        for error in batch.failed.values():
-            raise error
+        if batch.failed:
+            raise batch.failed[0]
         annotations = self._annotate(batch.pixels)
         ids = self.vocabulary.encode(words)
-        options = {"beam_size": 1} if samples is None else {"beam_size": 1, "samples": samples}
-        samples = self.decoding.with_options(options).samples
+        samples = self.decoding.with_options({"beam_size": 1, "samples": samples}).samples
         (hypothesis,) = score_captions(self.captioner.decoder, annotations, [ids], samples)
         geometry = Geometry(*batch.sizes[0], annotations.grid)
         return self._caption(image, hypothesis, geometry, samples, words)
@@ -212,9 +211,7 @@ class Predictor:
 
         decoder = self.captioner.decoder
         modes = {hard.test_time for hard in hard_attention(decoder)}
-        attends: Attends = (
-            "argmax" if "argmax" in modes else "sample" if "sample" in modes else "soft"
-        )
+        attends: Attends = next((mode for mode in ("argmax", "sample") if mode in modes), "soft")
         words = self.vocabulary.decode(hypothesis.tokens) if words is None else words
         return Caption(
             image=str(image) if isinstance(image, str | Path) else None,

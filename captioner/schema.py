@@ -129,10 +129,9 @@ OPTIONAL = ("captioner_version", "decoding", "supervision", "encoder_sha256", *D
 def check(
     config: Any, schema: Mapping[str, Any] = CONFIG, where: str = "the configuration"
 ) -> None:
-    """Compare a section with its schema; fields that are not in the schema are never read.
+    """Raise ModelError if a field of a section is missing, of another type or outside its range.
 
-    Raises:
-        ModelError: a field is missing, of another type or outside its range.
+    Fields that are not in the schema are never read.
     """
     if not isinstance(config, Mapping):
         raise ModelError(f"{where} is {shortened(config)}, expected names and values")
@@ -148,44 +147,31 @@ def check(
 
 def option(name: str, annotation: Any) -> Field | None:
     """Return the schema of a part's option; None if only a tree of parts is accepted."""
-    kinds = (annotation,)
-    if get_origin(annotation) in (Union, types.UnionType):
-        kinds = get_args(annotation)
-    found: list[Field] = []
-    for kind in kinds:
-        if get_origin(kind) is Literal:
-            found.append(OneOf(get_args(kind)))
-        elif kind is bool:
-            found.append(BOOLEAN)
-        elif kind in (None, type(None)):
-            found.append(OneOf((None,)))
-        elif kind is str:
-            found.append(Text())
-        elif kind in (int, float):
-            number = RANGES.get(name, WHOLE if kind is int else FRACTION)
-            found.append(replace(number, whole=kind is int))
-        elif get_origin(kind) is Sequence:
-            item = option(name, get_args(kind)[0])
-            found += [] if item is None else [ListOf(item)]
-    return AnyOf(tuple(found)) if len(found) > 1 else next(iter(found), None)
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin in (Union, types.UnionType):
+        fields = [option(name, kind) for kind in inner]
+        kinds = tuple(field for field in fields if field is not None)
+        return AnyOf(kinds) if kinds else None
+    if origin is Literal:
+        return OneOf(inner)
+    if origin is Sequence:
+        item = option(name, inner[0])
+        return None if item is None else ListOf(item)
+    if annotation in (int, float):
+        whole = annotation is int
+        return replace(RANGES.get(name, WHOLE if whole else FRACTION), whole=whole)
+    return {bool: BOOLEAN, str: Text(), types.NoneType: OneOf((None,))}.get(annotation)
 
 
 def check_model(trees: Any) -> None:
     """Check the trees of the encoder, the neck and the decoder, like ``check_part``."""
-    if not isinstance(trees, Mapping):
-        raise ModelError(f"the model is {shortened(trees)}, expected names and values")
+    check(trees, {part: {} for part in PARTS}, "the model")
     for part in PARTS:
-        if part not in trees:
-            raise ModelError(f"the model has no {part!r}; it needs {', '.join(PARTS)}")
         check_part(part, trees[part])
 
 
 def check_part(kind: str, tree: Any) -> None:
-    """Check the options of a part and of the parts inside it.
-
-    Raises:
-        ModelError: a malformed tree, an unknown class, or an option of another type or range.
-    """
+    """Raise ModelError if a part, or a part inside it, does not fit the arguments of its class."""
     check(tree, {"class_path": Text(200)}, f"the {kind}")
     options = tree.get("init_args") or {}
     if not isinstance(options, Mapping):
@@ -205,11 +191,7 @@ def check_part(kind: str, tree: Any) -> None:
 
 
 def check_size(trees: Mapping[str, Any], rows: int, words: int) -> None:
-    """Limit the largest tensor of a checked model with ``rows`` hypotheses for each image.
-
-    Raises:
-        ModelError: captioning an image would take a tensor of more than ``MAX_NUMBERS`` numbers.
-    """
+    """Raise ModelError if one image, with ``rows`` hypotheses, takes a tensor above ``MAX_NUMBERS``."""
     encoder, neck = (_sizes(part, trees[part]) for part in ("encoder", "neck"))
     # Other classes may not have these options; a Vision Transformer's stride is its patch.
     ends = [name.removesuffix("image_size") for name in encoder if name.endswith("image_size")]

@@ -8,7 +8,7 @@ import pickletools
 import re
 import stat
 import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from captioner.errors import CheckpointError, ModelError
 from captioner.models.captioner import Captioner
 from captioner.text import MAX_WORD, is_plain
+from captioner.upgrade import tensor_name
 
 SIZES = {".json": 8 << 20, ".md": 1 << 20, ".safetensors": 8 << 30, ".ckpt": 32 << 30}
 """Largest number of bytes of a file, by its suffix."""
@@ -80,33 +81,21 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def words(source: Path, value: Any) -> list[str]:
-    """Check a stored list of words.
-
-    Raises:
-        CheckpointError: not a list of strings, or a word that is long or has control characters.
-    """
-    if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
-        raise CheckpointError(
-            f"'{source}' has no list of words; its vocabulary is missing or damaged"
-        )
-    for word in value:
-        if not is_plain(word):
-            raise CheckpointError(
-                f"'{source}' has a word with control characters or more than {MAX_WORD} letters: "
-                f"{word!r:.40}"
-            )
-    return value
+    """Return a stored list of words; raise CheckpointError if it is something else."""
+    if isinstance(value, list) and all(isinstance(word, str) and is_plain(word) for word in value):
+        return value
+    raise CheckpointError(
+        f"'{source}' has no list of words of at most {MAX_WORD} letters without control characters; "
+        "its vocabulary is missing or damaged"
+    )
 
 
 @contextmanager
 def no_larger_than(weights: Path) -> Iterator[None]:
-    """Refuse to build a model with many more parameters than its file can hold.
+    """Raise ModelError when the block builds a model with many more parameters than its file holds.
 
     A short configuration can ask for a layer of many gigabytes, or for a million layers. Parameters
     are counted when they are registered, before their memory is touched.
-
-    Raises:
-        ModelError: inside the context, when the limit is exceeded.
     """
     limit = weights.stat().st_size // 2 + SPARE  # at least two bytes per number
     seen: set[int] = set()
@@ -130,20 +119,10 @@ def no_larger_than(weights: Path) -> Iterator[None]:
         handle.remove()
 
 
-def read_weights(
-    file: Path, captioner: Captioner, rename: Callable[[str], str] = str
-) -> dict[str, Tensor]:
-    """Read a safetensors file after comparing the names and shapes in its header with a model.
+def read_weights(file: Path, captioner: Captioner) -> dict[str, Tensor]:
+    """Read a safetensors file; raise CheckpointError if names or shapes in its header do not fit.
 
     A tensor with two names, such as tied embeddings, is stored once; the metadata lists the other.
-
-    Args:
-        file: the weights.
-        captioner: the model.
-        rename: maps a stored name to the model's name.
-
-    Raises:
-        CheckpointError: a name or a shape differs.
     """
     with file.open("rb") as stream:
         if int.from_bytes(stream.read(8), "little") > MAX_HEADER:
@@ -152,7 +131,7 @@ def read_weights(
     with safe_open(str(file), "pt") as stored:
         names = list(stored.keys())
         for name in names:
-            shape, tensor = stored.get_slice(name).get_shape(), state.get(rename(name))
+            shape, tensor = stored.get_slice(name).get_shape(), state.get(tensor_name(name))
             if tensor is None or list(tensor.shape) != shape:
                 expected = "no such tensor" if tensor is None else list(tensor.shape)
                 raise CheckpointError(
@@ -161,7 +140,7 @@ def read_weights(
         tensors = {name: stored.get_tensor(name) for name in names}
         aliases = stored.metadata() or {}
     tensors |= {alias: tensors[name] for alias, name in aliases.items() if name in tensors}
-    return {rename(name): tensor for name, tensor in tensors.items()}
+    return {tensor_name(name): tensor for name, tensor in tensors.items()}
 
 
 def check_pickle(file: Path) -> None:

@@ -1,14 +1,10 @@
-"""Translation of model folders and checkpoints of format 1.
-
-Format 2 renamed parts, options and tensors, as the tables below list.
-"""
+"""Translation of format 1 of model folders and checkpoints; format 2 is returned as it is."""
 
 from collections.abc import Mapping
 from typing import Any
 
 CLASSES = {"TransformerRefiner": "TransformerNeck"}
 OPTIONS = {"refiner": "neck", "finer": "extra_strides"}
-TENSORS = {"refiner.": "neck."}  # prefixes
 
 
 def config(tree: Any) -> Any:
@@ -24,7 +20,5 @@ def config(tree: Any) -> Any:
 
 def tensor_name(name: str) -> str:
     """Translate the name of a tensor."""
-    for old, new in TENSORS.items():
-        if name.startswith(old):
-            name = new + name.removeprefix(old)
-    return name
+    part, dot, rest = name.partition(".")
+    return OPTIONS.get(part, part) + dot + rest
