@@ -187,7 +187,7 @@ def test_files_are_written_completely_or_not_at_all(photos, tmp_path, monkeypatc
 
     command = ["explain", str(photos / "a.png"), "--output", str(out), "--caption", "a square"]
     command += ["--formats", "png", "gif"]
-    for target in ("captioner.overlay.gif.animation", "os.fdopen"):  # while drawing, writing
+    for target in ("captioner.overlay.gif.animation", "os.fsync"):  # while drawing, writing
         with monkeypatch.context() as patch:
             patch.setattr(target, interrupt)
             assert main(command) == 130

@@ -40,11 +40,8 @@ def add_inputs(parser: argparse.ArgumentParser) -> None:
 def add_model(parser: argparse.ArgumentParser) -> None:
     """Add ``--model`` and ``--device``."""
     default, *others = models()
-    parser.add_argument(
-        "--model",
-        help=f"a bundled model ({', '.join(others)}), a model folder, a .ckpt or a run folder "
-        f"(default: {default})",
-    )
+    text = f"a bundled model ({', '.join(others)}), a model folder, a .ckpt or a run folder"
+    parser.add_argument("--model", help=f"{text} (default: {default})")
     add_device(parser)
 
 
@@ -55,20 +52,18 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 
 def add_search(parser: argparse.ArgumentParser, batch_size: int) -> None:
     """Add ``--beam-size`` and ``--batch-size``."""
+    limit = DECODING["beam_size"]
+    text = f"hypotheses kept per photo, up to {limit.high}; 1 is greedy search"
     parser.add_argument(
         "--beam-size",
-        type=number(DECODING["beam_size"]),
+        type=number(limit),
         metavar="N",
         default=argparse.SUPPRESS,
-        help=f"hypotheses kept per photo, up to {DECODING['beam_size'].high}; 1 is greedy search "
-        "(default: the model's own, usually 5)",
+        help=f"{text} (default: the model's own, usually 5)",
     )
+    text = f"photos computed together, up to {BATCH.high}"
     parser.add_argument(
-        "--batch-size",
-        type=number(BATCH),
-        metavar="N",
-        default=batch_size,
-        help=f"photos computed together, up to {BATCH.high}",
+        "--batch-size", type=number(BATCH), metavar="N", default=batch_size, help=text
     )
 
 

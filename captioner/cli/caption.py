@@ -6,7 +6,6 @@ captioner caption library/ --output captions/    # any number of photos, resumab
 """
 
 import argparse
-import re
 import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,6 +13,10 @@ from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from captioner import paths
+from captioner.batch import output_folder
+from captioner.batch.rows import Row, encodable
+from captioner.batch.sources import Sources
 from captioner.cli.arguments import add_inputs, open_output, positive, writes_folder
 from captioner.cli.progress import captioning, loading, report_failures
 from captioner.cli.writers import WRITERS
@@ -23,9 +26,6 @@ if TYPE_CHECKING:
     from captioner.batch.batch_captioner import InProcess
     from captioner.batch.local_engine import LocalEngine
     from captioner.batch.ray_engine import RayEngine
-    from captioner.batch.rows import Row
-
-    Engine = InProcess | LocalEngine | RayEngine
 
 ADVANCED = ("batch_size", "engine", "workers", "shard_size", "retry")
 FEW = 128
@@ -36,12 +36,12 @@ FOLDER_FORMATS = ("jsonl", "parquet")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``caption``."""
     add_inputs(parser)
+    files, folders = " ".join(sorted(WRITERS)), " ".join(FOLDER_FORMATS)
     parser.add_argument(
         "--format",
         choices=sorted({*WRITERS, *FOLDER_FORMATS}),
         default=argparse.SUPPRESS,
-        help=f"a file: {' '.join(sorted(WRITERS))} (default: text); "
-        f"a folder: {' '.join(FOLDER_FORMATS)} (default: jsonl)",
+        help=f"a file: {files} (default: text); a folder: {folders} (default: jsonl)",
     )
     parser.add_argument(
         "--output",
@@ -51,27 +51,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "parquet and the options below always write a folder",
     )
     folder = parser.add_argument_group("options for a folder", argument_default=argparse.SUPPRESS)
+    text = "processes on this machine, or Ray Data on a cluster (default: local)"
+    folder.add_argument("--engine", choices=("local", "ray"), help=text)
+    text = "processes that each load the model"
+    default = "one per CPU core; on a GPU, one; with Ray, one per GPU"
     folder.add_argument(
-        "--engine",
-        choices=("local", "ray"),
-        help="processes on this machine, or Ray Data on a cluster (default: local)",
+        "--workers", type=positive, metavar="N", help=f"{text} (default: {default})"
     )
-    folder.add_argument(
-        "--workers",
-        type=positive,
-        metavar="N",
-        help="processes that each load the model (default: one per CPU core; on a GPU, one; "
-        "with Ray, one per GPU)",
-    )
-    folder.add_argument(
-        "--shard-size",
-        type=positive,
-        metavar="N",
-        help="records per shard; an interruption loses at most one shard (default: 1000)",
-    )
-    folder.add_argument(
-        "--retry", action="store_true", help="try photos again that failed in an earlier call"
-    )
+    text = "records per shard; an interruption loses at most one shard (default: 1000)"
+    folder.add_argument("--shard-size", type=positive, metavar="N", help=text)
+    text = "try photos again that failed in an earlier call"
+    folder.add_argument("--retry", action="store_true", help=text)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -80,8 +70,7 @@ def run(options: argparse.Namespace) -> int:
     if not writes_folder(options):
         return _write_file(options, file_format or "text")
     if options.output is None:
-        cause = "--format parquet" if file_format == "parquet" else "this engine"
-        raise UsageError(f"{cause} writes into a folder: give it with --output DIR")
+        raise UsageError("these options write into a folder: give it with --output DIR")
     if file_format not in (None, *FOLDER_FORMATS):
         raise UsageError(
             f"cannot write '{options.output}': a folder holds {' or '.join(FOLDER_FORMATS)}, not "
@@ -91,50 +80,41 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _write_file(options: argparse.Namespace, file_format: str) -> int:
-    from captioner.paths import find
-
-    for path in options.inputs:
-        if re.match(r"(s3|gs|gcs|abfss?|hdfs)://", path):
-            raise UsageError(f"'{path}' is in an object store: give a folder with --output DIR/")
-    paths = find(options.inputs)
+    for name in options.inputs:
+        if "://" in name:
+            raise UsageError(f"'{name}' is in an object store: give a folder with --output DIR/")
+    photos = paths.find(options.inputs)
     failed = 0
 
-    def results() -> "Iterator[tuple[Path, Row]]":
+    def results() -> Iterator[tuple[Path, Row]]:
         nonlocal failed
-        for path, row in zip(paths, _in_order(paths, engine(batches)), strict=True):
+        rows = engine(_batches(map(str, photos), options.batch_size))
+        for path, row in zip(photos, _in_order(photos, rows), strict=True):
             failed += _reported(row)
             yield path, row
             advance()
 
-    few = len(paths) < FEW
-    batches = _batches(map(str, paths), options.batch_size)
     with (
-        _engine(options, {}, few) as engine,
-        captioning(lambda: len(paths)) as advance,
+        _engine(options, {}, few=len(photos) < FEW) as engine,
+        captioning(lambda: len(photos)) as advance,
         open_output(options.output) as stream,
     ):
         WRITERS[file_format](results(), stream)
-    return report_failures(failed, len(paths))
+    return report_failures(failed, len(photos))
 
 
-def _in_order(paths: Iterable[Path], rows: "Iterable[Row]") -> "Iterator[Row]":
-    """Yield the rows of engines, which arrive in the order of completion, in the order of paths."""
-    from captioner.batch.rows import encodable
-
+def _in_order(photos: Iterable[Path], rows: Iterator[Row]) -> Iterator[Row]:
+    """Yield the rows of engines, which arrive in the order of completion, in the order of photos."""
     arrived: dict[str, Row] = {}
-    source = iter(rows)
-    for path in paths:
+    for path in photos:
         name = encodable(str(path))
         while name not in arrived:
-            row = next(source)
+            row = next(rows)
             arrived[row["image"]] = row
         yield arrived.pop(name)
 
 
 def _write_folder(options: argparse.Namespace, file_format: str) -> int:
-    from captioner.batch import output_folder
-    from captioner.batch.sources import Sources
-
     sources = Sources(options.inputs)
     names = iter(sources)
     first = list(islice(names, 1))  # reports missing inputs before the model is loaded
@@ -163,7 +143,7 @@ def _write_folder(options: argparse.Namespace, file_format: str) -> int:
 @loading()
 def _engine(
     options: argparse.Namespace, arguments: Mapping[str, Any], few: bool = False
-) -> "Engine":
+) -> "InProcess | LocalEngine | RayEngine":
     given = vars(options)
     search = {"beam_size": given["beam_size"]} if "beam_size" in given else {}
     arguments = {"model": options.model, "device": options.device, **search, **arguments}
@@ -187,7 +167,7 @@ def _engine(
     return InProcess(arguments)
 
 
-def _reported(row: "Row") -> bool:
+def _reported(row: Row) -> bool:
     """Report the error of a photo, if it has one."""
     if "error" in row:
         print(f"captioner: {row['error']['message']}", file=sys.stderr)

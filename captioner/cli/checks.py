@@ -11,7 +11,6 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -127,22 +126,16 @@ def _check_file(_option: str, name: str) -> None:
         raise UsageError(f"cannot read '{name}': {found}; check the path")
 
 
-def _check_folder(option: str, name: str) -> None:
+def _check_folder(_option: str, name: str) -> None:
     if not Path(name).is_dir():
         found = "it is a file" if Path(name).exists() else "no such folder"
-        raise UsageError(f"{option} '{name}' is not a folder: {found}; check the path")
+        raise UsageError(f"'{name}' is not a folder: {found}; check the path")
 
 
 def _check_exists(option: str, name: str) -> None:
     if not Path(name).expanduser().exists():
-        raise UsageError(
-            f"{option} '{name}' is not a folder: no such file or folder; check the path"
-        )
-
-
-def _check_run(_option: str, name: str) -> None:
-    if not Path(name).is_dir():
-        raise UsageError(f"no run '{name}'; give run folders, as captioner fit writes them")
+        found = "no such file or folder"
+        raise UsageError(f"{option} '{name}' is not a folder: {found}; check the path")
 
 
 def _check_sentence(option: str, text: str) -> None:
@@ -169,19 +162,14 @@ CHECKS: dict[str, Callable[[str, Any], None]] = {
     "engine": _check_installed,
     "root": _check_exists,
     "images": _check_folder,
-    "runs": _check_run,
+    "runs": _check_folder,
     "caption": _check_sentence,
     **dict.fromkeys(INPUT_FILES, _check_file),
 }
 
 
-def _photos(given: dict[str, Any]) -> Iterator[Path]:
-    names = [given["images"]] if "images" in given else given.get("inputs", [])
-    return paths.iterate([name for name in names if "://" not in name])
-
-
-def _sources(given: dict[str, Any]) -> Iterator[Path]:
-    """The other files that a command reads."""
+def _inputs(given: dict[str, Any]) -> Iterator[Path]:
+    """The files that a command reads."""
     yield from (Path(given[name]) for name in INPUT_FILES if name in given)
     if "root" in given:
         root = Path(given["root"]).expanduser()
@@ -191,6 +179,8 @@ def _sources(given: dict[str, Any]) -> Iterator[Path]:
         yield model
         yield from (model / name for name in ("config.yaml", *MODEL_FILES))
         yield from (folder / name for folder in (model, model / "model") for name in STORED)
+    photos = [given["images"]] if "images" in given else given.get("inputs", [])
+    yield from paths.iterate([name for name in photos if "://" not in name])
 
 
 def _model_path(name: str) -> Path:
@@ -212,9 +202,9 @@ def _check_output(command: str, options: argparse.Namespace, given: dict[str, An
         check_directory(output)
     else:
         _check_text(output)
-        second = [output.with_suffix(STATISTICS)] if command == "ground" else []
-        for file in [output, *second]:
-            check_overlap(file, chain(_sources(given), _photos(given)))
+        check_overlap(output, _inputs(given))
+        if command == "ground":
+            check_overlap(output.with_suffix(STATISTICS), _inputs(given))
 
 
 def _check_text(file: Path) -> None:

@@ -8,11 +8,12 @@ import argparse
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from captioner.cli.arguments import add_output, open_output, positive
 from captioner.cli.checks import DATA
+from captioner.cli.progress import stages
 from captioner.errors import one_line
 
 ADVANCED = ("max_words", "min_count", "workers")
@@ -42,17 +43,16 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         DataError: the folder holds no such data set.
     """
-    from rich.console import Console
-    from rich.progress import track
-
     from captioner.data.image_check import inspect
     from captioner.data.readers import scan
     from captioner.data.statistics import statistics
 
-    def progress(images: Iterable[Any], total: int) -> Iterable[Any]:
-        console = Console(stderr=True)
-        hidden = not console.is_terminal
-        return track(images, "decoding images", total, console=console, disable=hidden)
+    def progress(images: Iterable[Any], total: int) -> Iterator[Any]:
+        with stages() as show:
+            show("decoding images", total)
+            for image in images:
+                yield image
+                show("decoding images", total, 1)
 
     records, problems = scan(options.name, options.root)
     inspect(records, problems, options.workers, progress)

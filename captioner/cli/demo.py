@@ -14,36 +14,26 @@ from captioner.limits import Number
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``demo``."""
-    parser.add_argument(
-        "--model",
-        action="append",
-        default=argparse.SUPPRESS,
-        help="a bundled name, a model folder, a .ckpt or a run folder; repeat it for several models "
-        "(default: the bundled models)",
-    )
+    add = parser.add_argument
+    text = "a bundled name, a model folder, a .ckpt or a run folder; repeat it for several models"
+    add("--model", action="append", default=[], help=f"{text} (default: the bundled models)")
     add_device(parser)
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on; 0.0.0.0 for the whole network"
-    )
-    parser.add_argument(
-        "--port", type=number(Number(1, 65535)), default=7860, help="port to listen on"
-    )
-    parser.add_argument(
+    text = "address to listen on; 0.0.0.0 for the whole network"
+    add("--host", default="127.0.0.1", help=text)
+    add("--port", type=number(Number(1, 65535)), default=7860, help="port to listen on")
+    text = "also answer requests for this host name, such as that of a reverse proxy"
+    add(
         "--allowed-host",
         action="append",
-        default=argparse.SUPPRESS,
+        default=[],
         metavar="NAME",
-        help="also answer requests for this host name, such as that of a reverse proxy; repeat it for "
-        "several",
+        help=f"{text}; repeat it for several",
     )
-    parser.add_argument(
-        "--examples",
-        nargs="+",
-        default=argparse.SUPPRESS,
-        metavar="INPUT",
-        help="photos, folders or globs to offer as examples (default: bundled photos, or generated "
-        "scenes if the model was trained on them)",
+    text = (
+        "photos, folders or globs to offer as examples (default: bundled photos, or generated scenes if "
+        "the model was trained on them)"
     )
+    add("--examples", nargs="+", default=[], metavar="INPUT", help=text)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -55,8 +45,6 @@ def run(options: argparse.Namespace) -> int:
         from captioner.paths import find
 
         keep_memory()
-        given = vars(options)
-        photos = find(given.get("examples", []))
-        models = Models(given.get("model", []), options.device)
-    serve(models, options.host, options.port, photos, given.get("allowed_host", []))
+        models = Models(options.model, options.device)
+    serve(models, options.host, options.port, find(options.examples), options.allowed_host)
     return 0

@@ -29,38 +29,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_inputs(parser)
     add = parser.add_argument
     add("--output", required=True, metavar="DIR", help="folder for the files")
-    add(
-        "--formats", nargs="+", choices=names(), default=["png", "html"], metavar="FORMAT",
-        help=f"file formats: {' '.join(names())}",
-    )  # fmt: skip
-    add(
-        "--caption", default=argparse.SUPPRESS, metavar="SENTENCE",
-        help="explain this sentence instead of the model's caption",
-    )  # fmt: skip
-    add(
-        "--opacity", type=number(SHARE), default=0.8,
-        help="opacity of the colours on the photo, 0 to 1",
-    )  # fmt: skip
-    add(
-        "--style", choices=("glow", "paper"), default="glow",
-        help="glow: colour the regions that get more than an even share of attention; paper: a grey "
-        "photo under a map from black to white, as in Xu et al. 2015",
-    )  # fmt: skip
+    text, default = f"file formats: {' '.join(names())}", ["png", "html"]
+    add("--formats", nargs="+", choices=names(), default=default, metavar="FORMAT", help=text)
+    text = "explain this sentence instead of the model's caption"
+    add("--caption", metavar="SENTENCE", help=text)
+    text = "opacity of the colours on the photo, 0 to 1"
+    add("--opacity", type=number(SHARE), default=0.8, help=text)
+    text = "glow: colour the regions that get more than an even share of attention; paper: a grey photo "
+    text += "under a map from black to white, as in Xu et al. 2015"
+    add("--style", choices=("glow", "paper"), default="glow", help=text)
     add("--contours", action="store_true", help="draw a line at half of the colour scale")
     add("--content-words", action="store_true", help="leave words like 'a' and 'of' out of figures")
-    add(
-        "--scale", choices=("shared", "own"), default="shared",
-        help="one colour scale for all words of a caption, or one for each word",
-    )  # fmt: skip
-    add(
-        "--smoothing", choices=("bicubic", "gaussian", "none"), default="bicubic",
-        help="interpolation between cells in images; JSON, NPZ and CSV are never smoothed",
-    )  # fmt: skip
+    text = "one colour scale for all words of a caption, or one for each word"
+    add("--scale", choices=("shared", "own"), default="shared", help=text)
+    text = "interpolation between cells in images; JSON, NPZ and CSV are never smoothed"
+    choices = ("bicubic", "gaussian", "none")
+    add("--smoothing", choices=choices, default="bicubic", help=text)
     for name in ("layer", "head"):
-        add(
-            f"--{name}", type=positive, default=argparse.SUPPRESS,
-            help=f"show one {name} of a decoder with several; the first is 1",
-        )  # fmt: skip
+        text = f"show one {name} of a decoder with several; the first is 1"
+        add(f"--{name}", type=positive, help=text)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -73,11 +60,16 @@ def run(options: argparse.Namespace) -> int:
         from captioner.paths import find
         from captioner.text import Tokenizer
 
-    given = vars(options)
-    indices = {name: given[name] - 1 for name in ("layer", "head") if name in given}
-    looks = {"look": options.style, "contours": options.contours}
-    looks["content_words"] = options.content_words
-    style = Style(options.opacity, options.scale, options.smoothing, **indices, **looks)
+    style = Style(
+        opacity=options.opacity,
+        scale=options.scale,
+        smoothing=options.smoothing,
+        layer=options.layer and options.layer - 1,
+        head=options.head and options.head - 1,
+        look=options.style,
+        contours=options.contours,
+        content_words=options.content_words,
+    )
     paths = find(options.inputs)
     exports = formats(options.formats)
     bases = _output_bases(paths, options.output)
@@ -86,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
     with loading():
         model = predictor.load(options.model, options.device)
     known = set(model.vocabulary.words)
-    for word in Tokenizer()(given.get("caption", "")):
+    for word in Tokenizer()(options.caption or ""):
         if word not in known:
             note = f"the model does not know '{printable(word)}' and reads it as <unk>"
             print(f"captioner: {note}", file=sys.stderr)
@@ -115,7 +107,7 @@ def _captions(
     model: "Predictor", paths: Sequence[Path], options: argparse.Namespace
 ) -> Iterator["Caption | ImageError"]:
     """Yield for each image the model's caption, or the given sentence, or the error."""
-    if "caption" not in options:
+    if options.caption is None:
         search = {"beam_size": options.beam_size} if "beam_size" in options else {}
         decoding = model.decoding.with_options(search)
         yield from model.captions(paths, decoding, options.batch_size, not model.draws_locations)

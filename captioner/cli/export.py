@@ -9,16 +9,11 @@ import argparse
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``export``."""
-    parser.add_argument("folder", help="the folder to write")
-    parser.add_argument(
-        "--model", required=True, help="a .ckpt, a run folder, a model folder or a bundled name"
-    )
-    parser.add_argument(
-        "--half", action="store_true", help="store float16 weights, which take half the space"
-    )
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace the model folder if it exists"
-    )
+    add = parser.add_argument
+    add("folder", help="the folder to write")
+    add("--model", required=True, help="a .ckpt, a run folder, a model folder or a bundled name")
+    add("--half", action="store_true", help="store float16 weights, which take half the space")
+    add("--overwrite", action="store_true", help="replace the model folder if it exists")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -22,9 +22,8 @@ GOOD_FOR = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``models``."""
-    parser.add_argument(
-        "--runs", dest="folder", default="runs", help="folder whose training runs are listed, too"
-    )
+    text = "folder whose training runs are listed, too"
+    parser.add_argument("--runs", dest="folder", default="runs", help=text)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,8 +1,8 @@
 """The entry point of the command line: runs a command and reports errors in one line.
 
-Each command is a module with ``add_arguments(parser)`` and ``run(options)``. Its docstring is its help, a
-summary and examples; ``ADVANCED`` names the options that only ``--help-all`` shows. These modules import
-nothing heavy before ``run``, so that ``--help`` and wrong arguments are answered at once.
+Each command is a module with ``add_arguments(parser)`` and ``run(options)``. Its docstring is its help,
+a summary and examples; ``ADVANCED`` names the options that only ``--help-all`` shows. These modules
+import nothing heavy before ``run``, so that ``--help`` and wrong arguments are answered at once.
 """
 
 import argparse
@@ -75,12 +75,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    if not arguments or arguments == ["help"]:
-        arguments = ["--help"]
-    elif arguments[0] == "help":
+    if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
-    if arguments == ["data"]:
-        arguments = ["data", "--help"]
+    if arguments in ([], ["data"]):
+        arguments = [*arguments, "--help"]
     if arguments[0] in training.COMMANDS:
         return training.run(arguments)
     parser, commands = _parser()

@@ -56,10 +56,10 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
-    """Adds defaults, except None and False, and keeps the lines of examples."""
+    """Adds defaults, except empty ones, and keeps the lines of examples."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default in (None, False) or "(default" in (action.help or ""):
+        if not action.default or "(default" in (action.help or ""):
             return action.help
         if isinstance(action.default, list):
             return f"{action.help} (default: {' '.join(action.default)})"

@@ -4,18 +4,46 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Thread
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+
+def _bar(**options: Any) -> "Progress":
+    from rich import progress
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    return progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        **options,
+    )
+
+
+@contextmanager
+def stages() -> Iterator[Callable[..., None]]:
+    """Show a bar; yield ``show(stage, total=None, advance=0)``, which updates it."""
+    with _bar(transient=True) as bar:
+        task = bar.add_task("", total=None)
+
+        def show(stage: str, total: int | None = None, advance: int = 0) -> None:
+            bar.update(task, description=stage, total=total, advance=advance)
+
+        yield show
 
 
 @contextmanager
 def loading() -> Iterator[None]:
     """Show that the model is being loaded."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield
-        return
-    with console.status("loading the model …"):
+    with stages() as show:
+        show("loading the model")
         yield
 
 
@@ -28,51 +56,12 @@ def captioning(count: Callable[[], int | None], done: int = 0) -> Iterator[Calla
             listing a library takes time.
         done: photos that are finished already.
     """
-    from rich import progress
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    columns = (
-        progress.SpinnerColumn(),
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        progress.TimeElapsedColumn(),
-        progress.TimeRemainingColumn(),
-    )
-    with progress.Progress(
-        *columns,
-        console=console,
-        disable=not console.is_terminal,
-        redirect_stdout=sys.stdout.isatty(),  # captions printed to the terminal appear above the bar
-    ) as bar:
+    # Captions that are printed to the terminal appear above the bar.
+    with _bar(redirect_stdout=sys.stdout.isatty()) as bar:
         task = bar.add_task("captioning", total=None, completed=done)
-        if console.is_terminal:
+        if not bar.disable:
             Thread(target=lambda: bar.update(task, total=count()), daemon=True).start()
         yield lambda: bar.advance(task)
-
-
-@contextmanager
-def stages() -> Iterator[Callable[..., None]]:
-    """Show a bar; yield ``show(stage, total=None, advance=0)``, which updates it."""
-    from rich import progress
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    with progress.Progress(
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        progress.TimeElapsedColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as bar:
-        task = bar.add_task("", total=None)
-
-        def show(stage: str, total: int | None = None, advance: int = 0) -> None:
-            bar.update(task, description=stage, total=total, advance=advance)
-
-        yield show
 
 
 def report_failures(failed: int, total: int, advice: str = "") -> int:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout, suppress
 from io import StringIO
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -183,9 +184,9 @@ def _check_value(option: str, value: str, kinds: list[str] | None) -> None:
         )
     if kinds[0] == "file" or (kinds[0] == "class" and re.search(r"\W", value)):  # a path or a tree
         return
-    number = _number(value)
+    number = limits.Number(-inf, whole=False).parse(value)
     fits = {
-        "int": number is not None and number.is_integer(),
+        "int": number is not None and float(number).is_integer(),
         "float": number is not None,
         "bool": value.lower() in ("true", "false", "yes", "no", "on", "off"),
     }
@@ -197,13 +198,6 @@ def _check_value(option: str, value: str, kinds: list[str] | None) -> None:
         raise UsageError(f"{option}: unexpected value {value!r}{near}; expected {expected}")
     if number is not None and (limit := _RANGES.get(option)):
         limits.check(option, int(number) if limit.whole else number, limit)
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
 
 
 def _path(file: str) -> Path:
