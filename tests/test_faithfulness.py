@@ -133,7 +133,7 @@ def test_erased_keys_are_those_of_the_erased_image(kind, class_path):
     erased = Erasure(decoder, annotations).erase(state, torch.arange(3), regions)
     mean = annotations.mean().unsqueeze(1)
     vectors = torch.where(regions.unsqueeze(-1), mean, annotations.vectors)
-    expected = replace(state, keys=decoder.init_state(annotations.with_vectors(vectors)).keys)
+    expected = replace(state, keys=decoder.init_state(replace(annotations, vectors=vectors)).keys)
     token = torch.tensor([START, START, START])
     actual, expected = (decoder.step(token, before)[:2] for before in (erased, expected))
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
