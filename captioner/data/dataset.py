@@ -98,8 +98,8 @@ class CaptionDataset(Dataset[Item | None]):
         except ImageError as error:
             _LOG.warning("left out: %s", error)
             return None
-        keys = self.source.keys(record.path)
-        keys = None if keys is None else torch.as_tensor(keys)
+        stored = self.source.keys(record.path)
+        keys = None if stored is None else torch.as_tensor(stored)
         if seed is None:
             return Item(record.image_id, values, keys, captions[: self.rows])
         rng = np.random.default_rng(seed)

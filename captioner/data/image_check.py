@@ -5,23 +5,21 @@ records ─ processes ─▶ SHA-256 of each file, or its error ─▶ problems
 
 import hashlib
 import multiprocessing
+import os
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from captioner import images
-from captioner.data.readers import missing
 from captioner.data.readers.problems import Problems
 from captioner.data.records import Records
 from captioner.errors import ImageError
 
 IN_FLIGHT = 32  # files per process
-DIGEST = 16  # bytes; among 1e9 files two would agree with probability 1e-21
 
 
 def inspect(
@@ -33,11 +31,9 @@ def inspect(
     """Decode all existing images in ``workers`` processes.
 
     ``problems`` receives images that cannot be decoded, files with the same contents in one split or in
-    two, and file names in two splits. ``progress`` wraps the iterator over images; its second argument
-    is their number.
+    two, and file names in two splits. ``progress`` takes an iterable over images and their number.
     """
-    absent = set(missing(record.path for record in records))
-    existing = records.take([i for i, r in enumerate(records) if r.path not in absent])
+    existing = records.take([i for i, r in enumerate(records) if os.path.exists(r.path)])  # noqa: PTH110
     results = map_files(_decode, (record.path for record in existing), workers)
     same: dict[bytes, list[int]] = {}  # the indices of the files with each digest
     for index, result in enumerate(progress(results, len(existing))):
@@ -65,7 +61,7 @@ def _decode(path: str) -> bytes | str:
     try:
         images.load(path)
         with Path(path).open("rb") as file:
-            return hashlib.file_digest(file, "sha256").digest()[:DIGEST]
+            return hashlib.file_digest(file, "sha256").digest()
     except (ImageError, OSError) as error:
         return str(error)
 
@@ -76,24 +72,19 @@ def map_files(function: Callable[[str], Any], paths: Iterable[str], workers: int
     The results are in the order of the paths. Only a few paths are in flight at a time.
     ``function`` must be defined at the top level of a module and must not raise.
     """
-    paths = iter(paths)
-    pending: deque[tuple[str, Future[Any]]] = deque()
-    pool = _pool(workers)
+    paths, pool = iter(paths), _pool(workers)
     try:
-        while True:
-            for path in islice(paths, IN_FLIGHT * workers - len(pending)):
-                pending.append((path, pool.submit(function, path)))
-            if not pending:
-                return
-            path, future = pending.popleft()
+        while chunk := list(islice(paths, IN_FLIGHT * workers)):
+            done = 0
             try:
-                yield future.result()
+                for result in pool.map(function, chunk):
+                    yield result
+                    done += 1
             except BrokenProcessPool:
-                # One of the files in flight killed its process: run each in its own process.
+                # One of the files killed its process: run each in its own process.
                 pool = _pool(workers)
-                for suspect in [path, *(other for other, _ in pending)]:
-                    yield _apply_alone(function, suspect)
-                pending.clear()
+                for path in chunk[done:]:
+                    yield _apply_alone(function, path)
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 

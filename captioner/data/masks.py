@@ -33,27 +33,16 @@ _EXPECTED = (
 
 @dataclass(frozen=True)
 class MaskedImage:
-    """An image, its reference captions and the masks of its objects.
-
-    Attributes:
-        image_id: the id in the instances file.
-        path: the image file.
-        size: (width, height) in pixels at which the masks were drawn.
-        captions: the reference captions; may be empty.
-        categories: the category of each instance with a mask.
-        masks: the mask of each instance, as a compressed run-length encoding.
-        objects: the object of each instance of a generated scene; empty for a photo.
-        present: all annotated categories, also those without a usable mask.
-    """
+    """An image, its reference captions and the masks of its objects."""
 
     image_id: int
     path: str
-    size: tuple[int, int]
+    size: tuple[int, int]  # (width, height) in pixels at which the masks were drawn
     captions: tuple[str, ...]
-    categories: tuple[str, ...]
-    masks: tuple[Any, ...]
-    objects: tuple[SceneObject, ...]
-    present: frozenset[str]
+    categories: tuple[str, ...]  # of each instance with a mask
+    masks: tuple[Any, ...]  # compressed run-length encodings, one per instance
+    objects: tuple[SceneObject, ...]  # of a generated scene, one per instance; empty for a photo
+    present: frozenset[str]  # all annotated categories, also those without a usable mask
 
     def of(self, category: str) -> tuple[int, ...]:
         """The indices of all instances of a category."""
@@ -77,21 +66,13 @@ class MaskedImage:
 
 @dataclass(frozen=True)
 class MaskedImages:
-    """A data set with masks.
+    """A data set with masks."""
 
-    Attributes:
-        images: in the order of the instances file.
-        category_words: finds the categories in captions of photos; None for generated scenes.
-        source: the origin of the data, for reports.
-        crowds: the number of crowd annotations that were dropped.
-        empty: the number of empty masks that were dropped.
-    """
-
-    images: tuple[MaskedImage, ...]
-    category_words: CategoryWords | None
-    source: str
-    crowds: int
-    empty: int
+    images: tuple[MaskedImage, ...]  # in the order of the instances file
+    category_words: CategoryWords | None  # finds categories in captions; None for generated scenes
+    source: str  # for reports
+    crowds: int  # the number of crowd annotations that were dropped
+    empty: int  # the number of empty masks that were dropped
 
     @property
     def generated(self) -> bool:
@@ -134,9 +115,9 @@ def read(
         entries = [e for e in content["images"] if captions is None or captions.get(e["id"])]
         images = []
         for entry in entries[:limit]:
-            texts = tuple((captions or {}).get(entry["id"], ()))
             of_image = annotations[entry["id"]]
-            images.append(_image(entry, folder, texts, of_image, names, is_scene, dropped))
+            texts = (captions or {}).get(entry["id"], ())
+            images.append(_image(entry, of_image, folder, texts, names, is_scene, dropped))
         words = None if is_scene else CategoryWords(names.values())
     except MALFORMED as error:
         raise DataError(
@@ -151,9 +132,9 @@ def read(
 
 def _image(
     entry: Any,
-    folder: Path,
-    captions: tuple[str, ...],
     annotations: list[Any],
+    folder: Path,
+    captions: Iterable[str],
     names: dict[Any, str],
     is_scene: bool,
     dropped: Counter[str],
@@ -168,10 +149,15 @@ def _image(
     objects = tuple(SceneObject.from_json(a["thing"]) for a, _ in masked) if is_scene else ()
     named = [o.category for o in objects] or [names[a["category_id"]] for a, _ in masked]
     present = named if is_scene else [names[a["category_id"]] for a in annotations]
-    masks = tuple(mask for _, mask in masked)
-    path = str(folder / entry["file_name"])
     return MaskedImage(
-        entry["id"], path, size, captions, tuple(named), masks, objects, frozenset(present)
+        image_id=entry["id"],
+        path=str(folder / entry["file_name"]),
+        size=size,
+        captions=tuple(captions),
+        categories=tuple(named),
+        masks=tuple(mask for _, mask in masked),
+        objects=objects,
+        present=frozenset(present),
     )
 
 

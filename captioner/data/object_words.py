@@ -13,11 +13,10 @@ from captioner.data.scene_grammar import Mention
 
 
 class CategoryWords:
-    """Finds category names in captions with a table of synonyms; the longest match wins.
+    """Finds the names of categories in captions; the longest match wins.
 
-    Args:
-        categories: the names to find. COCO's categories have synonyms. Any other category is found by
-            its own name, in the singular and the plural.
+    COCO's categories have synonyms. Any other category is found by its own name, in the singular and the
+    plural.
     """
 
     def __init__(self, categories: Iterable[str]) -> None:
@@ -36,11 +35,9 @@ class CategoryWords:
         self.longest = max(map(len, self.entries))
 
     def __call__(self, words: Sequence[str], present: Sequence[str]) -> list[Mention]:
-        """The mentions in a caption; each refers to all instances of its category.
+        """The mentions in a caption, given as lower-case words.
 
-        Args:
-            words: of the caption, in lower case.
-            present: the category of each instance in the image.
+        Each refers to all instances of its category; ``present`` has the category of each instance.
         """
         return [
             Mention(at, category, tuple(i for i, other in enumerate(present) if other == category))

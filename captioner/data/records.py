@@ -10,7 +10,7 @@ import pickle
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, overload
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,11 +23,7 @@ SPLITS = (TRAIN, VAL, TEST)
 
 
 class SharedList(Sequence[Item]):
-    """An immutable list whose items are unpickled when they are read.
-
-    Args:
-        items: any picklable objects, consumed one by one.
-    """
+    """An immutable list of picklable items, each of which is unpickled when it is read."""
 
     def __init__(self, items: Iterable[Item] = ()) -> None:
         data, ends = bytearray(), array("q", [0])
@@ -59,28 +55,21 @@ class SharedList(Sequence[Item]):
 class Record:
     """One image with its reference captions.
 
-    Attributes:
-        image_id: the id that joins results and references: the number in COCO's and Karpathy's
-            files, otherwise the file's name, or its path as the data set writes it.
-        path: the image file.
-        captions: one or more sentences, as people wrote them.
-        split: ``train``, ``val`` or ``test``.
+    The id joins results and references: it is the number in COCO's and Karpathy's files, otherwise the
+    file's name, or its path as the data set writes it.
     """
 
     image_id: int | str
     path: str
-    captions: tuple[str, ...]
-    split: str
+    captions: tuple[str, ...]  # one or more sentences, as people wrote them
+    split: str  # train, val or test
 
 
 class Records(Sequence[Record]):
     """An immutable sequence of records, sorted by split and image id, in shared memory.
 
     COCO's 123,000 images with five captions each take 60 MB, for all processes together. A slice or a
-    split shares the memory of the whole.
-
-    Args:
-        records: in any order. Numeric ids are sorted by value.
+    split shares the memory of the whole. Numeric ids are sorted by value.
     """
 
     def __init__(self, records: Iterable[Record] = ()) -> None:
@@ -92,15 +81,9 @@ class Records(Sequence[Record]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    @overload
-    def __getitem__(self, index: int) -> Record: ...
-    @overload
-    def __getitem__(self, index: slice) -> "Records": ...
-
-    def __getitem__(self, index: "int | slice") -> "Record | Records":
-        if isinstance(index, slice):
-            return self._select(self._rows[index])
-        return Record(*self._items[int(self._rows[index])])
+    def __getitem__(self, index: Any) -> Any:
+        rows = self._rows[index]
+        return self._select(rows) if isinstance(index, slice) else Record(*self._items[int(rows)])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)

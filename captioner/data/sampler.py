@@ -23,22 +23,15 @@ class InOrder(DistributedSampler[Any]):
     Batch b holds images b·B … b·B + B − 1, whatever the number of processes N; each process takes
     every N-th of them. An uneven last batch is padded with None, where PyTorch's
     ``DistributedSampler`` would repeat images. Lightning keeps a sampler that derives from it.
-
-    Args:
-        dataset: its length is the number of images.
-        batch_size: B, over all processes.
-
-    Raises:
-        DataError: B is not a multiple of the number of processes.
+    DataError if B, the ``batch_size``, is not a multiple of N.
     """
 
     def __init__(self, dataset: Sized, batch_size: int) -> None:
         super().__init__(dataset, distributed.count(), distributed.rank(), shuffle=False)  # type: ignore[arg-type]
         self.size, self.batch_size = len(dataset), batch_size
-        self.skip = 0
-        """The number of batches to skip at the start of the next epoch only."""
+        self.skip = 0  # batches to skip at the start of the next epoch only
+        # The images per batch in this process.
         self.local_batch_size, rest = divmod(batch_size, self.num_replicas)
-        """The number of images per batch in this process."""
         if rest:
             raise DataError(
                 f"data.batch_size counts the images of all processes: {batch_size} cannot be divided "
@@ -80,10 +73,8 @@ class Shuffled(InOrder):
 class ResumableLoader(DataLoader[Any]):
     """A ``DataLoader`` over `InOrder` that skips the batches a resumed run has completed.
 
-    Args:
-        completed_batches: returns the number of completed batches of the epoch. It is called when the
-            first batch is read, because Lightning restores the number only then.
-        options: of ``DataLoader``.
+    ``completed_batches`` returns their number in this epoch. It is called when the first batch is read,
+    because Lightning restores the number only then.
     """
 
     def __init__(self, *, completed_batches: Callable[[], int], **options: Any) -> None:

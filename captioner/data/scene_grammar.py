@@ -47,16 +47,12 @@ _SHAPE_OF = {noun: shape for shape, nouns in _NOUNS.items() for noun in nouns}
 class Mention:
     """Words of a caption that name objects.
 
-    Attributes:
-        words: the positions of the words in the caption.
-        category: the category that they name.
-        instances: the indices of these objects among those of the image; empty if the image has no
-            such object, or none with a mask.
+    ``instances`` is empty if the image has no such object, or none with a mask.
     """
 
-    words: tuple[int, ...]
-    category: str
-    instances: tuple[int, ...]
+    words: tuple[int, ...]  # positions in the caption
+    category: str  # that the words name
+    instances: tuple[int, ...]  # indices among the objects of the image
 
 
 def pick(rng: np.random.Generator, items: Iterable[T]) -> T:
@@ -170,15 +166,11 @@ def _phrases(rng: np.random.Generator, objects: Sequence[SceneObject]) -> list[_
     named_size = {o.category: rng.random() < SIZE for o in objects}
     named_texture = {o.category: rng.random() < TEXTURE for o in objects if o.texture != PLAIN}
     named_texture |= {o.category: False for o in objects if o.texture == PLAIN}
-    kinds = Counter(
-        (
-            o.size if named_size[o.category] else "",
-            o.texture if named_texture[o.category] else "",
-            o.colour,
-            o.shape,
-        )
-        for o in objects
-    )
+    kinds: Counter[tuple[str, ...]] = Counter()
+    for o in objects:
+        size = o.size if named_size[o.category] else ""
+        texture = o.texture if named_texture[o.category] else ""
+        kinds[size, texture, o.colour, o.shape] += 1
     return [_Phrase(count, *kind) for kind, count in kinds.items()]
 
 
@@ -224,11 +216,12 @@ def true_of(caption: str, objects: Sequence[SceneObject]) -> bool:
     phrases = tuple(map(_parse_phrase, _PHRASE.finditer(text)))
     if not phrases:
         return False
-    opening, relation = (
-        match[0] if match else ""
-        for match in (re.match(_OPENING, text), re.search(_RELATION, text))
+    opening, relation = re.match(_OPENING, text), re.search(_RELATION, text)
+    statement = _Statement(
+        opening[0].replace("there are", "there is") if opening else "",
+        phrases,
+        relation[0] if relation else "",
     )
-    statement = _Statement(opening.replace("there are", "there is"), phrases, relation)
     # Writing the parsed caption again detects wrong articles, plurals, order and leftover words.
     return _normalised(str(statement)) == text and statement.is_true(objects)
 

@@ -29,24 +29,14 @@ TEXTURES = ("striped", "dotted", "checked")
 
 @dataclass(frozen=True)
 class SceneObject:
-    """One object of a scene.
+    """One object of a scene; the top left pixel covers x and y from 0 to 1."""
 
-    Attributes:
-        shape: a name in FIGURES.
-        colour: a name in COLOURS.
-        size: a name in SIZES.
-        centre: (x, y) in pixels of the circumscribed circle; the top left pixel covers x and y from
-            0 to 1.
-        radius: of the circumscribed circle, in pixels.
-        texture: one of TEXTURES, or PLAIN.
-    """
-
-    shape: str
-    colour: str
-    size: str
-    centre: tuple[float, float]
-    radius: float
-    texture: str = PLAIN
+    shape: str  # a name in FIGURES
+    colour: str  # a name in COLOURS
+    size: str  # a name in SIZES
+    centre: tuple[float, float]  # (x, y) of the circumscribed circle, in pixels
+    radius: float  # of this circle, in pixels
+    texture: str = PLAIN  # one of TEXTURES, or PLAIN
 
     @property
     def category(self) -> str:
@@ -62,15 +52,10 @@ class SceneObject:
 
 @dataclass(frozen=True)
 class Figure:
-    """Outlines (corners, 2) of a shape inside the unit circle; y points down.
+    """Outlines (corners, 2) of a shape inside the unit circle; y points down."""
 
-    Attributes:
-        solid: polygons to fill.
-        holes: polygons to cut out afterwards.
-    """
-
-    solid: tuple[Outline, ...]
-    holes: tuple[Outline, ...] = ()
+    solid: tuple[Outline, ...]  # polygons to fill
+    holes: tuple[Outline, ...] = ()  # polygons to cut out afterwards
 
 
 def _around(radii: Sequence[float], turn: float = 0.0) -> Outline:

@@ -40,23 +40,14 @@ GAP = 0.03  # least distance between objects, relative to the image's side
 
 @dataclass(frozen=True)
 class Level:
-    """The difficulty of scenes.
+    """The difficulty of scenes."""
 
-    Attributes:
-        shapes: the shapes to draw from.
-        backgrounds: the kinds of background to draw from.
-        repeated: probability that an object repeats the kind of an earlier one.
-        textured: probability that an object has a texture.
-        overlap: probability that an object may cover a part of earlier ones.
-        visible: the least visible fraction of every object.
-    """
-
-    shapes: tuple[str, ...]
-    backgrounds: tuple[str, ...]
-    repeated: float
-    textured: float
-    overlap: float
-    visible: float
+    shapes: tuple[str, ...]  # to draw from
+    backgrounds: tuple[str, ...]  # to draw from
+    repeated: float  # probability that an object repeats the kind of an earlier one
+    textured: float  # probability that an object has a texture
+    overlap: float  # probability that an object may cover a part of earlier ones
+    visible: float  # the least visible fraction of every object
 
 
 _BACKGROUNDS = ("plain", "gradient", "clouds")
@@ -70,18 +61,14 @@ LEVELS: Mapping[str, Level] = {
 class Scene:
     """A generated image and its complete description.
 
-    Attributes:
-        image: square RGB.
-        objects: in the order in which they are drawn.
-        masks: (objects, height, width); True at the pixels of which the object covers at least half
-            and no later object does. The masks are disjoint.
-        captions: different true captions.
+    The masks (objects, height, width) are True at the pixels of which an object covers at least half
+    and no later object does, so they are disjoint.
     """
 
-    image: Image.Image
-    objects: tuple[SceneObject, ...]
+    image: Image.Image  # square, RGB
+    objects: tuple[SceneObject, ...]  # in the order in which they are drawn
     masks: npt.NDArray[np.bool_]
-    captions: tuple[str, ...]
+    captions: tuple[str, ...]  # different true captions
 
 
 def scene(
@@ -90,8 +77,7 @@ def scene(
     """Generate scene number ``index`` of the series ``seed``; equal arguments give equal scenes.
 
     Args:
-        seed: 0 or more.
-        index: 0 or more.
+        seed, index: 0 or more.
         image_size: the side of the image in pixels, from 32 to 4096.
         max_objects: the scene has 1 to this many objects; at most 6.
         level: ``plain`` has seven kinds of shapes, each object in one colour and apart from the others.

@@ -5,7 +5,6 @@ The reader of COCO reads the records, and `captioner.data.masks.read` the masks 
 
 import json
 import tempfile
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -45,10 +44,9 @@ def write(
 
     Args:
         root: the folder.
-        seed: see `scene`.
+        seed, image_size, max_objects, level: see `scene`.
         sizes: the number of scenes per split. Splits never share a scene, and enlarging one does not
             change the others.
-        image_size, max_objects, level: see `scene`.
         progress: wraps the list of image ids, to show a progress bar.
 
     Raises:
@@ -101,48 +99,41 @@ def _write_files(
 ) -> None:
     side = stamp["options"]["image_size"]
     files: dict[int, Path] = {}  # by image id
+    documents: dict[str, dict[str, Any]] = {}  # by file name
     for position, (split, size) in enumerate(stamp["splits"]):
         (target / split).mkdir(parents=True)
         for number in range(1, size + 1):
             files[position * SPLIT_ROOM + number] = target / split / f"{split}_{number:06d}.png"
+        for kind in ("captions", "instances"):
+            info = {"description": "generated shapes", **stamp}
+            documents[f"{kind}_{split}.json"] = {"info": info, "images": [], "annotations": []}
+        documents[f"instances_{split}.json"]["categories"] = [
+            {"id": i, "name": shape, "supercategory": "shape"} for i, shape in enumerate(FIGURES, 1)
+        ]
     draw = delayed(_draw)
     drawn = Parallel(n_jobs=-1 if len(files) > SERIAL else 1, return_as="generator")(
         draw(stamp["seed"], stamp["options"], image_id, file) for image_id, file in files.items()
     )
-    images, captions, instances = (defaultdict[str, list[Any]](list) for _ in range(3))
-    for image_id, (texts, objects) in zip(progress(list(files)), drawn, strict=True):
+    for image_id, annotations in zip(progress(list(files)), drawn, strict=True):
         file = files[image_id]
-        split = file.parent.name
-        images[split].append(
-            {"id": image_id, "file_name": file.name, "height": side, "width": side}
-        )
-        captions[split] += _annotations(image_id, [{"caption": text} for text in texts])
-        instances[split] += _annotations(image_id, objects)
-    categories = [{"id": i, "name": s, "supercategory": "shape"} for i, s in enumerate(FIGURES, 1)]
+        image = {"id": image_id, "file_name": file.name, "height": side, "width": side}
+        for kind, of_image in annotations.items():
+            document = documents[f"{kind}_{file.parent.name}.json"]
+            document["images"].append(image)
+            document["annotations"] += [
+                {"id": 10 * image_id + i, "image_id": image_id, **annotation}
+                for i, annotation in enumerate(of_image)
+            ]
     (target / "annotations").mkdir()
-    for split in images:
-        common = {"info": {"description": "generated shapes", **stamp}, "images": images[split]}
-        named = {**common, "annotations": instances[split], "categories": categories}
-        for kind, document in (
-            ("captions", {**common, "annotations": captions[split]}),
-            ("instances", named),
-        ):
-            file = target / "annotations" / f"{kind}_{split}.json"
-            file.write_text(json.dumps(document), "utf-8")
+    for name, document in documents.items():
+        (target / "annotations" / name).write_text(json.dumps(document), "utf-8")
     (target / "shapes.json").write_text(json.dumps(stamp), "utf-8")
-
-
-def _annotations(image_id: int, contents: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        {"id": 10 * image_id + i, "image_id": image_id, **content}
-        for i, content in enumerate(contents)
-    ]
 
 
 def _draw(
     seed: int, options: dict[str, Any], image_id: int, file: Path
-) -> tuple[tuple[str, ...], list[dict[str, Any]]]:
-    """Write the image of one scene; return its captions and instances."""
+) -> dict[str, list[dict[str, Any]]]:
+    """Write the image of one scene; return its captions and instances as annotations."""
     drawn = scene(seed, image_id, **options)
     drawn.image.save(file, compress_level=1)
     instances = []
@@ -159,4 +150,4 @@ def _draw(
                 "thing": asdict(scene_object),
             }
         )
-    return drawn.captions, instances
+    return {"captions": [{"caption": text} for text in drawn.captions], "instances": instances}

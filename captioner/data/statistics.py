@@ -1,9 +1,10 @@
 """Statistics of a data set: images, captions, words, and the coverage of the vocabulary."""
 
 from collections import Counter
+from contextlib import suppress
+from itertools import chain
+from statistics import fmean, median_low
 from typing import Any
-
-import numpy as np
 
 from captioner.data.readers.problems import Problems
 from captioner.data.records import SPLITS, TRAIN, Records
@@ -32,20 +33,17 @@ def statistics(
         if not part:
             continue
         tokenized = TokenizedCaptions(part)
-        images[split] = len(part)
+        images[split], captions[split] = len(part), sum(map(len, tokenized.sentences))
         for record, sentences in zip(part, tokenized.sentences, strict=True):
             per_image[len(sentences)] += 1
+            lengths.update(map(len, sentences))
             for caption, sentence in zip(record.captions, sentences, strict=True):
-                lengths[len(sentence)] += 1
                 if len(sentence) > max_words:
                     problems.add("long", f"{record.image_id}: {len(sentence)} words: {caption!r}")
-        captions[split] = sum(map(len, tokenized.sentences))
         if split == TRAIN:
             vocabulary["different_words"] = len(tokenized.words)
-            try:
+            with suppress(DataError):  # no word is frequent enough
                 known = set(Vocabulary.build(tokenized, min_count).plain_words)
-            except DataError:  # no word is frequent enough
-                continue
             vocabulary["words"] = len(known)
         else:
             coverage[split] = _coverage(tokenized, known)
@@ -60,20 +58,20 @@ def statistics(
 
 def _coverage(tokenized: TokenizedCaptions, known: set[str]) -> dict[str, float]:
     """The percentages of words in the vocabulary, and of captions with only such words."""
-    shares = [[word in known for word in sentence] for sentence in tokenized]
-    words = [is_known for sentence in shares for is_known in sentence]
+    captions = [[word in known for word in sentence] for sentence in tokenized]
+    words = list(chain(*captions))
     return {
         "words": round(100 * sum(words) / max(len(words), 1), 2),
-        "captions": round(100 * sum(map(all, shares)) / max(len(shares), 1), 2),
+        "captions": round(100 * sum(map(all, captions)) / max(len(captions), 1), 2),
     }
 
 
 def summary(counts: Counter[int]) -> dict[str, Any]:
     """Least, mean, median and largest of some values, given how often each occurs; 0 without values."""
-    values = np.sort(np.fromiter(counts.elements(), int)) if counts else np.zeros(1, int)
+    values = sorted(counts.elements()) or [0]
     return {
-        "least": int(values[0]),
-        "mean": round(float(values.mean()), 2),
-        "median": int(values[(len(values) - 1) // 2]),
-        "most": int(values[-1]),
+        "least": values[0],
+        "mean": round(fmean(values), 2),
+        "median": median_low(values),
+        "most": values[-1],
     }

@@ -19,12 +19,8 @@ def read_coco(root: Path, problems: Problems, year: str = "") -> Iterator[Record
 
     The part of a file's name after ``captions_`` is the name of its image folder and begins with the
     split. If there is only one split, it is split by hash.
-
-    Args:
-        root: the folder.
-        problems: receives the problems of single files and images.
-        year: ``2014`` or ``2017``; by default 2014 if both exist. The years are never mixed, because
-            they are different splits of the same photos.
+    ``year`` is ``2014`` or ``2017``; by default it is 2014 if both exist. The years are never mixed,
+    because they are different splits of the same photos.
     """
     files = {
         file: split

@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,11 @@ MAX_BYTES = 2 << 30  # of a text or JSON file
 
 MALFORMED = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError)
 """The exceptions that JSON with an unexpected structure can raise when it is used."""
+
+IMAGE_FOLDERS = (
+    *("Flicker8k_Dataset", "Flickr8k_Dataset"),
+    *("flickr30k-images", "flickr30k_images", "Images", "images"),
+)
 
 # "restval" are the images of COCO's val2014 that Karpathy adds to the training split.
 _SPLIT_ALIASES = {"restval": TRAIN, "dev": VAL, "valid": VAL, "validation": VAL}
@@ -57,11 +62,11 @@ def parse_json(text: str | bytes) -> Any:
     """Parse JSON like ``json.loads``, but every error is a ValueError with a plain message."""
     try:
         return json.loads(text)
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        raise
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
     except ValueError as error:
+        if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
+            raise
         raise ValueError("a number has thousands of digits") from error
 
 
@@ -94,21 +99,22 @@ def find_file(root: Path, *names: str) -> Path | None:
     return None
 
 
-def find_image_folder(root: Path, names: Sequence[str], example: str) -> Path:
-    """The folder with one of these names that contains the file ``example``.
+def find_image_folder(root: Path, example: str) -> Path:
+    """The image folder of Flickr8k or Flickr30k that contains the file ``example``.
 
     It may be in ``root`` or one of its folders, or nested in a folder of the same name, as some
     archives unpack. DataError if there is none.
     """
     folders = [
         folder
-        for name in names
+        for name in IMAGE_FOLDERS
         for pattern in (name, f"*/{name}", f"{name}/{name}", f"*/{name}/{name}")
         for folder in sorted(root.glob(pattern))
         if folder.is_dir()
     ]
     if not folders:
-        raise DataError(f"no image folder under '{root}'; expected one of: {', '.join(names)}")
+        names = ", ".join(IMAGE_FOLDERS)
+        raise DataError(f"no image folder under '{root}'; expected one of: {names}")
     # Not Path.is_file, which raises if the name is too long.
     holding = (folder for folder in folders if os.path.isfile(folder / example))  # noqa: PTH113
     return next(holding, folders[0])

@@ -5,7 +5,7 @@ docs/data.md shows the files of both.
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 
 from captioner import paths
@@ -17,14 +17,10 @@ from captioner.data.readers.files import (
     read_lines,
 )
 from captioner.data.readers.problems import Problems
-from captioner.data.records import TEST, TRAIN, VAL, Record
+from captioner.data.records import SPLITS, TEST, TRAIN, VAL, Record
 from captioner.errors import DataError
 
-FOLDERS_8K = ("Flicker8k_Dataset", "Flickr8k_Dataset", "Images", "images")
-FOLDERS_30K = ("flickr30k-images", "flickr30k_images", "Images", "images")
-
 Captions = dict[str, list[str]]  # by image name
-CaptionReader = Callable[[Path, Problems], Iterator[tuple[str, str]]]
 
 # The rest of a row without a separator between number and caption; results.csv has one such row.
 _MERGED = re.compile(r"\s*\d+\s+(\S.*)")
@@ -36,10 +32,9 @@ def read_flickr8k(root: Path, problems: Problems) -> Iterator[Record]:
     The first is the original archive, the second the repackaged one. Without split lists, images are
     split by a hash of their names.
     """
-    readers = {"Flickr8k.token.txt": _read_tokens, "captions.txt": _read_table}
     parts = {TRAIN: "train", VAL: "dev", TEST: "test"}
     lists = {split: f"Flickr_8k.{part}Images.txt" for split, part in parts.items()}
-    return _read(root, FOLDERS_8K, readers, lists, problems)
+    return _read(root, ("Flickr8k.token.txt", "captions.txt"), lists, problems)
 
 
 def read_flickr30k(root: Path, problems: Problems) -> Iterator[Record]:
@@ -48,30 +43,23 @@ def read_flickr30k(root: Path, problems: Problems) -> Iterator[Record]:
     The data set has no splits. The lists ``train.txt``, ``val.txt`` and ``test.txt`` of Flickr30k
     Entities are used if they exist, otherwise a hash of the names.
     """
-    readers = {
-        "results_20130124.token": _read_tokens,
-        "results.csv": _read_table,
-        "captions.txt": _read_table,
-    }
-    lists = {split: f"{split}.txt" for split in (TRAIN, VAL, TEST)}
-    return _read(root, FOLDERS_30K, readers, lists, problems)
+    texts = ("results_20130124.token", "results.csv", "captions.txt")
+    return _read(root, texts, {split: f"{split}.txt" for split in SPLITS}, problems)
 
 
 def _read(
-    root: Path,
-    folders: tuple[str, ...],
-    readers: Mapping[str, CaptionReader],
-    lists: Mapping[str, str],
-    problems: Problems,
+    root: Path, texts: tuple[str, ...], lists: Mapping[str, str], problems: Problems
 ) -> Iterator[Record]:
+    """Read the first of the caption files ``texts`` that exists, and the lists of the splits."""
     captions: Captions = defaultdict(list)
-    file = find_file(root, *readers)
+    file = find_file(root, *texts)
     if file is None:
-        *others, last = (f"'{name}'" for name in readers)
+        *others, last = (f"'{name}'" for name in texts)
         raise DataError(f"neither {', '.join(others)} nor {last} found under '{root}'")
     problems.sources.append(file)
+    read = _read_tokens if "token" in file.name else _read_table
     with problems.collect_file_errors():
-        for name, caption in readers[file.name](file, problems):
+        for name, caption in read(file, problems):
             captions[name].append(caption)
     if not captions:
         return
@@ -82,7 +70,7 @@ def _read(
         # Flickr8k has captions of "….jpg.1", a file that does not exist.
         names = [name for name in captions if PurePath(name).suffix.lower() in paths.SUFFIXES]
         split_of = {name: hash_split(name) for name in names}
-    folder = find_image_folder(root, folders, next(iter(split_of), ""))
+    folder = find_image_folder(root, next(iter(split_of), ""))
     kind = "not-captioned" if list_files else "no-captions"
     for name, split in split_of.items():
         yield problems.record(name, folder / name, name, captions.get(name, ()), split, kind)
@@ -110,7 +98,7 @@ def _read_lists(
 
 
 def _read_tokens(file: Path, problems: Problems) -> Iterator[tuple[str, str]]:
-    """``name.jpg#0<TAB>caption`` lines."""
+    """The name and the caption of ``name.jpg#0<TAB>caption`` lines."""
     for number, line in enumerate(read_lines(file), 1):
         key, tab, caption = line.partition("\t")
         name, hash_sign, _ = key.rpartition("#")
@@ -121,7 +109,7 @@ def _read_tokens(file: Path, problems: Problems) -> Iterator[tuple[str, str]]:
 
 
 def _read_table(file: Path, problems: Problems) -> Iterator[tuple[str, str]]:
-    """Rows under the header ``image,caption`` or ``image_name,comment_number,comment``.
+    """The name and the caption of rows with the columns image and caption, or also their number.
 
     captions.txt is CSV; results.csv separates the columns by bars and has no quotes.
     """

@@ -6,7 +6,6 @@ docs/data.md shows the file. The Flickr files have neither ``filepath`` nor ``co
 from collections.abc import Iterator
 from pathlib import Path
 
-from captioner.data.readers import flickr
 from captioner.data.readers.files import (
     MALFORMED,
     find_file,
@@ -19,8 +18,7 @@ from captioner.data.readers.problems import Problems
 from captioner.data.records import TRAIN, Record
 from captioner.errors import DataError
 
-_FOLDERS = {"flickr8k": flickr.FOLDERS_8K, "flickr30k": flickr.FOLDERS_30K}
-SETS = ("coco", *_FOLDERS)
+SETS = ("coco", "flickr8k", "flickr30k")
 Row = tuple[int | str, str, object, list[str]]  # id, name with its folder, split, captions
 
 
@@ -30,11 +28,7 @@ def read_karpathy(root: Path, problems: Problems, dataset: str = "") -> Iterator
     The file may be in ``root`` or one of its folders. COCO's images are in ``train2014`` and
     ``val2014``, Flickr's in the folders of their own data sets. ``restval`` joins ``train``, as in the
     papers: 113,287, 5,000 and 5,000 images.
-
-    Args:
-        root: the folder.
-        problems: receives the problems of single images.
-        dataset: one of the three; required if ``root`` contains several.
+    ``dataset`` is one of the three; it is required if ``root`` contains several.
     """
     files = {s: f for s in SETS if (f := find_file(root, f"dataset_{s}.json"))}
     if not dataset and len(files) > 1:
@@ -52,7 +46,7 @@ def read_karpathy(root: Path, problems: Problems, dataset: str = "") -> Iterator
         rows = _rows(files[dataset])
     folder = root
     if rows and "/" not in rows[0][1]:  # names of COCO include their folder
-        folder = find_image_folder(root, _FOLDERS.get(dataset, flickr.FOLDERS_30K), rows[0][1])
+        folder = find_image_folder(root, rows[0][1])
     for image_id, name, split_name, captions in rows:
         if (split := parse_split(split_name)) is None:
             problems.add("no-split", f"{name}: {split_name!r:.80}")

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +32,12 @@ KINDS = {
 _TOLERATED = {"no-words"}  # the image has other captions, or is listed under "no-captions"
 
 
-@dataclass
 class Problems:
-    """Collects problems while a data set is read.
+    """Collects problems while a data set is read."""
 
-    Attributes:
-        found: the problems by kind; no list is empty.
-        sources: the files that define the data set.
-    """
-
-    found: dict[str, list[str]] = field(default_factory=dict)
-    sources: list[Path] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.found: dict[str, list[str]] = {}  # by kind; no list is empty
+        self.sources: list[Path] = []  # the files that define the data set
 
     def add(self, kind: str, *items: object) -> None:
         """Add problems of one of the `KINDS`."""
@@ -74,8 +68,7 @@ class Problems:
         """Build a record; add a problem for each caption without words, or if no caption is left.
 
         A caption without words, such as "...", would train a model to generate empty captions.
-        Problems call the image ``name``. ``without_captions`` is the kind of problem of an image
-        without captions.
+        ``name`` is how problems call the image, ``without_captions`` the kind of the second problem.
         """
         captions = [CONTROL.sub(" ", caption).strip() for caption in captions]
         usable = tuple(caption for caption in captions if any(map(str.isalnum, caption)))
@@ -93,11 +86,7 @@ class Problems:
         ]
 
     def check(self) -> None:
-        """Raise one error for all problems that prevent training; it names three items of each kind.
-
-        Raises:
-            DataError: there are such problems.
-        """
+        """Raise one DataError for all problems that prevent training, with three items of each kind."""
         kinds = []
         for kind, items in self.found.items():
             if kind not in _TOLERATED:
