@@ -44,20 +44,19 @@ class Endpoints:
             {"caption": c.text, "log_prob": round(c.log_prob, 4), "score": round(exp(c.score), 4)}
             for c in answer.captions[1:]
         ]
-        return answer.captions[0].to_dict() | {"alternatives": alternatives}
+        return answer.caption.to_dict() | {"alternatives": alternatives}
 
     def explain(
         self, photo: str | None, sentence: str, model: str, layer: int, head: int
     ) -> dict[str, Any]:
         """Return the attention weights of each word, as `captioner explain` writes them to JSON."""
         answer = self._models.answer(photo, model, sentence)
-        return overlay.record(answer.captions[0], Style(layer=select(layer), head=select(head)))
+        return overlay.record(answer.caption, Style(layer=select(layer), head=select(head)))
 
     def redraw(self, photo: str | None, sentence: str, model: str) -> dict[str, Any]:
         """Like /explain, but hard attention samples new cells in each call."""
-        answer = self._models.answer(photo, model, sentence)
-        text = answer.captions[0].text
-        return overlay.record(self._models.redraw(answer.photo, text, model))
+        text = sentence.strip() or self._models.answer(photo, model).caption.text
+        return overlay.record(self._models.redraw(photo, text, model))
 
     def overlay(
         self, photo: str | None, word: int, sentence: str, model: str, opacity: Number,
@@ -66,8 +65,8 @@ class Endpoints:
         """Draw the attention map of one word on the photo, as a PNG file of the same size."""
         answer = self._models.answer(photo, model, sentence)
         style = style_of(layer, head, opacity, scale, smoothing)
-        drawn = overlay.blend(answer.captions[0], word, answer.photo.image, style)
-        return write_image(drawn, answer.photo)
+        drawn = overlay.blend(answer.caption, word, answer.photo, style)
+        return write_image(drawn, answer.caption)
 
     def export(
         self, photo: str | None, form: str, sentence: str, model: str, opacity: Number,
@@ -76,13 +75,13 @@ class Endpoints:
         """Export the attention maps of all words as one file."""
         answer = self._models.answer(photo, model, sentence)
         style = style_of(layer, head, opacity, scale, smoothing)
-        return write_export(answer.captions[0], answer.photo, form, style)
+        return write_export(answer.caption, answer.photo, form, style)
 
     def past(self, photo: str | None, sentence: str, model: str, layer: int, head: int) -> str:
         """Draw how much each word attends to the earlier words, as a PNG file."""
         answer = self._models.answer(photo, model, sentence)
-        matrix = overlay.word_attention(answer.captions[0], select(layer), select(head))
-        return write_image(matrix, answer.photo)
+        matrix = overlay.word_attention(answer.caption, select(layer), select(head))
+        return write_image(matrix, answer.caption)
 
 
 def add_endpoints(models: Models) -> None:

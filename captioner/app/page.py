@@ -64,12 +64,12 @@ def _text(*files: Path) -> str:
     return "\n".join(file.read_text("utf-8") for file in files)
 
 
+# Arguments of ``launch`` for this page.
 LOOK: dict[str, Any] = {
     "theme": THEME,
     "css": _text(OVERLAY / "map.css", FOLDER / "page.css"),
     "js": "() => {\n" + _text(OVERLAY / "map.js", FOLDER / "page.js") + "}",
 }
-"""Arguments of ``launch`` for this page."""
 
 
 def build(models: Models, examples: Sequence[Example]) -> gr.Blocks:
@@ -111,10 +111,7 @@ def build(models: Models, examples: Sequence[Example]) -> gr.Blocks:
 
 
 def _settings(models: Models) -> tuple[list[Any], list[Any], list[Any]]:
-    """Add the controls; return those of the query, those of the style, and ``changes``.
-
-    ``changes`` are the listeners of ``Stage.connect``.
-    """
+    """Add the controls; return ``query``, ``style`` and ``changes`` for ``Stage.connect``."""
     name = gr.Dropdown(models.names, value=models.names[0], label="Model")
     other = gr.Dropdown([NONE, *models.names], value=NONE, label="Compare with")
     sentence = gr.Textbox(

@@ -12,7 +12,7 @@ import numpy as np
 
 from captioner import overlay
 from captioner.app.example_photos import Example
-from captioner.app.served_models import CONCURRENCY, Answer, Models, read
+from captioner.app.served_models import CONCURRENCY, Answer, Models, preview
 from captioner.app.upload import write_export, write_image
 from captioner.errors import CaptionerError, UsageError
 from captioner.overlay import Style, export
@@ -55,11 +55,7 @@ def style_of(
 
 
 class Panel:
-    """The components below one model's photo; built inside ``gr.Blocks``.
-
-    Args:
-        number: 1 or 2, the side of the page; used in the ids of the components.
-    """
+    """The components below one model's photo, numbered by its side; built inside ``gr.Blocks``."""
 
     def __init__(self, number: int) -> None:
         with gr.Column(visible=False, min_width=300) as self.column:
@@ -124,14 +120,10 @@ class Stage:
         query: list[Any],
         style: list[Any],
     ) -> None:
-        """Connect the stage with the controls of the page.
+        """Connect the stage with the controls of the page: of ``ask`` and of ``style_of``.
 
-        Args:
-            new_photo: listens to the events after which there is a new photo.
-            path: its file.
-            changes: listen to the events after which the models answer again.
-            query: both models, sentence, beam size and length penalty.
-            style: the controls of ``style_of``.
+        ``new_photo`` listens to the events after which there is a new photo at ``path``; ``changes``
+        listen to those after which the models answer again.
         """
         busy = "() => document.querySelector('#stage')?.classList.add('busy')"
         idle = "() => document.querySelector('#stage')?.classList.remove('busy')"
@@ -187,7 +179,7 @@ class Stage:
             for name in (model, other)
             if name in self.models.names
         ]
-        kept = tuple(replace(answer, photo=answer.photo.preview()) for answer in answers)
+        kept = tuple(replace(answer, photo=preview(answer.photo)) for answer in answers)
         return self.show(replace(session, answers=kept), *style)
 
     def choose(self, side: int, session: Session, chosen: int, *style: Any) -> Update:
@@ -201,7 +193,7 @@ class Stage:
     def sample(self, side: int, session: Session, *style: Any) -> Update:
         """Sample the cells of hard attention again for the shown caption."""
         answer = session.answers[side]
-        sampled = self.models.redraw(read(session.path), answer.caption.text, answer.model)
+        sampled = self.models.redraw(session.path, answer.caption.text, answer.model)
         return self._change(side, session, style, sampled=sampled)
 
     def _change(self, side: int, session: Session, style: Sequence[Any], **changes: Any) -> Update:
@@ -226,16 +218,16 @@ class Stage:
         badge = "Your sentence" if answer.given else ""
         if answer.sampled is not None:
             badge = "Sampled cells"
-        credit = self.credits.get(answer.photo.name, "")
+        credit = self.credits.get(answer.caption.image or "", "")
         shown = _within(style, answer.caption.layers)
-        return fragment(answer.caption, answer.photo.image, shown, badge, credit)
+        return fragment(answer.caption, answer.photo, shown, badge, credit)
 
     def draw_past(self, side: int, session: Session, *style: Any) -> Any:
         """Draw the attention of each word to the earlier words."""
         answer = session.answers[side]
         shown = _within(style_of(*style), answer.caption.past)
         matrix = overlay.word_attention(answer.caption, shown.layer, shown.head)
-        return write_image(matrix, answer.photo)
+        return write_image(matrix, answer.caption)
 
     def save(self, side: int, name: str, session: Session, *style: Any) -> str:
         """Write an export of the shown caption."""

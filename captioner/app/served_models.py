@@ -28,40 +28,15 @@ PREVIEW_SIDE = 1024  # longest side in pixels of the photo that an open page kee
 
 
 @dataclass(frozen=True, eq=False)
-class Photo:
-    """An uploaded photo: its file name without folders, and the upright RGB image or a JPEG of it."""
-
-    name: str
-    image: Image.Image | bytes
-
-    def preview(self) -> "Photo":
-        """Return the photo as a JPEG of the size that a page shows, which takes little memory."""
-        small = images.load(self.image)
-        small.thumbnail((PREVIEW_SIDE, PREVIEW_SIDE), Image.Resampling.LANCZOS)
-        stream = BytesIO()
-        small.save(stream, "JPEG", quality=90)
-        return replace(self, image=stream.getvalue())
-
-
-@dataclass(frozen=True, eq=False)
 class Answer:
-    """A photo and its captions by one model, and which of them the page shows.
-
-    Attributes:
-        model: name of the model.
-        photo: the photo.
-        captions: those of the beam search, best first, or the sentence that the user wrote.
-        given: whether the user wrote the sentence.
-        chosen: index of the shown caption.
-        sampled: the shown caption with newly sampled cells, if they are shown.
-    """
+    """A photo and its captions by one model, and which of them the page shows."""
 
     model: str
-    photo: Photo
-    captions: tuple[Caption, ...]
-    given: bool = False
-    chosen: int = 0
-    sampled: Caption | None = None
+    photo: images.Source
+    captions: tuple[Caption, ...]  # of the beam search, best first, or one written by the user
+    given: bool = False  # whether the user wrote it
+    chosen: int = 0  # the index of the shown caption
+    sampled: Caption | None = None  # the shown caption with newly sampled cells
 
     @property
     def caption(self) -> Caption:
@@ -69,31 +44,30 @@ class Answer:
         return self.sampled or self.captions[self.chosen]
 
 
-def read(path: str | Path | None) -> Photo:
-    """Read an uploaded photo.
-
-    Raises:
-        UsageError: there is no photo.
-        ImageError: the photo cannot be read; the message does not contain its folder on the server.
-    """
+def read(path: str | Path | None) -> tuple[str, Image.Image]:
+    """Return the name and the upright RGB image of an upload; errors do not name its folder."""
     if path is None:
         raise UsageError("no photo given; upload one")
     try:
-        return Photo(Path(path).name, images.load(path, max_pixels=MAX_PIXELS))
+        return Path(path).name, images.load(path, max_pixels=MAX_PIXELS)
     except ImageError as error:
         problem = str(error).removeprefix(images.name_of(path))
         raise ImageError(f"{images.name_of(Path(path).name)}{problem}") from error
 
 
+def preview(photo: images.Source) -> bytes:
+    """Return a photo as a JPEG of the size that a page shows, which takes little memory."""
+    small, stream = images.load(photo), BytesIO()
+    small.thumbnail((PREVIEW_SIDE, PREVIEW_SIDE), Image.Resampling.LANCZOS)
+    small.save(stream, "JPEG", quality=90)
+    return stream.getvalue()
+
+
 class Models:
     """Predictors by name: the given models are loaded at once, the bundled ones when first used.
 
-    Thread-safe. All methods raise ``UsageError`` if a model does not exist, or if a number or
-    sentence is out of range.
-
-    Args:
-        given: bundled names, model folders, run folders or ``.ckpt`` files.
-        device: a device, as for ``captioner.load``.
+    Models and devices are given as for ``captioner.load``. All methods can be called from several
+    threads, and raise ``UsageError`` for an unknown model or a number or sentence out of range.
     """
 
     def __init__(self, given: Sequence[str] = (), device: str = "auto") -> None:
@@ -140,45 +114,43 @@ class Models:
         length_penalty: float | int = OWN,
         details: bool = True,
     ) -> Answer:
-        """Caption an uploaded photo, or explain a sentence about it.
+        """Caption an uploaded photo, or explain a sentence about it if there is one.
 
-        Args:
-            path: the upload.
-            model: a name from ``names``.
-            sentence: a sentence to explain; empty for the captions that beam search finds.
-            beam_size: from 1 to 20; -1 for the model's own.
-            length_penalty: from 0 to 3; -1 for the model's own.
-            details: also return weights per layer and head, and attention to earlier words.
+        Beam size or length penalty -1 means the model's own. With ``details``, captions have weights
+        per layer and head, and attention to earlier words.
         """
-        photo = read(path)
+        name, photo = read(path)
         predictor = self.get(model)
         if sentence.strip():
-            return Answer(model, photo, (_explain(predictor, photo, sentence),), given=True)
-        given = {"beam_size": beam_size, "length_penalty": length_penalty}
-        options = {name: value for name, value in given.items() if value != OWN}
-        for option, value in options.items():
-            check(option, value, SEARCH[option])
-        decoding = predictor.decoding.with_options(options)
-        details = details and not predictor.draws_locations
-        (best,) = predictor.captions([photo.image], decoding, details=details)
-        if isinstance(best, ImageError):
-            raise best
-        captions = (best, *best.alternatives)
-        return Answer(model, photo, tuple(replace(c, image=photo.name) for c in captions))
+            captions = [_explain(predictor, photo, sentence)]
+        else:
+            given = {"beam_size": beam_size, "length_penalty": length_penalty}
+            options = {option: value for option, value in given.items() if value != OWN}
+            for option, value in options.items():
+                check(option, value, SEARCH[option])
+            decoding = predictor.decoding.with_options(options)
+            detailed = details and not predictor.draws_locations
+            (best,) = predictor.captions([photo], decoding, details=detailed)
+            if isinstance(best, ImageError):
+                raise best
+            captions = [best, *best.alternatives]
+        named = tuple(replace(caption, image=name) for caption in captions)
+        return Answer(model, photo, named, given=bool(sentence.strip()))
 
-    def redraw(self, photo: Photo, sentence: str, model: str) -> Caption:
+    def redraw(self, path: str | None, sentence: str, model: str) -> Caption:
         """Explain a sentence; hard attention samples a new cell for each word in every call."""
+        name, photo = read(path)
         _, sampler = self._load(model)
         if sampler is None:
             raise UsageError(f"{model} has no hard attention to sample; choose another model")
-        return _explain(sampler, photo, sentence)
+        return replace(_explain(sampler, photo, sentence), image=name)
 
 
-def _explain(predictor: Predictor, photo: Photo, sentence: str) -> Caption:
+def _explain(predictor: Predictor, photo: images.Source, sentence: str) -> Caption:
     # The time grows with the square of the number of words.
     if len(sentence.split()) > MAX_WORDS or len(sentence) > 10 * MAX_WORDS:
         raise UsageError(f"expected a sentence of at most {MAX_WORDS} words; shorten it")
-    return replace(predictor.explain(photo.image, sentence), image=photo.name)
+    return predictor.explain(photo, sentence)
 
 
 def _unique_name(model: str, taken: dict[str, str]) -> str:

@@ -42,11 +42,8 @@ LAUNCH: dict[str, Any] = {
 class Gate:
     """Refuse requests for other hosts, and answer requests that cannot be parsed with status 400.
 
-    A page of another site could otherwise reach a server on this machine by DNS rebinding.
-
-    Args:
-        app: the application.
-        hosts: host names without port; empty for all.
+    A page of another site could otherwise reach a server on this machine by DNS rebinding. Hosts are
+    given without port; an empty list allows all.
     """
 
     def __init__(self, app: ASGIApp, hosts: Collection[str] = ()) -> None:
@@ -91,13 +88,7 @@ def serving(
 ) -> Iterator[str]:
     """Run the app and yield its address; uploads and drawings are deleted at the end.
 
-    Args:
-        models: the models.
-        host: the address to listen on; ``0.0.0.0`` for the whole network.
-        port: the port to listen on; None for a free one from 7860.
-        given: images to offer as examples instead of the bundled ones.
-        allowed_hosts: names in the ``Host`` header to answer. On a loopback address, only these and
-            ``localhost``, ``127.0.0.1`` and ``[::1]`` are answered; elsewhere, all if there are none.
+    Port None means a free one from 7860. ``given`` are images to offer as examples.
 
     Raises:
         UsageError: the port is in use, or the host is not an address of this machine.
@@ -122,7 +113,7 @@ def serving(
 
 
 def hosts_to_answer(address: str, allowed: Sequence[str]) -> list[str]:
-    """Return the host names to answer on an address; empty for all."""
+    """Return the names in the ``Host`` header to answer on an address; empty for all."""
     try:
         local = ipaddress.ip_address(address.strip("[]")).is_loopback
     except ValueError:

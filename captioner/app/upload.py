@@ -14,9 +14,9 @@ from gradio.data_classes import ImageData
 from gradio.utils import get_upload_folder
 from PIL import Image
 
-from captioner.app.served_models import Photo
 from captioner.caption import Caption
 from captioner.errors import CaptionerError
+from captioner.images import Source
 from captioner.overlay import Style, export
 
 P = ParamSpec("P")
@@ -76,21 +76,23 @@ def show_errors(function: Callable[P, R]) -> Callable[P, R]:
     return handler
 
 
-def write_export(caption: Caption, photo: Photo, name: str, style: Style) -> str:
+def write_export(caption: Caption, photo: Source, name: str, style: Style) -> str:
     """Write the first file of an export format and return its path."""
     (chosen, *_) = export.formats([name])
-    file = _new_file(photo, chosen.suffix)
-    file.write_bytes(chosen.render(caption, photo.image, style) or b"")
+    file = _new_file(caption, chosen.suffix)
+    file.write_bytes(chosen.render(caption, photo, style) or b"")
     return str(file)
 
 
-def write_image(image: Image.Image, photo: Photo) -> str:
+def write_image(image: Image.Image, caption: Caption) -> str:
     """Write an image as PNG and return its path."""
-    file = _new_file(photo, ".png")
+    file = _new_file(caption, ".png")
     image.save(file)
     return str(file)
 
 
-def _new_file(photo: Photo, suffix: str) -> Path:
+def _new_file(caption: Caption, suffix: str) -> Path:
     """Return a path named after the photo in a new folder that Gradio serves and later deletes."""
-    return Path(tempfile.mkdtemp(dir=get_upload_folder())) / (Path(photo.name).stem + suffix)
+    return Path(tempfile.mkdtemp(dir=get_upload_folder())) / (
+        Path(caption.image or "").stem + suffix
+    )

@@ -5,9 +5,8 @@ This module imports nothing heavy; the function of a format is imported when it 
 
 import importlib
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from captioner.errors import UsageError, unknown
 
@@ -17,27 +16,18 @@ if TYPE_CHECKING:
     from captioner.overlay.style import Style
 
 
-@dataclass(frozen=True)
-class ExportFormat:
-    """A file that shows the attention of one caption.
+class ExportFormat(NamedTuple):
+    """A file that shows the attention of one caption."""
 
-    Attributes:
-        name: what users call it; formats with the same name are written together.
-        suffix: the end of the file name.
-        function: ``module:function`` in this package. The function takes a caption, its image and a
-            ``Style`` and returns the content of the file, or None if the caption has nothing to show.
-    """
-
-    name: str
+    name: str  # formats with the same name are written together
     suffix: str
-    function: str
+    function: str  # ``module:function`` in this package, called by ``render``
 
     def render(self, caption: "Caption", image: "Source | None", style: "Style") -> bytes | None:
         """Return the content of the file, or None if the caption has nothing to show."""
         module, _, name = self.function.partition(":")
-        function: Callable[[Caption, Source | None, Style], bytes | None] = getattr(
-            importlib.import_module(f"captioner.overlay.{module}"), name
-        )
+        function: Callable[..., bytes | None]
+        function = getattr(importlib.import_module(f"captioner.overlay.{module}"), name)
         return function(caption, image, style)
 
 

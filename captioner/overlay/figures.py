@@ -46,11 +46,7 @@ def figure(
 ) -> Image.Image:
     """Return a figure: the photo and the maps of the content words, then those of the other words.
 
-    Args:
-        caption: a caption.
-        photo: the image, if the caption has no path.
-        style: how to draw; with ``content_words``, the other words are left out.
-        dpi: pixels per inch.
+    ``photo`` is the image, if the caption has no path; ``dpi`` are pixels per inch.
     """
     return Image.open(BytesIO(_file(_plot(caption, photo, style), "png", dpi))).convert("RGB")
 
@@ -60,10 +56,8 @@ def word_attention(
 ) -> Image.Image:
     """Return a heat map with a row per written word and a column per word that it attends to.
 
-    Args:
-        caption: a caption with details, from a decoder with self-attention or intra-attention.
-        layer: index of the layer, from 0; None for the mean over layers.
-        head: index of the head, from 0; None for the mean over heads.
+    Layers and heads are counted from 0; None means the mean over them. The caption must have
+    details and come from a decoder that attends to words.
     """
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -105,13 +99,10 @@ figure_png, figure_svg, figure_pdf = (partial(_export, kind) for kind in ("png",
 
 
 def word_attention_png(caption: Caption, _: images.Source | None, style: Style) -> bytes | None:
-    """Return ``word_attention`` as a PNG file, or None if there is none; an export format.
-
-    Heads are averaged, because the style's head is one of the heads that attend to the image.
-    """
+    """Return ``word_attention`` as a PNG file, or None if there is none; an export format."""
     if caption.past is None:
         return None
-    stream = BytesIO()
+    stream = BytesIO()  # without the style's head, which is one that attends to the image
     word_attention(caption, style.layer).save(stream, "PNG")
     return stream.getvalue()
 

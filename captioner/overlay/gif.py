@@ -21,10 +21,9 @@ def animation(
 ) -> bytes:
     """Return an endless GIF: the photo, then the map of each word, with cross-fades between them."""
     image = load_image(caption, photo, SIDES)
-    words = content_words(caption) if style.content_words else list(range(len(caption.words)))
+    words = content_words(caption) if style.content_words else range(len(caption.words))
     width = max(image.width, MIN_WIDTH)
-    shown = [_frame(caption, None, image, width, style)]
-    shown += [_frame(caption, index, image, width, style) for index in words]
+    shown = [_frame(caption, index, image, width, style) for index in (None, *words)]
     frames, times = [], []
     for frame, following in zip(shown, [*shown[1:], shown[0]], strict=True):
         frames.append(frame)

@@ -48,18 +48,12 @@ def load_image(
 
 
 def blend(
-    caption: Caption,
-    index: int,
-    photo: images.Source | None = None,
-    style: Style = DEFAULT_STYLE,
+    caption: Caption, index: int, photo: images.Source | None = None, style: Style = DEFAULT_STYLE
 ) -> Image.Image:
     """Return the image with the attention map of one word, in the size of the image.
 
-    Args:
-        caption: a caption.
-        index: index of the word, from 0.
-        photo: the image, if the caption has no path.
-        style: how to draw. A map with its own scale is labelled in the corner.
+    Words are counted from 0. ``photo`` is the image, if the caption has no path. A map with its own
+    scale is labelled in the corner.
     """
     if not 0 <= index < len(caption.words):
         raise UsageError(f"words are counted from 0 to {len(caption.words) - 1}, got {index}")
@@ -139,12 +133,8 @@ def peaks(caption: Caption, style: Style) -> list[float]:
     The maximum is taken after smoothing, because a gaussian lowers it. In ``glow``, it is at least
     three times even attention, so that nearly even maps hardly glow.
     """
-    rows, columns = caption.geometry.grid
-    smoothing = effective_smoothing(caption, style)
-    maxima = [
-        float(upsample(weights, (columns, rows), smoothing).max())
-        for weights in maps(caption, style)
-    ]
+    size, smoothing = caption.geometry.grid[::-1], effective_smoothing(caption, style)
+    maxima = [float(upsample(cells, size, smoothing).max()) for cells in maps(caption, style)]
     if style.scale == "own":
         return [max(maximum, 1.05 * lowest(caption, style)) for maximum in maxima]
     return [max([*maxima, LEAST_PEAK * lowest(caption, style)])] * len(maxima)
@@ -193,9 +183,8 @@ def _border(cells: Bool[np.ndarray, "rows columns"]) -> list[Line]:
     padded = np.pad(cells, 1)
     horizontal = (padded[:-1] != padded[1:])[:, 1:-1]
     vertical = (padded[:, :-1] != padded[:, 1:])[1:-1]
-    lines = [(float(x), float(y), float(x) + 1, float(y)) for y, x in np.argwhere(horizontal)]
-    lines += [(float(x), float(y), float(x), float(y) + 1) for y, x in np.argwhere(vertical)]
-    return lines
+    lines = [(x, y, x + 1, y) for y, x in np.argwhere(horizontal).astype(float).tolist()]
+    return lines + [(x, y, x, y + 1) for y, x in np.argwhere(vertical).astype(float).tolist()]
 
 
 def _draw_outlines(image: Image.Image, caption: Caption, index: int, style: Style) -> None:

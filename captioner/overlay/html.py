@@ -43,12 +43,8 @@ def page(
     """Return an HTML page that shows the map of the word under the pointer.
 
     Captions, paths and model names are escaped, and the content security policy of the page allows
-    only its own script and style sheet.
-
-    Args:
-        captions: one or more captions.
-        photos: the images in the same order, if the captions have no paths.
-        style: how to draw; the reader can change opacity and scale.
+    only its own script and style sheet. ``photos`` are the images in the order of the captions, if
+    these have no paths. The reader of the page can change opacity and scale.
     """
     if not captions:
         raise UsageError("a page needs one caption or more")
@@ -88,12 +84,8 @@ def fragment(
 ) -> str:
     """Return one caption as HTML for a page that has ``map.js`` and ``map.css``.
 
-    Args:
-        caption: a caption.
-        photo: the image, if the caption has no path.
-        style: how to draw.
-        badge: a label for the kind of sentence, such as "Your sentence".
-        credit: title, author and licence of the photo.
+    ``badge`` is a label for the kind of sentence, such as "Your sentence"; ``credit`` is the title,
+    author and licence of the photo.
     """
     item = _item(caption, photo, style) | {"badge": badge, "credit": credit}
     item["data"]["drawn"] = time.monotonic_ns()  # the script starts anew if the data change

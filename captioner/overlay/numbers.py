@@ -15,9 +15,6 @@ from captioner.overlay.style import DEFAULT_STYLE, Style, describe_mechanism, en
 def record(caption: Caption, style: Style = DEFAULT_STYLE) -> dict[str, Any]:
     """Return a caption and the weights of its grid cells as a JSON object."""
     weights = maps(caption, style)
-    words = zip(
-        caption.words, caption.word_log_probs, entropies(weights).tolist(), weights, strict=True
-    )
     return {
         "image": caption.image,
         "size": [caption.geometry.width, caption.geometry.height],
@@ -29,12 +26,12 @@ def record(caption: Caption, style: Style = DEFAULT_STYLE) -> dict[str, Any]:
             {
                 "word": word,
                 **({"unknown": True} if index in caption.unknown else {}),
-                "log_prob": round(log_prob, 4),
-                "entropy": round(entropy, 4),
+                "log_prob": round(caption.word_log_probs[index], 4),
+                "entropy": round(float(entropies(weights[index : index + 1])[0]), 4),
                 # The shortest decimals that round to the same float32 values.
-                "weights": [[float(str(value)) for value in row] for row in cells],
+                "weights": [[float(str(value)) for value in row] for row in weights[index]],
             }
-            for index, (word, log_prob, entropy, cells) in enumerate(words)
+            for index, word in enumerate(caption.words)
         ],
     }
 
@@ -57,11 +54,7 @@ def npz_bytes(caption: Caption, _: images.Source | None, style: Style) -> bytes:
 
 
 def csv_bytes(caption: Caption, _: images.Source | None, style: Style) -> bytes:
-    """Return a row for each word and cell of the grid, as CSV in UTF-8; an export format.
-
-    The columns are index (of the word), word, row, column and weight. Words, rows and columns are
-    counted from 0, as in the ``weights`` of ``npz``.
-    """
+    """Return a row for each word and cell of the grid, counted from 0, as CSV; an export format."""
     stream = StringIO(newline="")
     writer = csv.writer(stream)
     writer.writerow(["index", "word", "row", "column", "weight"])
