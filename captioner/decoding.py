@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
@@ -86,7 +85,7 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Beam:
-    """The K unfinished hypotheses of every image in the search, t words each."""
+    """The unfinished hypotheses of every image in the search: K, at most the beam size, of t words."""
 
     state: Any  # of the decoder before it reads ``last``
     totals: Float[Tensor, "B K"]  # log-probabilities of the hypotheses
@@ -135,8 +134,8 @@ def _search(
 ) -> list[list[Hypothesis]]:
     """Search the captions of at most ``limits.MAX_ROWS`` / ``beam_size`` images."""
     size = decoding.beam_size
-    images = list(range(len(annotations)))  # still in the batch
-    finished: list[list[Hypothesis]] = [[] for _ in images]
+    results: list[list[Hypothesis]] = [[] for _ in range(len(annotations))]
+    finished = results  # of the images that are still in the batch
     beam = _empty_beam(decoder, annotations, sampling)
     for length in range(1, decoding.max_length + 2):  # the end token counts
         logits, weights, state = decoder.step(beam.last, beam.state)
@@ -149,14 +148,13 @@ def _search(
 
         ends = (last == END) & totals.isfinite()
         ends[:, size:] = False
-        _finish(finished, images, beam, ends, parents, totals, length, decoding)
-        active = [row for row, image in enumerate(images) if len(finished[image]) < size]
+        _finish(finished, beam, ends, parents, totals, length, decoding)
+        active = [row for row, hypotheses in enumerate(finished) if len(hypotheses) < size]
         if not active or length > decoding.max_length:
             break
 
+        # There are fewer than K at first if the vocabulary is smaller than the beam.
         totals, best = totals.masked_fill(last == END, -torch.inf).topk(min(size, last.shape[1]))
-        missing = size - best.shape[1]  # if the vocabulary is smaller than the beam
-        totals, best = F.pad(totals, (0, missing), value=-torch.inf), F.pad(best, (0, missing))
         parents, last, index = (part.gather(1, best) for part in (parents, last, index))
         added = (last, log_probs.flatten(1).gather(1, index), gather_rows(weights, parents))
         earlier = gather_rows((beam.tokens, beam.log_probs, beam.weights), parents)
@@ -164,15 +162,15 @@ def _search(
             lambda old, new: torch.cat([old, new.unsqueeze(2)], 2), earlier, added
         )
         beam = Beam(state.reorder(parents), totals, last, *history)
-        if len(images) - len(active) >= COMPACT_SHARE * len(images):
-            beam, images = _compact(beam, images, active)
+        if len(finished) - len(active) >= COMPACT_SHARE * len(finished):
+            beam, finished = _compact(beam, finished, active)
 
-    if not all(finished):
+    if not all(results):
         raise ModelError(
             "no caption can be written: the decoder's scores are NaN or infinite, or its vocabulary "
             "has no words: train it again with a smaller learning rate, or check the vocabulary"
         )
-    return [sorted(hypotheses, key=lambda h: -h.score) for hypotheses in finished]
+    return [sorted(hypotheses, key=lambda h: -h.score) for hypotheses in results]
 
 
 def _empty_beam(decoder: Decoder, annotations: Annotations, sampling: Sampling | None) -> Beam:
@@ -208,7 +206,6 @@ def _allowed_log_probs(
 
 def _finish(
     finished: list[list[Hypothesis]],
-    images: list[int],
     beam: Beam,
     ends: Bool[Tensor, "B C"],
     parents: Int[Tensor, "B C"],
@@ -222,16 +219,18 @@ def _finish(
     weights = beam.weights[image, row].float().cpu()
     lists = (part.tolist() for part in ended)
     for number, total, tokens, log_probs, maps in zip(*lists, weights, strict=True):
-        hypotheses = finished[images[number]]
+        hypotheses = finished[number]
         if len(hypotheses) < decoding.beam_size:
             score = total / length**decoding.length_penalty
             hypotheses.append(Hypothesis(tokens, log_probs, total, maps, score))
 
 
-def _compact(beam: Beam, images: list[int], active: list[int]) -> tuple[Beam, list[int]]:
-    """Return the beam without the images that are done, and the images that are left."""
+def _compact(
+    beam: Beam, finished: list[list[Hypothesis]], active: list[int]
+) -> tuple[Beam, list[list[Hypothesis]]]:
+    """Keep the images of these rows only."""
     rows = torch.tensor(active, device=beam.last.device)
-    return index_batch(beam, rows), [images[row] for row in active]
+    return index_batch(beam, rows), [finished[row] for row in active]
 
 
 def mask_special_tokens(

@@ -179,13 +179,11 @@ def check_part(kind: str, tree: Any) -> None:
     cls = find(kind, tree["class_path"])
     parameters = arguments(cls)
     for name, value in options.items():
-        if not Text().accepts(name):
-            raise ModelError(f"an option of the {kind} is called {shortened(name)}")
         if name not in parameters:
             continue  # refused by ``build``, which lists the known options
         field = option(name, parameters[name].annotation)
         if field is None:
-            check_part(cls.parts.get(name) or str(name), value)
+            check_part(cls.parts.get(name, name), value)
         elif not field.accepts(value):
             raise ModelError(f"{kind}: {name} is {shortened(value)}, expected {field}")
 

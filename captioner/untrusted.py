@@ -167,13 +167,15 @@ def check_pickle(file: Path) -> None:
 
 
 def check_nodes(tree: Any) -> None:
-    """Raise ValueError for options that contain themselves, or each other millions of times."""
+    """Raise ValueError for a name that is no text, or for more than ``MAX_NODES`` values."""
     stack, count = [tree], 0
     while stack:
         node = stack.pop()
         count += 1
         if isinstance(node, Mapping):
-            stack += [*node.keys(), *node.values()]
+            if not all(isinstance(name, str) for name in node):
+                raise ValueError("its options have a name that is no text")
+            stack += node.values()
         elif isinstance(node, list | tuple):
             stack += node
         if count + len(stack) > MAX_NODES:

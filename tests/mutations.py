@@ -92,14 +92,18 @@ def _image(name: str) -> bytes:
     return stream.getvalue()
 
 
-def _chunk(name: bytes, data: bytes) -> bytes:
+def chunk(name: bytes, data: bytes) -> bytes:
+    """A chunk of a PNG file."""
     return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
 
-def _png(width: int, height: int, rows: bytes) -> bytes:
-    head = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
-    chunks = _chunk(b"IHDR", head), _chunk(b"IDAT", rows), _chunk(b"IEND", b"")
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+def png(
+    width: int, height: int, packed: bytes, depth: int = 1, colour: int = 0, extra: bytes = b""
+) -> bytes:
+    """A PNG file by the specification, without Pillow; ``packed`` are its compressed rows."""
+    head = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
+    body = chunk(b"IHDR", head) + extra + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + body
 
 
 @cache
@@ -113,7 +117,7 @@ def _zeros(megabytes: int) -> bytes:
 def _text() -> bytes:
     """Return a PNG whose comment unpacks to half a gigabyte."""
     plain = _image("png")
-    return plain[:33] + _chunk(b"zTXt", b"Comment\0\0" + _zeros(512)) + plain[33:]
+    return plain[:33] + chunk(b"zTXt", b"Comment\0\0" + _zeros(512)) + plain[33:]
 
 
 def _patched(name: str, start: int | bytes, size: bytes) -> bytes:
@@ -125,9 +129,9 @@ def _patched(name: str, start: int | bytes, size: bytes) -> bytes:
 
 
 BOMBS = {
-    "huge.png": lambda: _png(2**31 - 1, 2**31 - 1, zlib.compress(b"\0")),
-    "black.png": lambda: _png(50_000, 50_000, _zeros(6)),
-    "endless.png": lambda: _png(64, 64, _zeros(50)),
+    "huge.png": lambda: png(2**31 - 1, 2**31 - 1, zlib.compress(b"\0")),
+    "black.png": lambda: png(50_000, 50_000, _zeros(6)),
+    "endless.png": lambda: png(64, 64, _zeros(50)),
     "text.png": _text,
     "wide.jpg": lambda: _patched("jpg", b"\xff\xc0", b"\xff" * 4),
     "wide.gif": lambda: _patched("gif", 6, b"\xff" * 4),

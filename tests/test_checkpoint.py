@@ -1,6 +1,7 @@
 """Model folders and checkpoints: round trips; damaged and hostile files give one-line errors."""
 
 import json
+import math
 import shutil
 import zipfile
 from pathlib import Path
@@ -163,13 +164,8 @@ def test_the_decoding_is_kept(run_folder, tmp_path):
         ({"encoder_weights": {}}, "encoder_weights has no 'stored'"),
         ({"model": 3}, "the model is 3"),
         ({"decoding": {"beam": 3}}, "beam"),
-        ({"decoding": {"beam_size": 10**9}}, "expected a whole number from 1 to"),
-        (
-            {"decoding": {"length_penalty": float("nan")}},
-            "length_penalty is nan, expected a number",
-        ),
+        ({"decoding": {"length_penalty": math.nan}}, "length_penalty is nan, expected a number"),
         ({"decoding": {"beam_size": 100, "samples": 11}}, "at most 1000, got 100 × 11"),
-        ({"supervision": "much"}, "supervision is 'much', expected a number from 0 to"),
         ({"preprocessing": {"width": 3}}, "has no 'height'"),
         ({"format_version": 99}, "pip install --upgrade"),
         ({"format_version": None}, "has no format_version"),

@@ -208,18 +208,6 @@ def test_special_tokens_are_never_written_however_probable(favourite, beam_size)
         assert hypotheses[0].tokens == [WORDS[1]] * 3
 
 
-@pytest.mark.parametrize("beam_size", [1, 3])
-def test_search_stops_when_it_has_enough(beam_size, monkeypatch):
-    logits = torch.zeros(V, V)
-    logits[:, END] = 200.0
-    fed = []
-    step = Markov.step
-    monkeypatch.setattr(Markov, "step", lambda *given: fed.append(given) or step(*given))
-    found = search(Markov(logits), BLANK, Decoding(beam_size, 50))
-    assert [len(hypotheses) for hypotheses in found] == [beam_size] * 2
-    assert len(fed) == 2  # one word, and its end
-
-
 @pytest.mark.parametrize("logits", [torch.full((V, V), torch.nan), torch.zeros(4, 4)])
 def test_no_caption_possible_is_an_error(logits):
     with pytest.raises(ModelError, match="no caption can be written"):
