@@ -54,7 +54,7 @@ def test_the_same_model_with_other_classes(attention):
 
 
 @pytest.mark.filterwarnings("ignore")  # torch.compile's own
-def test_copies_files_hooks_and_compilation_still_work():
+def test_copies_files_and_compilation_still_work():
     faster = model()
     fast.accelerate(faster)
     expected = outputs(faster)[0]
@@ -63,10 +63,6 @@ def test_copies_files_hooks_and_compilation_still_work():
     stored.seek(0)
     for other in (copy.deepcopy(faster), torch.load(stored, weights_only=False)):
         torch.testing.assert_close(outputs(other)[0], expected)
-    calls = []
-    faster[1].register_forward_hook(lambda *call: calls.append(call))
-    outputs(faster)
-    assert len(calls) == 1
     compiled = torch.compile(faster[0], backend="eager")
     query = torch.linspace(-1, 1, 16).view(2, 8)
     context = compiled(query, faster[0].prepare(ANNOTATIONS)).context

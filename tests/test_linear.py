@@ -55,17 +55,6 @@ def test_onednn_is_used_unless_it_is_disabled(onednn, monkeypatch):
     assert len(onednn) == 3
 
 
-@pytest.mark.parametrize("part", [slice(0, 5), slice(5, 12)])
-def test_a_slice_of_a_matrix_is_copied(part, onednn):
-    """oneDNN's fast kernels need dense matrices."""
-    joint, rows = random(6, 12).requires_grad_(), random(4, part.stop - part.start)
-    linear(rows, joint[:, part]).sum().backward()
-    expected = torch.zeros(6, 12)
-    expected[:, part] = rows.sum(0)
-    torch.testing.assert_close(joint.grad, expected, **TIGHT)
-    assert all(weight.is_contiguous() or weight.T.is_contiguous() for _, weight, _ in onednn)
-
-
 @pytest.mark.parametrize("count", [1, 16, 17, 700, 4001])
 def test_rows_are_padded_to_few_sizes(count, onednn):
     """oneDNN compiles a kernel for every size."""

@@ -276,40 +276,6 @@ def test_the_shares_of_the_terms_sum_to_one():
     assert not any(value.requires_grad for value in loss.measures.values())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("decoder", [LSTMDecoder, LuongDecoder])
-def test_hard_attention_learns_where_to_look(decoder):
-    """From scratch: one of nine cells determines the word, the others are noise."""
-    torch.manual_seed(7)
-    cells, kinds, width = 9, 6, 12
-    attention = partial(Attention, score=partial(Additive, dim=32), distribution=Hard)
-    model = decoder(
-        START + 4 + kinds, width, attention=attention, hidden=32, embedding=16, dropout=0.0
-    )
-    reinforce = Reinforce(4, "leave_one_out", entropy_weight=0.02, doubly_stochastic=0.0)
-    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-
-    def scenes(count):
-        kind, cell = torch.randint(kinds, (count,)), torch.randint(cells, (count,))
-        vectors = torch.randn(count, cells, width) / 2
-        informative = F.one_hot(kind, width) * 3.0
-        informative[:, -1] = 3.0  # marks the cell
-        vectors[torch.arange(count), cell] = informative
-        return Annotations(vectors, (3, 3)), kind + START + 3, cell
-
-    for _ in range(400):
-        images, word, _ = scenes(64)
-        decoded = model.train()(images, torch.full((64, 4, 1), START))
-        loss = reinforce.train()(decoded, word.view(-1, 1, 1).expand(-1, 4, -1))
-        optimizer.zero_grad()
-        loss.total.backward()
-        optimizer.step()
-    images, word, cell = scenes(1000)
-    decoded = model.eval()(images, torch.full((1000, 1), START))
-    assert (decoded.weights[:, 0].argmax(-1) == cell).double().mean() >= 0.95
-    assert (decoded.logits[:, 0].argmax(-1) == word).double().mean() >= 0.95
-
-
 @pytest.mark.parametrize(
     ("make", "options", "message"),
     [

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -250,22 +249,6 @@ def all_equal(whole: Path, cut: Path) -> None:
         assert names(cut / folder) == names(whole / folder)
 
 
-def killed_at_random(begin: Callable[[], subprocess.Popen], seconds: float, times: int) -> None:
-    """Start a command several times and send SIGKILL to one of its processes at a random moment."""
-    rng = random.Random(1)
-    for _ in range(times):
-        process = begin()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(rng.uniform(0, seconds))
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        group = [process.pid, *map(int, children.read_text().split())] if children.exists() else []
-        with suppress(ProcessLookupError, IndexError):
-            os.kill(rng.choice(group), signal.SIGKILL)
-        process.wait(120)
-        with suppress(ProcessLookupError):  # a child that waits for the killed process
-            os.killpg(process.pid, signal.SIGKILL)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("every_step", [False, True])
 def test_killed_and_resumed_equals_undisturbed(every_step, tmp_path, shapes_cache):
@@ -302,7 +285,7 @@ def test_killed_and_resumed_equals_undisturbed(every_step, tmp_path, shapes_cach
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="children are found in /proc")
 @pytest.mark.parametrize("together", [(), ("--trainer.devices=2", "--trainer.strategy=ddp")])
 def test_killed_ten_times_equals_undisturbed(together, tmp_path, shapes_cache):
-    """At random moments of fit, from the first import to the last file."""
+    """SIGKILL to any of its processes at random moments, from the first import to the last file."""
 
     def fit(root: Path) -> subprocess.Popen:
         options = [*together, "--ckpt_path=auto"]
@@ -310,32 +293,25 @@ def test_killed_ten_times_equals_undisturbed(together, tmp_path, shapes_cache):
 
     began = time.monotonic()
     assert fit(tmp_path / "whole").wait() == 0
-    killed_at_random(lambda: fit(tmp_path / "cut"), time.monotonic() - began, 10)
+    seconds, rng = time.monotonic() - began, random.Random(1)
+    for _ in range(10):
+        process = fit(tmp_path / "cut")
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(rng.uniform(0, seconds))
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        group = [process.pid, *map(int, children.read_text().split())] if children.exists() else []
+        with suppress(ProcessLookupError, IndexError):
+            os.kill(rng.choice(group), signal.SIGKILL)
+        process.wait(120)
+        with suppress(ProcessLookupError):  # a child that waits for the killed process
+            os.killpg(process.pid, signal.SIGKILL)
     assert fit(tmp_path / "cut").wait() == 0
     all_equal(tmp_path / "whole", tmp_path / "cut")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="children are found in /proc")
-def test_prepare_killed_ten_times_equals_undisturbed(tmp_path):
-    def prepare(name: str) -> subprocess.Popen:
-        arguments = runs.arguments(tmp_path / "run", tmp_path / name, "--data.shapes.train=600")
-        return start("prepare", *arguments[1:])
-
-    began = time.monotonic()
-    assert prepare("whole").wait() == 0
-    killed_at_random(lambda: prepare("cut"), time.monotonic() - began, 10)
-    assert prepare("cut").wait() == 0
-    (whole,), (cut,) = ((tmp_path / n / "annotations").iterdir() for n in ("whole", "cut"))
-    assert names(whole) == names(cut)
-    for file in whole.iterdir():
-        assert file.read_bytes() == (cut / file.name).read_bytes()
-
-
 def test_checkpoints_are_written_atomically(tmp_path, monkeypatch):
     """If writing fails, the earlier checkpoint remains, and no other file."""
-    keeper, file = AtomicCheckpoints(), tmp_path / "checkpoints" / "last.ckpt"
+    keeper, file = AtomicCheckpoints(tmp_path), tmp_path / "checkpoints" / "last.ckpt"
     keeper.save_checkpoint({"weights": torch.ones(3)}, file)
 
     def full(*_):
@@ -354,7 +330,7 @@ def test_checkpoints_are_written_atomically(tmp_path, monkeypatch):
 
 def test_a_checkpoint_that_does_not_fit_the_disk_raises_an_oserror(tmp_path):
     """Torch raises a RuntimeError, which the command line would show as a traceback."""
-    keeper, file = AtomicCheckpoints(), tmp_path / "last.ckpt"
+    keeper, file = AtomicCheckpoints(tmp_path), tmp_path / "last.ckpt"
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, limits[1]))
     try:

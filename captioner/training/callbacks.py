@@ -40,15 +40,12 @@ def _average(
 class AtomicCheckpoints(TorchCheckpointIO):
     """Writes a checkpoint to a temporary file beside its destination and renames it.
 
-    Lightning writes to the system's temporary folder. Moving the file from there to another disk copies
-    it, and a copy can be interrupted.
-
-    Args:
-        folder: the run's checkpoint folder. It replaces the folder that the callbacks in a loaded
-            checkpoint remember, so that a run that was moved still knows its best epoch.
+    Lightning's temporary file can be on another disk, from where it is copied, and a copy can be
+    interrupted. ``folder``, the run's checkpoint folder, replaces the one that a loaded checkpoint's
+    callbacks remember, so that a run that was moved still knows its best epoch.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path) -> None:
         super().__init__()
         self.folder = folder
 
@@ -57,7 +54,7 @@ class AtomicCheckpoints(TorchCheckpointIO):
         content = super().load_checkpoint(path, *args, **kwargs)
         for state in content.get("callbacks", {}).values():
             former = isinstance(state, dict) and state.get("dirpath")
-            if self.folder is not None and former and Path(former).name == self.folder.name:
+            if former and Path(former).name == self.folder.name:
                 _relocate(state, self.folder)
         return content
 

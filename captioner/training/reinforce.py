@@ -22,8 +22,6 @@ from captioner.training.objective import (
     token_log_probs,
 )
 
-BaselineName = Literal["none", "moving_average", "per_step", "leave_one_out"]
-Credit = Literal["caption", "to_go"]
 MOMENTUM = 0.9  # of the running mean rewards
 MAX_STEPS = 256  # more words than any caption has
 
@@ -68,8 +66,8 @@ class Reinforce(Objective):
     def __init__(
         self,
         samples: int = 1,
-        baseline: BaselineName = "moving_average",
-        credit: Credit = "caption",
+        baseline: Literal["none", "moving_average", "per_step", "leave_one_out"] = "moving_average",
+        credit: Literal["caption", "to_go"] = "caption",
         reward_weight: float = 1.0,
         entropy_weight: float = 0.01,
         doubly_stochastic: float = 0.5,
@@ -91,7 +89,7 @@ class Reinforce(Objective):
         self.register_buffer("seeded", torch.zeros(MAX_STEPS, dtype=torch.bool))
 
     def temperature(self, progress: float) -> float:
-        """Return a factor that falls to 1 in the first half of the training."""
+        """Fall from ``initial_temperature`` to 1 in the first half of the training."""
         return self.initial_temperature ** max(0.0, 1 - 2 * progress)
 
     def rollout(self, decoder: Decoder, annotations: Annotations, tokens: Tokens) -> Rollout:

@@ -18,7 +18,7 @@ from captioner.data.masks import read as read_masks
 from captioner.data.module import CaptionDataModule
 from captioner.data.scene_grammar import true_of
 from captioner.evaluation.image_statistics import ENDING, lines
-from captioner.evaluation.metrics import CaptionScorer, Scores
+from captioner.evaluation.metrics import CaptionScorer
 from captioner.evaluation.word_classes import fluency
 from captioner.files import write_bytes, write_text
 from captioner.models.distributions import hard_attention
@@ -30,14 +30,9 @@ from captioner.training.task import CaptioningTask
 def write_result(
     task: CaptioningTask, data: CaptionDataModule, split: str, folder: Path, **more: Any
 ) -> dict[str, Any]:
-    """Score the captions that the task generated for a split; print and write the result.
+    """Score the captions that a test of ``split`` generated; print the scores and write both files.
 
-    Args:
-        task: after a test.
-        data: provides the reference captions.
-        split: the split that was captioned.
-        folder: for the two files.
-        more: further entries of the first file, whose content is returned.
+    ``more`` are further entries of the first file, whose content is returned.
     """
     scores, statistics = CaptionScorer(data.references(split)).per_image_scores(task.generated)
     cached = data.cache is True and not task.captioner.encoder.trainable
@@ -67,7 +62,12 @@ def write_result(
     # The captions first: a crash must not leave new scores beside old captions.
     write_text(file.with_suffix(ENDING), lines(statistics))
     write_text(file, json.dumps(record, indent=2) + "\n")
-    print(_one_line(scores, split))
+    meteor = "no METEOR (it needs Java)" if scores.meteor is None else f"METEOR {scores.meteor:.1f}"
+    print(
+        f"{split}, {scores.images:,} photos, generated captions ({scores.tokenizer}): BLEU-1..4 "
+        f"{scores.bleu_1:.1f} / {scores.bleu_2:.1f} / {scores.bleu_3:.1f} / {scores.bleu_4:.1f}, "
+        f"{meteor}, ROUGE-L {scores.rouge_l:.1f}, CIDEr {scores.cider:.1f}"
+    )
     print(f"scores written to {file}")
     return record
 
@@ -80,17 +80,8 @@ def _name(task: CaptioningTask, split: str) -> str:
     return name if task.decoding.samples == 1 else f"{name}-{task.decoding.samples}"
 
 
-def _one_line(scores: Scores, split: str) -> str:
-    meteor = "no METEOR (it needs Java)" if scores.meteor is None else f"METEOR {scores.meteor:.1f}"
-    return (
-        f"{split}, {scores.images:,} photos, generated captions ({scores.tokenizer}): BLEU-1..4 "
-        f"{scores.bleu_1:.1f} / {scores.bleu_2:.1f} / {scores.bleu_3:.1f} / {scores.bleu_4:.1f}, "
-        f"{meteor}, ROUGE-L {scores.rouge_l:.1f}, CIDEr {scores.cider:.1f}"
-    )
-
-
 def model_card(config: Mapping[str, Any], record: Mapping[str, Any]) -> str:
-    """Return the README.md of a model with this configuration tree and result."""
+    """Return the README.md of a model with this configuration tree and result of ``write_result``."""
     scores = record["scores"]
     rows = "\n".join(
         f"| {name.replace('_', '-').upper()} | {value:.1f} |"

@@ -17,7 +17,6 @@ import pytorch_lightning as pl
 import torch
 from jsonargparse import ArgumentError
 from jsonargparse.typing import NonNegativeInt
-from lightning_fabric.plugins.io.checkpoint_io import CheckpointIO
 from lightning_fabric.utilities.exceptions import MisconfigurationException
 from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
@@ -40,6 +39,7 @@ from captioner.training.task import CaptioningTask
 
 _LOG = logging.getLogger(__name__)
 LAST = Path("checkpoints") / "last.ckpt"
+PREEMPTED = "hpc_ckpt_*.ckpt"  # saved by Lightning before SLURM ends a job
 
 
 def _tree(class_path: str, **options: Any) -> dict[str, Any]:
@@ -92,14 +92,13 @@ class Trainer(pl.Trainer):
         encoder.load_pretrained()
         device = self.strategy.root_device
         cache = datamodule.fill_cache(encoder.to(device), device, verify)
-        rows, columns = cache.grid
+        size, (rows, columns) = encoder.preprocessing, cache.grid
         content = f"{rows} × {columns} annotation vectors of width {encoder.out_dim}"
+        if datamodule.cache == "images":
+            content = f"{size.height} × {size.width} pixels"
         if cache.key_grid:
             rows, columns = cache.key_grid
             content += f" and {rows} × {columns} keys of width {encoder.key_dim}"
-        if cache.grid == (0, 0):
-            size = encoder.preprocessing
-            content = f"{size.height} × {size.width} pixels"
         print(
             f"{len(cache.rows):,} photos × {content}, {cache.bytes / 1e9:.2f} GB, "
             f"{len(cache.failed)} left out, in {datamodule.cache_dir}"
@@ -160,7 +159,7 @@ class CLI(LightningCLI):
         of the folder or starts one. The default of the other commands is ``best``.
         """
         if self.subcommand == "fit" and option in (None, "auto", "last"):
-            saved = [*self.root.glob(str(LAST)), *self._preempted()]
+            saved = [*self.root.glob(str(LAST)), *self.root.glob(PREEMPTED)]
             if option is None and saved:
                 raise UsageError(
                     f"'{self.root}' already holds a run: resume it with --ckpt_path last, choose "
@@ -179,10 +178,6 @@ class CLI(LightningCLI):
             )
         return str(file)
 
-    def _preempted(self) -> list[Path]:
-        """Return the checkpoints that Lightning saves before SLURM ends a job."""
-        return sorted(self.root.glob("hpc_ckpt_*.ckpt"))
-
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Put loggers and checkpoints into the run folder, unless the user configured them."""
         options = self._get(self.config_init, "trainer")
@@ -195,8 +190,7 @@ class CLI(LightningCLI):
         folder = self.root / LAST.parent
         plugins = options.get("plugins") or []
         plugins = plugins if isinstance(plugins, list) else [plugins]
-        if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
-            kwargs["plugins"] = [*plugins, AtomicCheckpoints(folder)]
+        kwargs["plugins"] = [*plugins, AtomicCheckpoints(folder)]
         trainer = super().instantiate_trainer(**kwargs)
         for callback in trainer.checkpoint_callbacks:
             if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
@@ -233,7 +227,9 @@ class CLI(LightningCLI):
             model.print(f"no epoch was scored: '{self.root}' has no model, only {LAST}")
             return
         if trainer.is_global_zero:
-            for file in self._preempted():  # Lightning would prefer them to the best checkpoint
+            for file in self.root.glob(
+                PREEMPTED
+            ):  # Lightning would prefer them to the best checkpoint
                 file.unlink()
         trainer.strategy.barrier()
         content = torch.load(best, map_location="cpu", weights_only=True)

@@ -13,7 +13,6 @@ BETAS = (0.95, 0.98)
 def make_optimizer(
     captioner: Captioner,
     objective: nn.Module,
-    *,
     learning_rate: float,
     encoder_learning_rate: float,
     weight_decay: float,

@@ -26,9 +26,6 @@ from captioner.training.objective import (
     token_log_probs,
 )
 
-BaselineName = Literal["greedy", "others"]
-SourceName = Literal["samples", "beam"]
-
 
 class SelfCritical(Objective):
     """``−(r(wˢ) − b) Σ log p(wˢ)`` for captions wˢ that the model generates; r is CIDEr-D.
@@ -54,13 +51,14 @@ class SelfCritical(Objective):
     """
 
     needs_weights = False
+    _cider: CiderD  # set in ``setup``
 
     def __init__(
         self,
         samples: int = 5,
-        baseline: BaselineName = "others",
+        baseline: Literal["greedy", "others"] = "others",
         max_length: int = 20,
-        source: SourceName = "beam",
+        source: Literal["samples", "beam"] = "beam",
         no_repeat: int = 0,
         dropout: bool = False,
     ) -> None:
@@ -77,7 +75,6 @@ class SelfCritical(Objective):
         self.samples, self.source, self.baseline = samples, source, baseline
         self.max_length, self.dropout = max_length, dropout
         self.decoding = Decoding(samples, max_length, no_repeat=no_repeat)
-        self._cider: CiderD | None = None
 
     def setup(self, captions: Sequence[Sequence[Sequence[int]]]) -> None:
         """Count the document frequencies of all n-grams."""
@@ -141,10 +138,7 @@ class SelfCritical(Objective):
     def _reward(
         self, captions: list[list[list[int]]], references: list[list[list[int]]]
     ) -> Float[Tensor, "B S"]:
-        assert self._cider is not None
-        return torch.tensor(
-            [self._cider(rows, refs) for rows, refs in zip(captions, references, strict=True)]
-        )
+        return torch.tensor(list(map(self._cider, captions, references)))
 
     def forward(
         self, decoded: Decoded, words: Tokens, rewards: Rewards = None, masks: Masks = None

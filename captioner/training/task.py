@@ -36,7 +36,6 @@ from captioner.training.objective import Loss, Objective
 from captioner.training.warm_start import start_from
 
 LOGGED_SCORES = ("bleu_1", "bleu_2", "bleu_3", "bleu_4", "rouge_l", "cider")
-RATES = ("learning_rate", "encoder_learning_rate", "weight_decay")
 
 
 class CaptioningTask(pl.LightningModule):
@@ -91,14 +90,12 @@ class CaptioningTask(pl.LightningModule):
         check_model(trees)  # otherwise the model folder could not be loaded
         self.captioner = Captioner.from_config(trees, Vocabulary(words))
         self.objective.check(self.captioner.decoder)
+        self.detail: Detail = "shown" if self.objective.needs_weights else "none"
         self.init_from = init_from
         self.supervision = self.objective.supervision
         self.encoder_from, self.warmup, self.word_dropout = encoder_from, warmup, word_dropout
         self.decoding, self.val_decoding = decoding, Decoding(val_beam_size)
-        #: The captions of the last validation or test, by image id, and the seconds they took.
-        self.generated: dict[int | str, str] = {}
-        self.generating_seconds = 0.0
-        self._nll = torch.zeros(2, dtype=torch.float64)  # sum and number of words in validation
+        self._clear()
 
     def setup(self, stage: str) -> None:
         """Load the weights of ``init_from`` in a new run, and install the faster modules."""
@@ -152,7 +149,7 @@ class CaptioningTask(pl.LightningModule):
             inputs = _drop_words(inputs, self.word_dropout)
         progress = self.global_step / self.trainer.estimated_stepping_batches
         sampling = Sampling(temperature=objective.temperature(progress))
-        decoded = decoder(annotations, inputs, self._detail, sampling)
+        decoded = decoder(annotations, inputs, self.detail, sampling)
         masks = None if batch.masks is None else batch.masks[..., 1:, :]
         return objective(decoded, targets, rollout.rewards, masks), rollout.measures
 
@@ -188,8 +185,9 @@ class CaptioningTask(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         """Return AdamW and its learning-rate cycle."""
-        rates = {name: self.hparams[name] for name in RATES}
-        optimizer = schedule.make_optimizer(self.captioner, self.objective, **rates)
+        rates = ("learning_rate", "encoder_learning_rate", "weight_decay")
+        options = {name: self.hparams[name] for name in rates}
+        optimizer = schedule.make_optimizer(self.captioner, self.objective, **options)
         cycle = schedule.one_cycle(optimizer, self._steps(), self.warmup)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": "step"}}
 
@@ -204,13 +202,13 @@ class CaptioningTask(pl.LightningModule):
 
     # ── Captions and scores ───────────────────────────────────────────────────────────────────────
 
-    def on_validation_epoch_start(self) -> None:
-        """Clear the results of the previous validation or test."""
-        self.generated = {}
+    def _clear(self) -> None:
+        """Start a validation or a test without the results of the previous one."""
+        self.generated: dict[int | str, str] = {}  # captions by image id
         self.generating_seconds = 0.0
-        self._nll.zero_()
+        self._nll = torch.zeros(2, dtype=torch.float64)  # sum and number of words in validation
 
-    on_test_epoch_start = on_validation_epoch_start
+    on_validation_epoch_start = on_test_epoch_start = _clear
 
     def validation_step(self, batch: Batch) -> None:
         """Generate captions, and compute the teacher-forced likelihood of the references."""
@@ -218,7 +216,7 @@ class CaptioningTask(pl.LightningModule):
             return
         inputs, targets = batch.tokens[..., :-1], batch.tokens[..., 1:]
         annotations = self.captioner.neck(self._annotations(batch))
-        decoded = self.captioner.decoder(annotations, inputs, self._detail)
+        decoded = self.captioner.decoder(annotations, inputs, self.detail)
         nll = float(self.objective(decoded, targets).measures["nll"])
         words = float((targets != PAD).sum())
         self._nll += torch.tensor([nll * words, words], dtype=torch.float64)
@@ -263,10 +261,6 @@ class CaptioningTask(pl.LightningModule):
     def predict_step(self, batch: Batch) -> list[tuple[int | str, str]]:
         """Return (image id, caption) of every image."""
         return self._generate(batch, self.decoding)
-
-    @property
-    def _detail(self) -> Detail:
-        return "shown" if self.objective.needs_weights else "none"
 
     @cached_property
     def _scorer(self) -> CaptionScorer:

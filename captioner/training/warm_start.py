@@ -13,16 +13,8 @@ _LOG = logging.getLogger(__name__)
 def start_from(captioner: Captioner, model: str) -> float:
     """Load another model's neck and decoder, and its encoder if that was fine-tuned.
 
-    Args:
-        captioner: the model to train, changed in place.
-        model: a run, checkpoint or model folder.
-
-    Returns:
-        The weight of the mask supervision that the other model was trained with, or 0.
-
-    Raises:
-        UsageError: the vocabularies or the shapes of the weights differ.
-        CheckpointError: the model does not exist or cannot be read.
+    ``model`` is a run, checkpoint or model folder. Returns the weight of the mask supervision that it
+    was trained with, or 0. Raises UsageError if the vocabularies or the shapes of the weights differ.
     """
     stored = checkpoint.load(find_model(model))
     other = stored.captioner
