@@ -251,8 +251,8 @@ def test_uniform_attention_orders_nothing(model, scenes):
 
 
 def test_a_model_that_is_blind_to_the_image_loses_nothing(model, scenes):
-    blind = Blind(model.captioner.encoder.out_dim, model.captioner.neck.out_dim)
-    model.captioner.neck = blind.eval()
+    neck = Blind(model.captioner.encoder.out_dim, dim=model.captioner.neck.out_dim)
+    model.captioner.neck = neck.eval()
     for group in measure(model, scenes[:12]).report["scores"].values():
         for drops in group["falls"].values():
             assert all(abs(drop["value"]) < 1e-5 for drop in drops)

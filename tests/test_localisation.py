@@ -114,35 +114,38 @@ def test_prior_leaves_the_image_out():
         masked_image((2, 2), dog=[0, 1, 0, 0]),
         masked_image((2, 2), dog=[0, 1, 0, 0], horse=[0, 0, 1, 0]),
     ]
-    prior = MaskPrior(images, (2, 2))
-    np.testing.assert_array_equal(prior.category("dog", 0), [0, 2, 0, 0])
-    np.testing.assert_array_equal(prior.category("dog", 1), [1, 1, 0, 0])
-    # No other image has a horse: the masks of all other images.
-    np.testing.assert_array_equal(prior.category("horse", 2), [1, 1, 0, 1])
-    np.testing.assert_array_equal(prior.category("unknown", 1), [1, 1, 1, 1])
-    np.testing.assert_array_equal(prior.category("dog", None), [1, 2, 0, 0])
+    prior, training = MaskPrior(images, (2, 2)), MaskPrior(images, (2, 2), "training images")
+    for found, expected in (
+        (prior.category("dog", 0), [0, 2, 0, 0]),
+        (prior.category("dog", 1), [1, 1, 0, 0]),
+        (prior.category("horse", 2), [1, 1, 0, 1]),  # no other image has a horse: all other masks
+        (prior.category("unknown", 1), [1, 1, 1, 1]),
+        (training.category("dog", 1), [1, 2, 0, 0]),
+        (training.category("unknown", 1), [1, 2, 1, 1]),
+    ):
+        np.testing.assert_array_equal(found, expected)
 
 
 def test_the_centre_is_the_gaussian_of_all_masks():
     rows, columns = 9, 15
     y, x = np.mgrid[:rows, :columns]
     blob = (y - 5) ** 2 / 4 + (x - 4) ** 2 / 9 <= 1
-    prior = MaskPrior([masked_image((rows, columns), dog=blob)], (rows, columns))
-    centre = prior.centre(None)
+    images = [masked_image((rows, columns), dog=blob)]
+    centre = MaskPrior(images, (rows, columns), "training images").centre(0)
     centre = centre.reshape(rows, columns) / centre.sum()
     assert np.unravel_index(centre.argmax(), centre.shape) == (5, 4)
     for axis, mean in ((y, 5), (x, 4)):
         variance = ((axis[blob] - mean) ** 2).mean()
         # The variance inside a cell is 1/12; the Gaussian's tails are cut at the border.
         assert (centre * (axis - mean) ** 2).sum() == pytest.approx(variance + 1 / 12, rel=0.1)
-    assert not prior.centre(0).any()  # no other image
+    assert not MaskPrior(images, (rows, columns)).centre(0).any()  # no other image
 
 
 def test_mean_map_of_the_other_images(rng):
     maps, image = normalised(rng.random((6, 4))), np.array([0, 0, 1, 1, 1, 4])
     means = mean_of_others(maps, image, np.array([1, 4, 1]))
-    np.testing.assert_allclose(means[0], normalised(maps[[0, 1, 5]].mean(0)[None])[0])
-    np.testing.assert_allclose(means[1], normalised(maps[:5].mean(0)[None])[0])
+    np.testing.assert_allclose(means[0], maps[[0, 1, 5]].mean(0))
+    np.testing.assert_allclose(means[1], maps[:5].mean(0))
     alone = mean_of_others(maps[:2], image[:2], np.array([0]))
     np.testing.assert_allclose(alone[0], 0.25)
 

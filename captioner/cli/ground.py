@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from captioner.cli.arguments import add_model, add_search, number, open_output, positive
 from captioner.cli.checks import DATA
 from captioner.cli.progress import stages
-from captioner.errors import EvaluationError, UsageError
+from captioner.errors import UsageError
 from captioner.limits import SEED
 
 if TYPE_CHECKING:
@@ -102,8 +102,7 @@ def run(options: argparse.Namespace) -> int:
         images = ground_images.images(options, kind, Path(scratch))
         show("loading the model")
         model = predictor.load(options.model, options.device)
-        if "beam_size" in options:
-            model.decoding = model.decoding.with_options({"beam_size": options.beam_size})
+        model.decoding = model.decoding.with_options({"beam_size": options.beam_size})
         report, statistics = _evaluate(model, images, options, show)
     print(full_report(report) if options.full else page(report))
     if options.output is not None:
@@ -173,11 +172,8 @@ def _evaluate(
     if maps:
         prior = images.prior(maps[regimes[0]].grid)
     for regime, collected in maps.items():
-        try:
-            reports[regime], of_images = grounding.report(collected, prior, seed=seed)
-            statistics += of_images
-        except EvaluationError as error:  # faithfulness can still be measured
-            reports[regime] = {"error": str(error)}
+        reports[regime], of_images = grounding.report(collected, prior, seed=seed)
+        statistics += of_images
     for regime, drops in curves.items():
         reports[regime]["faithfulness"], of_images = drops.report(seed)
         statistics += of_images

@@ -2,7 +2,6 @@
 
 import argparse
 import inspect
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import yaml
 from captioner import limits
 from captioner.checkpoint import MODEL
 from captioner.data import masks, readers, shapes, shapes_dataset
+from captioner.data.readers.files import MALFORMED
 from captioner.data.records import SPLITS, VAL, Record
 from captioner.errors import UsageError
 from captioner.evaluation.baselines import MaskPrior
@@ -25,19 +25,12 @@ TRAINING = 10_000  # number of training images for the mean masks
 
 @dataclass(frozen=True)
 class Images:
-    """The images to evaluate.
+    """The images to evaluate."""
 
-    Attributes:
-        records: paths and reference captions of all images.
-        source: description for the report.
-        masked: the same images with masks; None without masks.
-        training: training images with masks; None without ``--train-instances``.
-    """
-
-    records: list[Record]
-    source: str
-    masked: masks.MaskedImages | None = None
-    training: masks.MaskedImages | None = None
+    records: list[Record]  # paths and reference captions
+    source: str  # description for the report
+    masked: masks.MaskedImages | None = None  # the same images with masks
+    training: masks.MaskedImages | None = None  # the images of --train-instances
 
     def prior(self, grid: tuple[int, int]) -> MaskPrior:
         """Return the mean masks of the training images, or of the evaluated images."""
@@ -53,20 +46,21 @@ def images(options: argparse.Namespace, kind: str, scratch: Path) -> Images:
         UsageError: the data set has no photos in the split.
         DataError: a file cannot be used.
     """
-    read = {"scenes": _scenes, "COCO files": _coco, "a data set": _data_set}[kind]
-    return read(options, scratch / "scenes")
+    if kind == "scenes":
+        return _scenes(options, scratch / "scenes")
+    return _coco(options) if kind == "COCO files" else _data_set(options)
 
 
-def _coco(options: argparse.Namespace, _: Path) -> Images:
+def _coco(options: argparse.Namespace) -> Images:
     """Read images with COCO's files."""
     folder = Path(options.images)
     references = read_references(options.captions)
     masked = masks.read(Path(options.instances), folder, references, options.limit)
-    training = None
-    if options.train_instances is not None:
-        file = Path(options.train_instances)
-        training = masks.read(file, file.parent, limit=TRAINING)  # does not open the images
-    return _with_masks(masked, training)
+    if options.train_instances is None:
+        return _with_masks(masked)
+    file = Path(options.train_instances)
+    # Does not open the images.
+    return _with_masks(masked, masks.read(file, file.parent, limit=TRAINING))
 
 
 def _scenes(options: argparse.Namespace, root: Path) -> Images:
@@ -76,7 +70,9 @@ def _scenes(options: argparse.Namespace, root: Path) -> Images:
     # The options of a scene with their defaults.
     defaults = {name: p.default for name, p in parameters.items() if name not in general}
     trained = _trained_scenes(options.model)
-    chosen = {**defaults, **SCENE, **trained, **_parse(options.scene_options or (), defaults)}
+    given = dict(pair.split("=", 1) for pair in options.scene_options or ())  # checked
+    own = {name: type(defaults[name])(value) for name, value in given.items()}
+    chosen = {**defaults, **SCENE, **trained, **own}
     count = options.scenes or SCENES
     count = min(count, options.limit or count)
     shapes_dataset.write(root, sizes={"train": 1, "val": 1, "test": count}, **chosen)
@@ -104,17 +100,9 @@ def _trained_scenes(model: str | None) -> dict[str, Any]:
         found = data["shapes"] if data.get("name") == "shapes" else {}
         fits = {n: limits.SCENE[n].accepts(found.get(n)) for n in ("image_size", "max_objects")}
         fits["level"] = found.get("level") in shapes.LEVELS
-    except (OSError, yaml.YAMLError, RecursionError):  # damaged
-        return {}
-    except (ValueError, LookupError, TypeError, AttributeError):  # of another form
+    except (OSError, yaml.YAMLError, RecursionError, *MALFORMED):
         return {}
     return {name: found[name] for name, fit in fits.items() if fit}
-
-
-def _parse(pairs: Sequence[str], defaults: dict[str, Any]) -> dict[str, Any]:
-    """Parse checked ``NAME=VALUE`` pairs; each value gets the type of its default."""
-    values = dict(pair.split("=", 1) for pair in pairs)
-    return {name: type(defaults[name])(value) for name, value in values.items()}
 
 
 def _with_masks(masked: masks.MaskedImages, training: masks.MaskedImages | None = None) -> Images:
@@ -122,7 +110,7 @@ def _with_masks(masked: masks.MaskedImages, training: masks.MaskedImages | None 
     return Images(records, masked.source, masked, training)
 
 
-def _data_set(options: argparse.Namespace, _: Path) -> Images:
+def _data_set(options: argparse.Namespace) -> Images:
     """Read images of a data set without masks."""
     split = options.split or VAL
     records = list(readers.read(options.data, options.root).of_split(split))

@@ -23,10 +23,10 @@ class MaskPrior:
         self, images: Sequence[MaskedImage], grid: tuple[int, int], source: str | None = None
     ) -> None:
         self.grid = grid
-        self.leave_out = source is None
         self.description = "masks of the other evaluated images"
         if source is not None:
             self.description = f"masks of {len(images)} training images: {source}"
+        self._leave_out = source is None
         self._masks: dict[str, dict[int, np.ndarray]] = defaultdict(dict)  # category → image → mask
         self._images: dict[int, np.ndarray] = {}
         self._total = np.zeros(grid[0] * grid[1])
@@ -38,19 +38,20 @@ class MaskPrior:
             self._total = self._total + self._images[index]
         self._sums = {category: sum(masks.values()) for category, masks in self._masks.items()}
 
-    def category(self, category: str, exclude: int | None) -> Float64[np.ndarray, " L"]:
-        """Return the sum of a category's masks; of all masks if no image has the category.
+    def category(self, category: str, image: int) -> Float64[np.ndarray, " L"]:
+        """Return the sum of a category's masks, for the evaluated image with this index.
 
-        ``exclude`` is the index of an image to leave out; None uses all images.
+        If no image has the category, it is the sum of all masks.
         """
-        masks = self._masks.get(category, {})
-        if len(masks) > (exclude in masks):
-            return np.asarray(self._sums[category] - masks.get(exclude, 0))  # type: ignore[arg-type]
-        return self._all(exclude)
+        masks = self._masks[category]
+        own = masks.get(image) if self._leave_out else None
+        if len(masks) > (own is not None):
+            return np.asarray(self._sums[category] - (0 if own is None else own))
+        return self._all(image)
 
-    def centre(self, exclude: int | None) -> Float64[np.ndarray, " L"]:
+    def centre(self, image: int) -> Float64[np.ndarray, " L"]:
         """Return the Gaussian with the mean and covariance of all masks; see ``category``."""
-        mass = np.clip(self._all(exclude), 0, None)
+        mass = np.clip(self._all(image), 0, None)
         if mass.sum() <= 0:
             return mass
         rows, columns = self.grid
@@ -62,8 +63,8 @@ class MaskPrior:
         covariance += (mass * offsets) @ offsets.T / mass.sum()
         return np.exp(-0.5 * np.einsum("il,ij,jl->l", offsets, np.linalg.inv(covariance), offsets))
 
-    def _all(self, exclude: int | None) -> Float64[np.ndarray, " L"]:
-        return self._total if exclude is None else self._total - self._images[exclude]
+    def _all(self, image: int) -> Float64[np.ndarray, " L"]:
+        return self._total - self._images[image] if self._leave_out else self._total
 
 
 def mean_of_others(

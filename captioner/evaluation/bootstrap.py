@@ -6,7 +6,6 @@ Mentions and words of one image depend on each other, so whole images are drawn 
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float64, Int, Shaped
@@ -29,7 +28,8 @@ class Estimate:
     high: float
 
 
-class Ratio(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Ratio:
     """The statistic Σ sums / Σ numbers, NaN where a resample has nothing to divide by."""
 
     sums: Float64[np.ndarray, " I"]  # sum of the values of each image
@@ -63,10 +63,7 @@ def mean(
 
 def of_image(measures: Mapping[str, Ratio], image: int) -> dict[str, tuple[float, float]]:
     """Return the sum and the number of one image for every measure."""
-    return {
-        name: (float(sums[image]), float(numbers[image]))
-        for name, (sums, numbers) in measures.items()
-    }
+    return {name: (float(m.sums[image]), float(m.numbers[image])) for name, m in measures.items()}
 
 
 class Bootstrap:

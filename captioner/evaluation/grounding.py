@@ -12,7 +12,6 @@ import numpy as np
 
 from captioner.data.masks import MaskedImages
 from captioner.decoding import Decoding
-from captioner.errors import EvaluationError
 from captioner.evaluation.attention_maps import batches
 from captioner.evaluation.baselines import MaskPrior, mean_of_others, oracle
 from captioner.evaluation.bootstrap import Bootstrap, Ratio, mean, of_image
@@ -61,7 +60,7 @@ def grounding(
 ) -> Evaluation:
     """Score a model's attention maps and all baselines, with bootstrap intervals over images.
 
-    Takes the arguments of ``GroundingData``, ``batches`` and ``report``, and raises their errors.
+    Takes the arguments of ``GroundingData``, ``batches`` and ``report``.
     """
     collected = GroundingData(captioner, data, regime, seed)
     failed: list[str] = []
@@ -76,20 +75,10 @@ def grounding(
 def report(
     collected: GroundingData, prior: MaskPrior, resamples: int = 2000, seed: int = 0
 ) -> Evaluation:
-    """Score the collected maps.
+    """Score the collected maps; without a mention to score, the report has an ``error`` instead.
 
     Scores are percentages, except ``map_entropy`` (mean over all words, nats) and ``map_grad_cam``
     (mean correlation of the maps of mentions with Grad-CAM).
-
-    Args:
-        collected: maps of all images.
-        prior: gives the category prior and the centre Gaussian.
-        resamples: bootstrap resamples.
-        seed: of the bootstrap.
-
-    Raises:
-        EvaluationError: no reference caption mentions an object with a mask. If no generated caption
-            does, the report has an ``error`` instead of scores.
     """
     data, regime = collected.data, collected.regime
     bootstrap = Bootstrap(len(data.images), resamples, seed)
@@ -105,15 +94,12 @@ def report(
         scored, measures, pointing = _score(collected, prior, bootstrap)
         found |= scored
     else:
-        reason = ""
-        if collected.left_out["mentions_of_unknown_words"]:
-            reason = ", or the model does not know the word"
+        unknown = collected.left_out["mentions_of_unknown_words"]
+        reason = ", or the model does not know the word" if unknown else ""
         found["error"] = (
             f"nothing to score: of {found['coverage']['words']} words in the {regime} captions of "
             f"{len(data.images)} images, none names an object that has a mask{reason}"
         )
-        if regime == "forced":
-            raise EvaluationError(found["error"])
     if regime == "generated":
         found["objects"], object_measures = named_objects(collected, pointing, bootstrap)
         measures |= object_measures
@@ -167,14 +153,12 @@ def _all_maps(collected: GroundingData, prior: MaskPrior) -> tuple[Maps, dict[st
     mentions, captions = collected.mentions, collected.captions
     masks = np.stack([m.mask for m in mentions])
     images = [m.image for m in mentions]
-    exclude = {image: image if prior.leave_out else None for image in images}
-    centres = {image: prior.centre(exclude[image]) for image in exclude}
-    categories = [prior.category(m.mention.category, exclude[m.image]) for m in mentions]
+    centres = {image: prior.centre(image) for image in images}
+    categories = [prior.category(m.mention.category, m.image) for m in mentions]
     caption_maps = np.stack([c.mean_map for c in captions])
     caption_images = np.array([c.image for c in captions])
-    maps = {
-        kind: normalised(np.stack([m.maps[kind] for m in mentions])) for kind in mentions[0].maps
-    }
+    kinds = mentions[0].maps
+    maps = {kind: normalised(np.stack([m.maps[kind] for m in mentions])) for kind in kinds}
     maps |= {
         "mean_map": mean_of_others(caption_maps, caption_images, np.array(images)),
         "category_prior": normalised(np.clip(categories, 0, None)),

@@ -91,9 +91,7 @@ class GroundingData:
             tokens = [[best.tokens] for best in batch.generated]
             words = [[vocabulary.decode(ids)] for [ids] in tokens]
         weights, probs = forced_maps(decoder, batch.annotations, tokens)
-        if (
-            self.regime == "generated"
-        ):  # the search returns the cells that hard attention has chosen
+        if self.regime == "generated":  # the weights, or chosen cells, of the search
             weights = [[best.weights] for best in batch.generated]
         mentions = [
             [self.data.mentions(caption, image) for caption in captions]

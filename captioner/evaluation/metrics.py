@@ -124,9 +124,8 @@ class CaptionScorer:
                     raise EvaluationError(
                         f"{error}; repair or install Java, or score without it (java=False)"
                     ) from error
-                logger.warning(
-                    "%s; scoring with %s words and without METEOR", error, self._split_name
-                )
+                message = "%s; scoring with %s words and without METEOR"
+                logger.warning(message, error, self._split_name)
                 self._java = False
                 self._tokenized.clear()
         return self._score(candidates)
@@ -260,15 +259,14 @@ def read_references(path: str | Path) -> dict[Id, list[str]]:
 def _read_coco(path: str | Path) -> tuple[dict[Id, list[str]], dict[str, Id]]:
     """Return the references by image id, and the image ids by file name, if it is unique."""
     content = _load(path, _REFERENCES)
+    expected = f"expected {_REFERENCES}"
     try:
         names, references = parse_captions(content)
     except MALFORMED as error:
-        raise EvaluationError(
-            f"{path} has no reference captions ({type(error).__name__}: {error}); expected "
-            f"{_REFERENCES}"
-        ) from error
+        problem = f"{path} has no reference captions ({type(error).__name__}: {error})"
+        raise EvaluationError(f"{problem}; {expected}") from error
     if not references:
-        raise EvaluationError(f"{path} has no reference captions; expected {_REFERENCES}")
+        raise EvaluationError(f"{path} has no reference captions; {expected}")
     ids: dict[str, set[Id]] = defaultdict(set)
     for image_id, name in names:
         ids[_basename(name)].add(image_id)
