@@ -33,37 +33,17 @@ from mutations import cut, flip, grow, mutants
 SECONDS, KILOBYTES, LINE = 10, 1_000_000, 2100  # limits of a case
 DIGITS = 5000  # Python does not print such integers
 TEXTS = [
-    *(
-        "",
-        " ",
-        "\0",
-        "a\0b.jpg",
-        "\x1b[31mred\x1b]0;title\x07",
-        "two\nlines\r.jpg",
-        "\u202egpj.exe",
-    ),
-    *(
-        "\ud800",
-        "\udcff.jpg",
-        "x" * 5000,
-        "x" * 300 + ".jpg",
-        "../" * 2000,
-        "/dev/zero",
-        "/dev/stdin",
-    ),
-    *(
-        "~nobody/a.jpg",
-        "a" * 70_000,
-        "'a " * 20_000,
-        "*",
-        "[",
-        "-",
-        "\u2028",
-        "%s{0}",
-        "train",
-        "\x9b2J",
-    ),
+    "",
+    " ",
+    "\0",
+    "a\0b.jpg",
+    "\x1b[31mred\x1b]0;title\x07",
+    "two\nlines\r.jpg",
+    "\u202egpj.exe",
 ]
+TEXTS += ["\ud800", "\udcff.jpg", "x" * 5000, "x" * 300 + ".jpg", "../" * 2000, "/dev/zero"]
+TEXTS += ["/dev/stdin", "~nobody/a.jpg", "a" * 70_000, "'a " * 20_000, "*", "[", "-", "\u2028"]
+TEXTS += ["%s{0}", "train", "\x9b2J"]
 VALUES = [*TEXTS, 0, -1, 2**63, 10**4000, 1e400, -1e400, float("nan"), 1.5, None, True, [], {}]
 VALUES += [[[]], [1] * 10_000, {"id": 1}, "@DIGITS@", "@DEEP@"]
 IMAGES = {"1.jpg": ["a dog", "the dog"], "2.jpg": ["a cat"]}
@@ -251,22 +231,22 @@ def used(name: str, root: Path) -> str:
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(error):
         command = ["data", "check", "--data.name", name, "--data.root", str(root), "--workers=1"]
         assert main(command) in (0, 1, 2)
-    messages = []
-    with contextlib.suppress(AttributeError):
-        assert "Traceback" not in error.getvalue()
+    assert "Traceback" not in error.getvalue()
+    messages = [out.getvalue(), error.getvalue(), refusal(read, name, root)]
+    for file in [*root.glob("annotations/*"), root / "a.jsonl"]:
+        if file.is_file():
+            uses = (read_masks, metrics.read_references, metrics.read_results)
+            messages += [refusal(use, file) for use in uses]
+    return "\n".join(messages)
+
+
+def refusal(use: Callable[..., Any], *arguments: Any) -> str:
+    """The error of a call; empty without one."""
     try:
-        read(name, root)
+        use(*arguments)
     except CaptionerError as refused:
-        messages.append(str(refused))
-    files = [file for file in root.glob("annotations/*") if file.is_file()]
-    files += [file for file in (root / "a.jsonl",) if file.is_file()]
-    for file in files:
-        for use in (read_masks, metrics.read_references, metrics.read_results):
-            try:
-                use(file)
-            except CaptionerError as refused:
-                messages.append(str(refused))
-    return "\n".join([out.getvalue(), error.getvalue(), *messages])
+        return str(refused)
+    return ""
 
 
 def read_masks(file: Path) -> None:
@@ -279,13 +259,7 @@ def read_masks(file: Path) -> None:
 def loaded(data: bytes, file: Path) -> str:
     """Load an image from memory and from a file; return the errors."""
     file.write_bytes(data)
-    errors = []
-    for source in (data, file):
-        try:
-            images.load(source)
-        except CaptionerError as refused:
-            errors.append(str(refused))
-    return "\n".join(errors)
+    return "\n".join(refusal(images.load, source) for source in (data, file))
 
 
 def run(kind: str, folder: Path, count: int, seed: int) -> None:

@@ -2,7 +2,6 @@
 
 import os
 import pickle
-from collections import namedtuple
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +16,6 @@ from captioner.errors import DataError
 from captioner.models.encoder import Preprocessing
 from layouts import picture
 
-HERE = Path(__file__).parent
 PICTURES = 7
 GRID = (2, 3)
 PREPROCESSING = Preprocessing(24, 36, "bilinear", (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
@@ -70,10 +68,6 @@ def caches(tmp_path) -> list[Path]:
     return sorted((tmp_path / "cache").iterdir())
 
 
-def names(folder: Path) -> list[str]:
-    return sorted(file.name for file in folder.iterdir())
-
-
 def finished(tmp_path) -> list[str]:
     """The finished shards."""
     return sorted(file.name for file in (tmp_path / "cache").rglob("*.safetensors"))
@@ -90,18 +84,22 @@ def is_complete(cache: AnnotationCache, paths: list[str]) -> bool:
 
 @pytest.mark.parametrize("batch_size", [1, 3, 100])
 def test_vectors_are_the_encoders_as_float16(batch_size, tmp_path, paths):
+    """They are computed once and stay on disk."""
     encoder = FakeEncoder()
     cache = open_cache(tmp_path, paths, encoder, batch_size=batch_size)
     assert encoder.calls == -(-PICTURES // batch_size)
     assert (cache.grid, cache.failed) == (GRID, {})
+    assert is_complete(cache, paths)
     for path in paths:
         pixels = images.to_tensor(images.load(path), (24, 36), "bilinear")
         direct = FakeEncoder()(pixels.unsqueeze(0)).vectors[0]
         assert cache[path].dtype == np.float16
         assert np.array_equal(cache[path], direct.half().numpy())
-        np.testing.assert_allclose(cache[path], expected(path), rtol=1e-3)
-    assert len(pickle.dumps(cache)) < 3000, "vectors stay on disk"
-    assert is_complete(pickle.loads(pickle.dumps(cache)), paths)
+    assert len(pickle.dumps(cache)) < 3000
+    again = open_cache(tmp_path, paths, FakeEncoder(at=0, act=must_not_run), batch_size=2)
+    assert is_complete(pickle.loads(pickle.dumps(again)), paths)
+    assert (cache.rows, cache.grid, cache.failed) == (again.rows, again.grid, again.failed)
+    assert len(caches(tmp_path)) == 1
 
 
 def test_pixels_for_a_trainable_encoder(tmp_path, paths):
@@ -118,14 +116,6 @@ def test_pixels_for_a_trainable_encoder(tmp_path, paths):
     assert len(caches(tmp_path)) == 2
     larger = PixelEncoder(replace(PREPROCESSING, height=48))
     assert open_cache(tmp_path, paths, larger)[paths[0]].shape == (3, 48, 36)
-
-
-def test_the_second_time_nothing_is_computed(tmp_path, paths):
-    first = open_cache(tmp_path, paths)
-    again = open_cache(tmp_path, paths, FakeEncoder(at=0, act=must_not_run), batch_size=2)
-    assert all(np.array_equal(first[path], again[path]) for path in paths)
-    assert (first.rows, first.grid, first.failed) == (again.rows, again.grid, again.failed)
-    assert len(caches(tmp_path)) == 1
 
 
 def touched(paths):
@@ -221,55 +211,48 @@ def test_shards_without_readable_images(tmp_path, paths):
         open_cache(tmp_path, paths)
 
 
-# ── Checksums ─────────────────────────────────────────────────────────────────────────────────────
+# ── Damage ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_damage_is_found_by_verify_and_computed_again(tmp_path, paths, caplog):
-    open_cache(tmp_path, paths, shard_size=3)
-    (folder,) = caches(tmp_path)
-    file = folder / "00001.safetensors"
+def flip_a_bit(file):
     content = bytearray(file.read_bytes())
     content[-1] ^= 1
     file.write_bytes(content)
-    # Opening alone does not read the values.
-    assert open_cache(tmp_path, paths, shard_size=3)[paths[5]].tobytes()[-1] == content[-1]
+
+
+@pytest.mark.parametrize(
+    ("damage", "verify"),
+    [
+        (flip_a_bit, True),  # opening alone does not read the values
+        (lambda file: file.write_bytes(file.read_bytes()[:-1]), False),
+        (lambda file: file.write_bytes(b""), False),
+        (Path.unlink, False),
+    ],
+)
+def test_damaged_shards_are_computed_again(damage, verify, tmp_path, paths, caplog):
+    open_cache(tmp_path, paths, shard_size=3)
+    damage(caches(tmp_path)[0] / "00001.safetensors")
     encoder = FakeEncoder()
-    assert is_complete(open_cache(tmp_path, paths, encoder, shard_size=3, verify=True), paths)
+    cache = open_cache(tmp_path, paths, encoder, shard_size=3, verify=verify)
+    assert is_complete(cache, paths)
     assert encoder.calls == 1
-    assert "shard 00001" in caplog.text
+    assert ("shard 00001" in caplog.text) == verify
     again = FakeEncoder(at=0, act=must_not_run)
     assert is_complete(open_cache(tmp_path, paths, again, shard_size=3, verify=True), paths)
 
 
-@pytest.mark.parametrize(
-    "damage",
-    [
-        lambda file: file.write_bytes(file.read_bytes()[:-1]),
-        lambda file: file.write_bytes(b""),
-        lambda file: file.unlink(),
-    ],
-)
-def test_truncated_and_deleted_shards_are_computed_again(damage, tmp_path, paths):
-    open_cache(tmp_path, paths, shard_size=3)
-    damage(caches(tmp_path)[0] / "00001.safetensors")
-    encoder = FakeEncoder()
-    assert is_complete(open_cache(tmp_path, paths, encoder, shard_size=3), paths)
-    assert encoder.calls == 1
-
-
 # ── Disks ─────────────────────────────────────────────────────────────────────────────────────────
 
-Usage = namedtuple("Usage", "total used free")
 BYTES = PICTURES * 6 * 3 * 2
 
 
 @pytest.mark.parametrize(("free", "fits"), [(0, False), (BYTES - 1, False), (BYTES + 10_000, True)])
 def test_a_full_disk_is_refused_beforehand(free, fits, tmp_path, paths, monkeypatch):
-    paths_checked = []
+    checked = []
 
     def usage(path):
-        paths_checked.append(path)
-        return Usage(10**12, 10**12 - free, free)
+        checked.append(Path(path))
+        return SimpleNamespace(free=free)
 
     monkeypatch.setattr("captioner.data.cache.shutil.disk_usage", usage)
     if fits:
@@ -279,8 +262,7 @@ def test_a_full_disk_is_refused_beforehand(free, fits, tmp_path, paths, monkeypa
         with pytest.raises(DataError, match=message):
             open_cache(tmp_path, paths)
         assert finished(tmp_path) == []
-    assert all(Path(path).is_relative_to(tmp_path / "cache") for path in paths_checked)
-    assert paths_checked
+    assert checked[0].is_relative_to(tmp_path / "cache")
 
 
 def test_an_unwritable_folder(tmp_path, paths):

@@ -20,7 +20,6 @@ from test_cache import (  # noqa: F401 - a fixture
     finished,
     is_complete,
     must_not_run,
-    names,
     open_cache,
     paths,
 )
@@ -30,17 +29,13 @@ from test_cache import (  # noqa: F401 - a fixture
 HERE = Path(__file__).parent
 
 
-class Crash(Exception):
-    pass
-
-
 def crash():
-    raise Crash
+    raise RuntimeError("a crash")
 
 
 @pytest.mark.parametrize("at", [0, 2])
 def test_an_exception_keeps_what_is_finished(at, tmp_path, paths):
-    with pytest.raises(Crash):
+    with pytest.raises(RuntimeError, match="a crash"):
         open_cache(tmp_path, paths, FakeEncoder(at=at, act=crash), shard_size=3)
     assert finished(tmp_path) == [f"{n:05d}.safetensors" for n in range(at)]
     encoder = FakeEncoder()
@@ -59,6 +54,10 @@ def test_a_crash_while_finishing_leaves_nothing(tmp_path, paths, monkeypatch):
     assert finished(tmp_path) == []
     assert not list((tmp_path / "cache").rglob("*.part"))
     assert is_complete(open_cache(tmp_path, paths), paths)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.iterdir())
 
 
 def kill():

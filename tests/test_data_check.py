@@ -10,7 +10,7 @@ import pytest
 
 from captioner.cli.main import main
 from captioner.data import image_check
-from captioner.data.image_check import IN_FLIGHT, inspect, map_files
+from captioner.data.image_check import inspect, map_files
 from captioner.data.readers.problems import KINDS, Problems
 from captioner.data.records import Record, Records
 from captioner.data.statistics import statistics
@@ -176,26 +176,15 @@ def doubled(path: str) -> str:
     return 2 * path
 
 
-@pytest.mark.parametrize("size", [0, 1, 5 * IN_FLIGHT + 3])
-def test_results_are_in_order(size):
-    paths = [str(number) for number in range(size)]
-    assert list(map_files(doubled, iter(paths), 2)) == [2 * path for path in paths]
-
-
-def test_a_file_that_kills_its_process_costs_only_itself(monkeypatch):
+@pytest.mark.parametrize(
+    ("size", "killers", "workers"), [(0, (), 2), (1, (), 2), (23, (), 2), (12, (2, 9), 1)]
+)
+def test_results_are_in_order(size, killers, workers, monkeypatch):
+    """A file that kills its process costs only itself."""
     monkeypatch.setattr(image_check, "IN_FLIGHT", 4)
-    paths = [str(number) for number in range(12)]
-    paths[2] = paths[9] = "killer"
+    paths = ["killer" if number in killers else str(number) for number in range(size)]
     expected = [None if path == "killer" else 2 * path for path in paths]
-    assert list(map_files(doubled, paths, 1)) == expected
-
-
-def test_few_paths_are_in_flight():
-    paths = iter(map(str, range(100 * IN_FLIGHT)))
-    results = map_files(doubled, paths, 1)
-    next(results)
-    assert int(next(paths)) <= 2 * IN_FLIGHT
-    results.close()
+    assert list(map_files(doubled, iter(paths), workers)) == expected
 
 
 # ── Numbers ───────────────────────────────────────────────────────────────────────────────────────

@@ -46,16 +46,19 @@ def box(left, top, right, bottom):
     return [left, top, right, top, right, bottom, left, bottom], mask
 
 
+SIZE = [HEIGHT, WIDTH]
+
+
+def annotated(folder, *segmentations):
+    """The image with these segmentations."""
+    (image,) = read(write(folder, [{"segmentation": s} for s in segmentations]), folder).images
+    return image
+
+
 def test_polygons_and_run_lengths_are_the_same_mask(tmp_path):
     polygon, mask = box(10, 20, 30, 50)
-    size = [HEIGHT, WIDTH]
-    annotations = [
-        {"segmentation": [polygon]},
-        {"segmentation": {"size": size, "counts": counts(mask)}},
-        # Two halves of one object.
-        {"segmentation": [box(10, 20, 30, 35)[0], box(10, 35, 30, 50)[0]]},
-    ]
-    (image,) = read(write(tmp_path, annotations), tmp_path).images
+    halves = [box(10, 20, 30, 35)[0], box(10, 35, 30, 50)[0]]
+    image = annotated(tmp_path, [polygon], {"size": SIZE, "counts": counts(mask)}, halves)
     assert image.categories == ("dog",) * 3
     for i in range(3):
         truth = image.truth([i], (HEIGHT, WIDTH)).reshape(HEIGHT, WIDTH)
@@ -64,11 +67,7 @@ def test_polygons_and_run_lengths_are_the_same_mask(tmp_path):
 
 def test_a_mask_covers_the_expected_cells(tmp_path):
     """A portrait on a square grid: cells are 10 × 20 pixels, rows downward."""
-    annotations = [
-        {"segmentation": [box(10, 20, 20, 40)[0]]},
-        {"segmentation": [box(30, 70, 40, 80)[0]]},
-    ]
-    (image,) = read(write(tmp_path, annotations), tmp_path).images
+    image = annotated(tmp_path, [box(10, 20, 20, 40)[0]], [box(30, 70, 40, 80)[0]])
     expected = np.zeros((4, 4))
     expected[1, 1] = 1.0
     np.testing.assert_allclose(image.truth([0], (4, 4)).reshape(4, 4), expected)
@@ -77,11 +76,7 @@ def test_a_mask_covers_the_expected_cells(tmp_path):
 
 
 def test_a_union_counts_no_pixel_twice(tmp_path):
-    annotations = [
-        {"segmentation": [box(0, 0, 20, 40)[0]]},
-        {"segmentation": [box(10, 0, 40, 40)[0]]},
-    ]
-    (image,) = read(write(tmp_path, annotations), tmp_path).images
+    image = annotated(tmp_path, [box(0, 0, 20, 40)[0]], [box(10, 0, 40, 40)[0]])
     assert image.truth([0, 1], (1, 1)) == pytest.approx(0.5)
     assert image.overlap([0], [1]) == pytest.approx(0.5)  # half of the smaller
     assert image.overlap([1], [0]) == pytest.approx(0.5)
@@ -89,11 +84,10 @@ def test_a_union_counts_no_pixel_twice(tmp_path):
 
 def test_crowds_and_empty_masks_are_dropped_and_counted(tmp_path):
     polygon, mask = box(0, 0, 20, 20)
-    size = [HEIGHT, WIDTH]
     annotations = [
         {"segmentation": [polygon]},
-        {"segmentation": {"size": size, "counts": counts(mask)}, "iscrowd": 1, "category_id": 3},
-        {"segmentation": {"size": size, "counts": [HEIGHT * WIDTH]}},
+        {"segmentation": {"size": SIZE, "counts": counts(mask)}, "iscrowd": 1, "category_id": 3},
+        {"segmentation": {"size": SIZE, "counts": [HEIGHT * WIDTH]}},
         {"segmentation": [[1, 1, 5, 5]], "category_id": 2},  # two corners are no polygon
     ]
     data = read(write(tmp_path, annotations), tmp_path)
@@ -127,9 +121,8 @@ def test_other_files_are_refused(tmp_path, content, message):
 
 
 def test_a_mask_of_another_size_is_named(tmp_path):
-    annotations = [{"segmentation": {"size": [10, 10], "counts": [100]}}]
     with pytest.raises(DataError, match=r"mask 0 has \[10, 10\] pixels, its photo \[80, 40\]"):
-        read(write(tmp_path, annotations), tmp_path)
+        annotated(tmp_path, {"size": [10, 10], "counts": [100]})
     with pytest.raises(DataError, match=r"missing\.json' cannot be read: No such file"):
         read(tmp_path / "missing.json", tmp_path)
 
@@ -140,13 +133,13 @@ def test_a_mask_of_another_size_is_named(tmp_path):
         [[0, 0, 1e9, 0, 1e9, 1e9]],
         [[float("nan")] * 6],
         [[0, 0, 1, 1, 2, 2, 3]],
-        *({"size": [HEIGHT, WIDTH], "counts": c} for c in ("", "0", "zzz", "\u20ac", 7)),
-        *({"size": [HEIGHT, WIDTH], "counts": c} for c in ([], [5], [-5, 3205], [2**40], ["a"])),
+        *({"size": SIZE, "counts": c} for c in ("", "0", "zzz", "\u20ac", 7)),
+        *({"size": SIZE, "counts": c} for c in ([], [5], [-5, 3205], [2**40], ["a"])),
     ],
 )
 def test_masks_that_would_crash_the_library(segmentation, tmp_path):
     with pytest.raises(DataError, match="cannot be used: "):
-        read(write(tmp_path, [{"segmentation": segmentation}]), tmp_path)
+        annotated(tmp_path, segmentation)
 
 
 def test_real_masks_match_polygons_drawn_by_pillow(shared_data):

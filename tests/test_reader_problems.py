@@ -79,12 +79,7 @@ def test_no_table_or_several(suffix, tmp_path):
 
 COCO, KARPATHY = "annotations/captions_val2014.json", "dataset_coco.json"
 BROKEN = [
-    (
-        "flickr8k",
-        TOKENS,
-        b"a.jpg#0\tfine\n\na.jpg#1 no tab\n",
-        "line 3: expected 'name.jpg#0<TAB>c",
-    ),
+    ("flickr8k", TOKENS, b"a.jpg#0\tfine\n\na.jpg#1 no tab\n", "line 3: expected 'name.jpg#0<TAB>"),
     ("flickr8k", TOKENS, LATIN, "cannot be read as UTF-8 text"),
     ("flickr8k", LIST, b"\n  \n", "is empty; expected one image name per line"),
     (
@@ -104,12 +99,7 @@ BROKEN = [
     ("karpathy", KARPATHY, b"{", "is not readable JSON: "),
     ("karpathy", KARPATHY, b'{"images": [7]}', "is not one of Karpathy's files"),
     ("csv", "a.csv", b"file,text\na.jpg,a\n", "header with image and caption, got 'file,text'"),
-    (
-        "csv",
-        "a.csv",
-        b"image,caption\na.jpg,a, b\n",
-        "line 2: expected 'image,caption', got ['a.jp",
-    ),
+    ("csv", "a.csv", b"image,caption\na.jpg,a, b\n", "line 2: expected 'image,caption', got ["),
     ("csv", "a.csv", b"image,caption\na.jpg,...\n", "images without captions: 1 (a.jpg)"),
     ("csv", "a.csv", b"image,caption,split\na.jpg,a,train\na.jpg,b,val\n", "a.jpg: 'train', 'val'"),
     ("csv", "a.csv", b"image,caption,split\na.jpg,a,train\nb.jpg,b,\n", "b.jpg: none"),
@@ -127,15 +117,11 @@ def test_broken_files(name, file, content, message, tmp_path):
     refused(name, tmp_path, message, str(tmp_path / file))
 
 
+NO_TEXT = '{"image": 7, "caption": "a"}', '{"image": "a.jpg", "captions": [7]}'
+
+
 @pytest.mark.parametrize(
-    "line",
-    [
-        "{",
-        '{"image": 7, "caption": "a"}',
-        '{"image": "a.jpg", "captions": [7]}',
-        '{"image": "a.jpg", "caption": null}',
-        "[" * 100_000,
-    ],
+    "line", ["{", *NO_TEXT, '{"image": "a.jpg", "caption": null}', "[" * 100_000]
 )
 def test_broken_lines_of_jsonl(line, tmp_path):
     write(tmp_path / "a.jpg")
@@ -154,19 +140,14 @@ def test_missing_images_are_counted_and_three_are_named(tmp_path):
     captions_txt(tmp_path, {f"{i}.jpg": ["a"] for i in range(100)})
     for i in range(1, 6):
         (tmp_path / "Images" / f"{i}.jpg").unlink()
-    message = refused(
-        "flickr8k",
-        tmp_path,
-        "images that do not exist: 5 (",
-        ".jpg, …); repair the files or remove",
-    )
+    parts = "images that do not exist: 5 (", ".jpg, …); repair the files or remove"
+    message = refused("flickr8k", tmp_path, *parts)
     assert len(re.findall(r"/([1-5])\.jpg", message)) == 3
 
 
 def test_all_problems_of_flickr8k(tmp_path):
-    flickr8k(
-        tmp_path, {TRAIN: {"1.jpg": ["a"], "2.jpg": ["b"], "3.jpg": []}, VAL: {"4.jpg": ["c"]}}
-    )
+    train = {"1.jpg": ["a"], "2.jpg": ["b"], "3.jpg": []}
+    flickr8k(tmp_path, {TRAIN: train, VAL: {"4.jpg": ["c"]}})
     with (tmp_path / LIST).open("a") as file:
         file.write("2.jpg\n5.jpg\n")
     (tmp_path / "Flicker8k_Dataset" / "1.jpg").unlink()

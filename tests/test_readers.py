@@ -52,18 +52,12 @@ def test_images_outside_the_lists_are_ignored(tmp_path):
     "change", [None, ("\n", "\r\n"), ("image,", "\ufeffimage,"), ("\n", "\n\n")]
 )
 def test_captions_txt(change, tmp_path):
-    captions = {
-        "7.jpg": ["a dog, a cat and a bird", 'a sign "stop", red', "plain"],
-        "8.jpg": ['the "word"', "..."],
-    }
-    file = captions_txt(tmp_path, captions) / "captions.txt"
+    captions = {"7.jpg": ["a dog, a cat and a bird", 'a sign "stop", red'], "8.jpg": ['the "word"']}
+    # Captions without words are left out.
+    file = captions_txt(tmp_path, captions | {"8.jpg": ['the "word"', "..."]}) / "captions.txt"
     if change:
         file.write_bytes(file.read_text().replace(*change).encode())
-    records = read("flickr8k", tmp_path)
-    assert {r.image_id: list(r.captions) for r in records} == {
-        "7.jpg": captions["7.jpg"],
-        "8.jpg": ['the "word"'],  # captions without words are left out
-    }
+    assert {r.image_id: list(r.captions) for r in read("flickr8k", tmp_path)} == captions
 
 
 # ── Flickr30k ─────────────────────────────────────────────────────────────────────────────────────
@@ -82,11 +76,7 @@ COMMAS = """image_name,comment_number,comment
 1000092795.jpg, 1, Two men .
 2199200615.jpg, 4   A dog runs across the grass .,
 """
-FILES_30K = {
-    "results_20130124.token": TOKENS,
-    "results.csv": BARS,
-    "captions.txt": COMMAS,
-}
+FILES_30K = {"results_20130124.token": TOKENS, "results.csv": BARS, "captions.txt": COMMAS}
 
 
 @pytest.mark.parametrize(
@@ -127,11 +117,8 @@ def test_split_lists_of_flickr30k_entities(tmp_path):
 
 
 def test_coco_with_train_and_val(tmp_path):
-    parts = {
-        "train2017": {"b.jpg": ["two"], "a.jpg": [" one ", "uno"]},
-        "val2017": {"c.jpg": ["3"]},
-    }
-    coco(tmp_path, parts)
+    train = {"b.jpg": ["two"], "a.jpg": [" one ", "uno"]}
+    coco(tmp_path, {"train2017": train, "val2017": {"c.jpg": ["3"]}})
     for name in ("instances_val2017.json", "captions_mine.json", "image_info_test2017.json"):
         write(tmp_path / "annotations" / name, "not even JSON")
     assert read("coco", tmp_path) == [
@@ -183,10 +170,7 @@ def test_karpathy_coco(folder, name, tmp_path):
 
 @pytest.mark.parametrize(
     ("dataset", "folder"),
-    [
-        ("flickr8k", "Flicker8k_Dataset"),
-        ("flickr30k", "flickr30k_images/flickr30k_images"),
-    ],
+    [("flickr8k", "Flicker8k_Dataset"), ("flickr30k", "flickr30k_images/flickr30k_images")],
 )
 def test_karpathy_flickr(dataset, folder, tmp_path):
     entries = [entry(10, "a.jpg", "train", "a dog"), entry(2, "b.jpg", "val", "a cat")]
@@ -250,12 +234,8 @@ def test_tables(kind, tmp_path):
 
 
 def test_a_folder_with_splits(tmp_path):
-    captions = {
-        "train/a.jpg": "a dog\n\n the dog \r\n",
-        "train/deep/b.PNG": "a cat",
-        "validation/c.webp": "é",
-        "test/d.jpeg": "4",
-    }
+    captions = {"train/a.jpg": "a dog\n\n the dog \r\n", "train/deep/b.PNG": "a cat"}
+    captions |= {"validation/c.webp": "é", "test/d.jpeg": "4"}
     for name, text in captions.items():
         write(tmp_path / name), write((tmp_path / name).with_suffix(".txt"), text)
     write(tmp_path / "train" / ".hidden.jpg"), write(tmp_path / ".cache" / "notes.txt", "x")

@@ -73,15 +73,13 @@ def test_masks_cover_their_objects_exactly(plain: list[Scene]):
     for drawn in plain:
         pixels = np.asarray(drawn.image).astype(float)
         assert drawn.masks.dtype == np.bool_
-        assert drawn.masks.sum(axis=0).max() == 1  # disjoint
         for o, mask in zip(drawn.objects, drawn.masks, strict=True):
-            # The median ignores the blended edge, which may shift the mean a little.
+            # The median ignores the blended edge.
             assert np.abs(np.median(pixels[mask], axis=0) - COLOURS[o.colour]).max() <= 11
-            assert np.abs(pixels[mask].mean(axis=0) - COLOURS[o.colour]).max() <= 40
             y, x = np.nonzero(mask)
-            offsets.append((x.mean() + 0.5 - o.centre[0], y.mean() + 0.5 - o.centre[1]))
-            reach = np.hypot(x + 0.5 - o.centre[0], y + 0.5 - o.centre[1]).max()
-            assert o.radius - 3 < reach < o.radius + 1
+            x, y = x + 0.5 - o.centre[0], y + 0.5 - o.centre[1]
+            offsets.append((x.mean(), y.mean()))
+            assert o.radius - 3 < np.hypot(x, y).max() < o.radius + 1
     # The edges of an upright square can be off by half a pixel, but not on average.
     assert np.abs(offsets).max() <= 0.6
     assert np.abs(np.mean(offsets, axis=0)).max() < 0.05
@@ -118,9 +116,11 @@ def unturned(o: SceneObject, side: int) -> np.ndarray:
     return solid & ~np.any([np.zeros_like(solid), *map(inside, FIGURES[o.shape].holes)], axis=0)
 
 
-def test_masks_are_the_visible_parts_of_overlapping_objects(varied: list[Scene]):
+def test_masks_are_the_visible_parts_of_overlapping_objects(
+    plain: list[Scene], varied: list[Scene]
+):
     hidden = 0
-    for drawn in varied:
+    for drawn in [*plain[:40], *varied]:
         assert drawn.masks.sum(axis=0).max() == 1  # disjoint
         for index, (o, mask) in enumerate(zip(drawn.objects, drawn.masks, strict=True)):
             alone = unturned(o, 224)
