@@ -11,9 +11,10 @@ import pytest
 
 import libraries
 import runs
-from captioner.batch import local_engine, output_folder
+from captioner.batch import local_engine
 from captioner.batch.batch_captioner import BatchCaptioner
 from captioner.batch.local_engine import LocalEngine
+from captioner.batch.output_folder import Shards
 from captioner.batch.rows import FIELDS, from_columns
 from captioner.batch.sources import Sources
 from captioner.cli import caption as cli_caption
@@ -168,14 +169,14 @@ def failed(name):
 
 
 def open_jsonl(folder):
-    return output_folder.open_shards(folder, "jsonl", IDENTITY)
+    return Shards(folder, "jsonl", IDENTITY).opened()
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_shards_are_resumed_from_what_is_on_disk(form, tmp_path):
     if form == "parquet":
         pytest.importorskip("pyarrow")
-    with output_folder.open_shards(tmp_path, form, IDENTITY, shard_size=2) as out:
+    with Shards(tmp_path, form, IDENTITY, shard_size=2).opened() as out:
         assert [out.claim(name) for name in "abcab"] == [True, True, True, False, False]
         for row in (record("a"), failed("b"), record("c")):
             out.add(row)
@@ -184,7 +185,7 @@ def test_shards_are_resumed_from_what_is_on_disk(form, tmp_path):
     (tmp_path / ".manifest.json.part").write_bytes(b"half")
     stale = {**libraries.manifest(tmp_path), "images": 99}
     (tmp_path / "manifest.json").write_text(json.dumps(stale))
-    with output_folder.open_shards(tmp_path, form, IDENTITY, retry=True) as out:
+    with Shards(tmp_path, form, IDENTITY, retry=True).opened() as out:
         assert not [file for file in tmp_path.iterdir() if file.name.startswith(".")]
         assert (out.counts["captioned"], out.counts["failed"], out.retried) == (2, 0, ["b"])
         assert [out.claim(name) for name in "abcd"] == [False, True, False, True]
@@ -198,7 +199,7 @@ def test_rows_read_back_as_written(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     rows = [{**record("a"), "word_log_probs": [-1.0, -0.5], "model": "m"}, failed("b")]
     for form in ("jsonl", "parquet"):
-        with output_folder.open_shards(tmp_path / form, form, IDENTITY) as out:
+        with Shards(tmp_path / form, form, IDENTITY).opened() as out:
             for row in rows:
                 out.add(row)
     assert libraries.records(tmp_path / "jsonl") == rows

@@ -5,8 +5,6 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 from captioner.batch.rows import FIELDS, Row, encodable, failure, from_columns
@@ -56,7 +54,7 @@ class BatchCaptioner:
         """
         names = [str(name) for name in batch["image"]]
         with ThreadPoolExecutor(FETCH_THREADS) as threads:
-            opened = list(threads.map(self._open, names))
+            opened = list(threads.map(self.sources.open, names))
         images = [image for image in opened if not isinstance(image, ImageError)]
         results = self.predictor.captions(images, self.decoding, len(names))
         rows = []
@@ -83,22 +81,9 @@ class BatchCaptioner:
             "decoding": asdict(self.decoding),
         }
 
-    def _open(self, name: str) -> Path | BytesIO | ImageError:
-        try:
-            return self.sources.open(name)
-        except ImageError as error:
-            return error
-
 
 class InProcess:
-    """The engine for few photos: it captions them in this process, because workers start slowly.
-
-    Args:
-        options: the arguments of ``BatchCaptioner``.
-
-    Attributes:
-        identity: ``BatchCaptioner.identity``.
-    """
+    """The engine for few photos, with the interface of ``LocalEngine``; workers start slowly."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._captioner = BatchCaptioner(**options)

@@ -18,7 +18,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from captioner.batch.rows import Row, failure, from_columns
-from captioner.errors import CaptionerError, ImageError, printable
+from captioner.errors import CaptionerError, ImageError
 
 TIMEOUT = 60.0
 """Seconds allowed for one photo. A batch is allowed this time for every ten photos or part of ten."""
@@ -100,11 +100,8 @@ class LocalEngine:
 
 def _failed(name: str, overdue: bool) -> Row:
     effect = f"takes more than {TIMEOUT:g} seconds" if overdue else "ends the process"
-    message = (
-        f"{printable(name, limit=4096)}: found a photo that {effect} when it is decoded; convert it "
-        "to JPEG or PNG with another program"
-    )
-    return failure(name, ImageError(message))
+    message = f"{name}: found a photo that {effect} when it is decoded; convert it to JPEG or PNG"
+    return failure(name, ImageError(f"{message} with another program"))
 
 
 class _Worker:

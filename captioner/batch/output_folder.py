@@ -15,6 +15,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from hashlib import blake2b
 from io import BytesIO
 from pathlib import Path
@@ -31,36 +32,64 @@ MAX_LISTED = 1000
 """Largest number of failures that the manifest lists; the shards hold all of them."""
 
 
+@dataclass
 class Shards:
-    """The shards of a folder that ``open_shards`` has locked, with its arguments and errors.
+    """The shards of a folder, between the start and the end of ``opened``.
+
+    Args:
+        folder: new, empty, or with captions of the same model and decoding.
+        file_format: of the shards, ``jsonl`` or ``parquet``.
+        identity: ``{"model": {"name", "sha256"}, "decoding": {…}}``.
+        shard_size: records per shard; the last shard may have fewer.
+        retry: drop the records of photos that failed, and list these photos in ``retried``.
 
     Attributes:
         counts: number of ``shards`` and of ``captioned`` and ``failed`` photos.
         retried: photos whose failure was dropped, so that they are tried again.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        file_format: str,
-        identity: Mapping[str, Any],
-        shard_size: int,
-        retry: bool,
-    ) -> None:
-        self.folder, self.file_format, self.shard_size = folder, file_format, shard_size
-        self.identity = json.loads(json.dumps(identity))  # comparable with the manifest
+    folder: Path
+    file_format: str
+    identity: Mapping[str, Any]
+    shard_size: int = 1000
+    retry: bool = False
+
+    def __post_init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.failures: list[Row] = []
         self.retried: list[str] = []
         self._claimed: set[bytes] = set()
         self._rows: list[Row] = []
         self._next_number = 0
-        self._check_manifest()
-        for part in folder.glob(".*.part"):  # left by a killed process
-            part.unlink()
-        for file in self._files():
-            self._resume(file, retry)
-        self._write_manifest(finished=False)
+
+    @contextmanager
+    def opened(self) -> Iterator["Shards"]:
+        """Open the folder for this process alone; an interruption keeps the records added so far.
+
+        Raises:
+            UsageError: the folder holds something else, or captions of another model, decoding or
+                format; or another process is writing into it.
+            DataError: a shard or the manifest is damaged.
+            OSError: the folder cannot be written, or the disk is full.
+        """
+        with _lock(self.folder):
+            self._check_manifest()
+            for part in self.folder.glob(".*.part"):  # left by a killed process
+                part.unlink()
+            name = re.compile(rf"captions-\d{{6,}}\.{self.file_format}")
+            files = [file for file in self.folder.iterdir() if name.fullmatch(file.name)]
+            for file in sorted(files, key=_number):
+                self._resume(file)
+            self._write_manifest()
+            try:
+                yield self
+            except OSError:  # the disk is full, so another write would fail too
+                raise
+            except BaseException:
+                self._flush()
+                raise
+            self._flush()
+            self._write_manifest(finished=True)
 
     def claim(self, name: str) -> bool:
         """Claim a photo; return False if it is finished or was claimed before."""
@@ -75,10 +104,10 @@ class Shards:
         """Add a record, and write the shard when it is full."""
         self._rows.append(row)
         if len(self._rows) >= self.shard_size:
-            self.flush()
-            self._write_manifest(finished=False)
+            self._flush()
+            self._write_manifest()
 
-    def flush(self) -> None:
+    def _flush(self) -> None:
         """Write the pending records as a shard."""
         if self._rows:
             name = f"captions-{self._next_number:06}.{self.file_format}"
@@ -87,17 +116,23 @@ class Shards:
             self._count(self._rows)
             self._rows = []
 
-    def finish(self) -> None:
-        """Write the pending records, and mark the manifest as finished."""
-        self.flush()
-        self._write_manifest(finished=True)
-
     def _check_manifest(self) -> None:
         """Refuse captions of another model, decoding or format."""
-        if not (self.folder / MANIFEST).is_file():
+        file = self.folder / MANIFEST
+        if not file.is_file():
             return
-        manifest = self._read_manifest()
-        for key, expected in (("format", self.file_format), *self.identity.items()):
+        try:
+            manifest = json.loads(file.read_bytes())
+            version = manifest["format_version"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(f"'{file}' cannot be read ({error}); give another folder") from error
+        if version != VERSION:
+            raise DataError(
+                f"'{file}' has format version {version!r:.20}, this captioner ({__version__}) resumes "
+                f"version {VERSION}: give another folder"
+            )
+        identity = json.loads(json.dumps(self.identity))  # comparable with the manifest
+        for key, expected in (("format", self.file_format), *identity.items()):
             stored = manifest.get(key)
             if key == "model" and isinstance(stored, dict):
                 stored = {**stored, "name": expected["name"]}  # its name may differ
@@ -107,11 +142,11 @@ class Shards:
                     f"{json.dumps(expected):.120}): give another --output folder"
                 )
 
-    def _resume(self, file: Path, retry: bool) -> None:
+    def _resume(self, file: Path) -> None:
         rows = list(self._read(file))
-        failed = [row for row in rows if "error" in row]
-        if retry and failed:
-            self.retried += [row["image"] for row in failed]
+        failed = [row["image"] for row in rows if "error" in row]
+        if self.retry and failed:
+            self.retried += failed
             rows = [row for row in rows if "error" not in row]
             if rows:
                 self._write(file, rows)
@@ -122,17 +157,12 @@ class Shards:
         self._count(rows)
         self._next_number = _number(file) + 1
 
-    def _files(self) -> list[Path]:
-        name = re.compile(rf"captions-\d{{6,}}\.{self.file_format}")
-        files = [file for file in self.folder.iterdir() if name.fullmatch(file.name)]
-        return sorted(files, key=_number)
-
     def _count(self, rows: list[Row]) -> None:
         failed = [row for row in rows if "error" in row]
         self.counts.update(shards=1, captioned=len(rows) - len(failed), failed=len(failed))
         self.failures += failed[: MAX_LISTED - len(self.failures)]
 
-    def _write_manifest(self, finished: bool) -> None:
+    def _write_manifest(self, finished: bool = False) -> None:
         manifest = {
             "format_version": VERSION,
             "captioner_version": __version__,
@@ -145,20 +175,6 @@ class Shards:
         }
         text = json.dumps(manifest, indent=1, ensure_ascii=False)
         write_text(self.folder / MANIFEST, f"{text}\n")
-
-    def _read_manifest(self) -> dict[str, Any]:
-        file = self.folder / MANIFEST
-        try:
-            manifest = json.loads(file.read_bytes())
-            version = manifest["format_version"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"'{file}' cannot be read ({error}); give another folder") from error
-        if version != VERSION:
-            raise DataError(
-                f"'{file}' has format version {version!r:.20}, this captioner ({__version__}) resumes "
-                f"version {VERSION}: give another folder"
-            )
-        return dict(manifest)
 
     def _read(self, file: Path) -> Iterator[Row]:
         try:
@@ -202,41 +218,6 @@ def refuse_foreign(folder: Path) -> None:
             f"cannot write into '{folder}': it is not empty and holds no {MANIFEST}; give a new "
             "folder, or the one of an earlier call"
         )
-
-
-@contextmanager
-def open_shards(
-    folder: Path,
-    file_format: str,
-    identity: Mapping[str, Any],
-    shard_size: int = 1000,
-    retry: bool = False,
-) -> Iterator[Shards]:
-    """Open a folder for this process alone; an interruption keeps the records added so far.
-
-    Args:
-        folder: new, empty, or with captions of the same model and decoding.
-        file_format: of the shards, ``jsonl`` or ``parquet``.
-        identity: ``{"model": {"name", "sha256"}, "decoding": {…}}``.
-        shard_size: records per shard; the last shard may have fewer.
-        retry: drop the records of photos that failed, and list these photos in ``retried``.
-
-    Raises:
-        UsageError: the folder holds something else, or captions of another model, decoding or
-            format; or another process is writing into it.
-        DataError: a shard or the manifest is damaged.
-        OSError: the folder cannot be written, or the disk is full.
-    """
-    with _lock(folder):
-        shards = Shards(folder, file_format, identity, shard_size, retry)
-        try:
-            yield shards
-        except OSError:  # the disk is full, so another write would fail too
-            raise
-        except BaseException:
-            shards.flush()
-            raise
-        shards.finish()
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from captioner import paths
-from captioner.errors import ImageError, UsageError, printable
+from captioner.errors import ImageError, UsageError
 
 INSTALL = "pip install 'captioner[ray]'"
 MAX_BYTES = 1 << 30
@@ -43,12 +43,8 @@ class Sources:
         for store in self.stores:
             yield from store.names()
 
-    def open(self, name: str) -> Path | BytesIO:
-        """Return what ``captioner.images.load`` reads.
-
-        Raises:
-            ImageError: the photo is in a store and cannot be fetched.
-        """
+    def open(self, name: str) -> Path | BytesIO | ImageError:
+        """Return what ``captioner.images.load`` reads, or the error of a store."""
         for store in self.stores:
             if name.startswith(store.prefix):
                 return store.fetch(name)
@@ -60,8 +56,8 @@ class _Store:
 
     def __init__(self, uri: str) -> None:
         self.scheme, _, rest = uri.partition("://")
-        # Printed and stored, so without key:secret@ and options.
-        self.address = printable(f"{self.scheme}://{rest.partition('?')[0].rpartition('@')[2]}")
+        # For messages, so without key:secret@ and options.
+        self.address = f"{self.scheme}://{rest.partition('?')[0].rpartition('@')[2]}"
         if self.scheme in ("gs", "gcs") and "retry_limit_seconds" not in uri:
             # The default of 15 minutes is too long to wait for an error.
             uri += ("&" if "?" in uri else "?") + "retry_limit_seconds=15"
@@ -94,7 +90,7 @@ class _Store:
                 f"'{self.address}': no photo in it ({' '.join(paths.SUFFIXES)}); check the address"
             )
 
-    def fetch(self, name: str) -> BytesIO:
+    def fetch(self, name: str) -> BytesIO | ImageError:
         path = name.removeprefix(f"{self.scheme}://")
         try:
             with self.filesystem.open_input_file(path) as file:
@@ -103,10 +99,10 @@ class _Store:
                     raise OSError(f"{size} bytes, at most {MAX_BYTES} are fetched")
                 stream = BytesIO(file.read())
         except (OSError, ValueError) as error:
-            raise ImageError(
-                f"{printable(name, limit=4096)}: found an object that cannot be fetched "
-                f"({printable(_one_line(error))}); check that it exists and may be read"
-            ) from error
+            return ImageError(
+                f"{name}: found an object that cannot be fetched ({_one_line(error)}); check that it "
+                "exists and may be read"
+            )
         stream.name = name  # shown in errors about its content
         return stream
 
@@ -128,10 +124,10 @@ class _Store:
 
     def _unreachable(self, error: Exception) -> UsageError:
         return UsageError(
-            f"'{self.address}' cannot be reached: {printable(_one_line(error), limit=300)}; check the "
-            "address, your credentials and the network"
+            f"'{self.address}' cannot be reached: {_one_line(error)}; check the address, your "
+            "credentials and the network"
         )
 
 
 def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    return " ".join(str(error).split())[:300]

@@ -58,7 +58,6 @@ def add_search(parser: argparse.ArgumentParser, batch_size: int) -> None:
         "--beam-size",
         type=number(limit),
         metavar="N",
-        default=argparse.SUPPRESS,
         help=f"{text} (default: the model's own, usually 5)",
     )
     text = f"photos computed together, up to {BATCH.high}"

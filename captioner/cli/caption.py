@@ -8,13 +8,13 @@ captioner caption library/ --output captions/    # any number of photos, resumab
 import argparse
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captioner import paths
-from captioner.batch import output_folder
+from captioner.batch.output_folder import MANIFEST, Shards
 from captioner.batch.rows import Row, encodable
 from captioner.batch.sources import Sources
 from captioner.cli.arguments import add_inputs, open_output, positive, writes_folder
@@ -126,7 +126,7 @@ def _write_folder(options: argparse.Namespace, file_format: str) -> int:
 
     with (
         _engine(options, {"sources": sources}) as engine,
-        output_folder.open_shards(folder, file_format, engine.identity, **settings) as shards,
+        Shards(folder, file_format, engine.identity, **settings).opened() as shards,
         captioning(count, shards.counts["captioned"] + shards.counts["failed"]) as advance,
     ):
         pending = (name for name in chain(shards.retried, first, names) if shards.claim(name))
@@ -136,17 +136,17 @@ def _write_folder(options: argparse.Namespace, file_format: str) -> int:
             advance()
     captioned, failed = shards.counts["captioned"], shards.counts["failed"]
     print(f"{captioned} captions in {folder}")
-    listing = f"; '{folder / output_folder.MANIFEST}' lists them; try them again with --retry"
+    listing = f"; '{folder / MANIFEST}' lists them; try them again with --retry"
     return report_failures(failed, captioned + failed, listing)
 
 
 @loading()
 def _engine(
-    options: argparse.Namespace, arguments: Mapping[str, Any], few: bool = False
+    options: argparse.Namespace, arguments: dict[str, Any], few: bool = False
 ) -> "InProcess | LocalEngine | RayEngine":
     given = vars(options)
-    search = {"beam_size": given["beam_size"]} if "beam_size" in given else {}
-    arguments = {"model": options.model, "device": options.device, **search, **arguments}
+    common = {"model": options.model, "device": options.device, "beam_size": options.beam_size}
+    arguments = common | arguments
     if given.get("engine") == "ray":
         from captioner.batch.ray_engine import RayEngine
 

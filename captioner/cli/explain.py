@@ -108,8 +108,7 @@ def _captions(
 ) -> Iterator["Caption | ImageError"]:
     """Yield for each image the model's caption, or the given sentence, or the error."""
     if options.caption is None:
-        search = {"beam_size": options.beam_size} if "beam_size" in options else {}
-        decoding = model.decoding.with_options(search)
+        decoding = model.decoding.with_options({"beam_size": options.beam_size})
         yield from model.captions(paths, decoding, options.batch_size, not model.draws_locations)
         return
     for path in paths:
