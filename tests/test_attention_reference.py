@@ -10,8 +10,7 @@ import torch
 from torch.func import functional_call
 
 from captioner import fast
-from captioner.models.distributions import Soft, Sparsemax
-from captioner.models.entmax import Entmax
+from captioner.models.distributions import Entmax, Soft, Sparsemax
 from captioner.models.multihead import MultiHead, softmax_attention
 from captioner.models.registry import find
 from test_attention import COLUMNS, GRID, ROWS, L, attend, context_of, make

@@ -11,9 +11,8 @@ from captioner.models.annotations import Annotations
 from captioner.models.attention import Attention
 from captioner.models.captioner import Captioner
 from captioner.models.decoder import Decoded, Decoder
-from captioner.models.distributions import Distribution, Hard, Soft, Sparsemax
-from captioner.models.encoder import CNNEncoder, Encoder, ViTEncoder
-from captioner.models.entmax import Entmax
+from captioner.models.distributions import Distribution, Entmax, Hard, Soft, Sparsemax
+from captioner.models.encoder import CNNEncoder, Encoder, TwoStreamEncoder, ViTEncoder
 from captioner.models.local_attention import LocalM, LocalP, LocalP2D
 from captioner.models.lstm import LSTMDecoder
 from captioner.models.luong import LuongDecoder
@@ -31,6 +30,7 @@ from captioner.models.neck import (
 from captioner.models.scores import (
     Additive,
     Concat,
+    Cosine,
     Distance,
     Dot,
     General,
@@ -39,7 +39,6 @@ from captioner.models.scores import (
     Score,
 )
 from captioner.models.transformer import TransformerDecoder
-from captioner.models.two_stream import TwoStreamEncoder
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")

@@ -4,6 +4,7 @@ import copy
 import importlib
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -20,9 +21,6 @@ Channels = tuple[float, float, float]
 
 Cuts = dict[int, tuple[int, Any]]
 """The deepest feature map of each stride: its channels, and its index or name in the library."""
-
-PACKAGED = tuple(WIDTH_DEPTH)
-"""Networks whose ImageNet weights come in Python packages, without a download."""
 
 
 class Backbone(nn.Module):
@@ -51,10 +49,9 @@ class Backbone(nn.Module):
 
     def forward(self, pixels: Float[Tensor, "B 3 H W"]) -> list[Tensor]:
         """Return the feature maps (B, channels, rows, columns) in the order of the strides."""
-        raise NotImplementedError
+        return self.network(pixels)
 
     def _fetch(self) -> dict[str, Tensor]:
-        """Fetch the state of the whole network."""
         raise NotImplementedError
 
     def _choose(self, cuts: Cuts, strides: Sequence[int]) -> list[Any]:
@@ -78,20 +75,9 @@ class _TimmBackbone(Backbone):
         super().__init__()
         import timm
 
-        if not timm.is_model(name):
-            raise ModelError(unknown("timm model", name, timm.list_models()))
-        bare, _, tag = name.partition(".")
-        if weights not in (None, "DEFAULT"):
-            tag = str(weights)
-        tags = [known.partition(".")[2] for known in timm.list_pretrained(f"{bare}.*")]
-        if tag and tag not in tags:
-            raise ModelError(unknown(f"weights of {bare}", tag, tags))
-        # The tag also selects the normalisation with which the weights were trained.
-        self.name = f"{bare}.{tag}" if tag else bare
+        self.name = timm_name(name, weights)
         self.network = timm.create_model(self.name, pretrained=False, num_classes=0).eval()
-        config = self.network.pretrained_cfg
-        self.mean, self.std = config["mean"], config["std"]
-        self.interpolation = config["interpolation"]
+        self.mean, self.std, self.interpolation = timm_preprocessing(self.network)
         # None stands for the output of the whole network.
         self.where = self._choose(self._cuts(image_size), strides)
         self.indices = sorted(index for index in self.where if index is not None)
@@ -141,10 +127,7 @@ class _PackagedBackbone(Backbone):
 
     def __init__(self, name: str, weights: str | None, strides: Sequence[int]) -> None:
         super().__init__()
-        bundled = encoder_weights(name)
-        if weights not in (None, "DEFAULT", *bundled):
-            raise ModelError(unknown(f"weights of {name}", str(weights), ["DEFAULT", *bundled]))
-        self.name, self.file = name, bundled.get(str(weights))
+        self.name, self.file = name, bundled_file(name, weights)
         channels = EfficientNetLite.channels(name)
         self._choose({stride: (channels[stride], None) for stride in channels}, strides)
         self.network = EfficientNetLite(name, strides).eval()
@@ -165,9 +148,6 @@ class _PackagedBackbone(Backbone):
         # The package has the same tensors in the same order under other names, followed by those
         # of later layers and of the classifier.
         return dict(zip(self.network.state_dict(), tensors.values(), strict=False))
-
-    def forward(self, pixels: Tensor) -> list[Tensor]:
-        return self.network(pixels)
 
 
 class _TorchvisionBackbone(Backbone):
@@ -234,17 +214,12 @@ class _TorchvisionBackbone(Backbone):
 
 
 def backbone(name: str, weights: str | None, image_size: int, strides: Sequence[int]) -> Backbone:
-    """Build the network with this name, with random weights.
-
-    Args:
-        name, weights: as in ``CNNEncoder``.
-        image_size: side of the input in pixels.
-        strides: pixels per cell of each feature map.
+    """Build the network that ``CNNEncoder`` describes, with random weights.
 
     Raises:
         ModelError: unknown name or weights, or no feature map of a stride.
     """
-    if name in PACKAGED:
+    if name in WIDTH_DEPTH:
         return _PackagedBackbone(name, weights, strides)
     library, slash, bare = name.rpartition("/")
     if library not in ("", "timm", "torchvision"):
@@ -260,8 +235,39 @@ def backbone(name: str, weights: str | None, image_size: int, strides: Sequence[
     import timm
 
     if not slash and not timm.is_model(bare):
-        raise ModelError(unknown("encoder", bare, {*PACKAGED, *classifiers, *timm.list_models()}))
+        raise ModelError(
+            unknown("encoder", bare, {*WIDTH_DEPTH, *classifiers, *timm.list_models()})
+        )
     return _TimmBackbone(bare, weights, image_size, strides)
+
+
+def bundled_file(name: str, weights: str | None) -> Path | None:
+    """Return the file with these weights of a network, if they come with this package."""
+    files = encoder_weights(name)
+    if weights not in (None, "DEFAULT", *files):
+        raise ModelError(unknown(f"weights of {name}", str(weights), ["DEFAULT", *files]))
+    return files.get(str(weights))
+
+
+def timm_name(name: str, weights: str | None) -> str:
+    """Return timm's name of a network with its weights; ModelError if there is none."""
+    import timm
+
+    if not timm.is_model(name):
+        raise ModelError(unknown("timm model", name, timm.list_models()))
+    bare, _, tag = name.partition(".")
+    if weights not in (None, "DEFAULT"):
+        tag = str(weights)
+    tags = [known.partition(".")[2] for known in timm.list_pretrained(f"{bare}.*")]
+    if tag and tag not in tags:
+        raise ModelError(unknown(f"weights of {bare}", tag, tags))
+    return f"{bare}.{tag}" if tag else bare
+
+
+def timm_preprocessing(network: Any) -> tuple[Channels, Channels, Interpolation]:
+    """Return the mean, standard deviation and interpolation with which timm trained a network."""
+    config = network.pretrained_cfg
+    return config["mean"], config["std"], config["interpolation"]
 
 
 def _stride(image_size: int, features: Tensor) -> int:

