@@ -79,7 +79,7 @@ def everything(images: slice) -> dict[str, torch.Tensor]:
             for part, value in one_step(objective, images, step).items():
                 results[f"{name} {step} {part}"] = distributed.mean(value)
         results |= {f"{name} {part}": value for part, value in objective.state_dict().items()}
-    blind = Blind(3, 2)
+    blind = Blind(3, dim=2)
     for step in range(STEPS):
         vectors = torch.randn(B, L, 3, generator=torch.Generator().manual_seed(step))[images]
         blind(Annotations(vectors, (2, 2)))
@@ -183,8 +183,7 @@ def test_a_single_process_needs_no_group():
 
 
 def test_padding_of_a_batch_reads_no_image():
-    record = Record(1, "1.png", ("a dog",), TRAIN)
-    read = []
+    record, read = Record(1, "1.png", ("a dog",), TRAIN), []
 
     class Source(ImageFiles):
         def __getitem__(self, path):

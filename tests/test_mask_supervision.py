@@ -58,8 +58,7 @@ def masked_images(root):
 
 
 def test_targets_are_the_masks_of_the_named_objects(root):
-    images_of = masked_images(root)
-    records = [r for r in read("coco", root) if r.split == TRAIN]
+    images_of, records = masked_images(root), read("coco", root).of_split(TRAIN)
     supervision = Supervision(records, GRID)
     named = 0
     for record in records:
@@ -85,7 +84,7 @@ def test_an_image_rotated_after_annotation_has_no_targets(root, tmp_path):
         image["width"] = 72
     layouts.write(tmp_path / "annotations" / "instances_train.json", json.dumps(content))
     records = []
-    for record in [r for r in read("coco", root) if r.split == TRAIN]:
+    for record in read("coco", root).of_split(TRAIN):
         file = tmp_path / "train" / Path(record.path).name
         layouts.picture(file, size=(72, 64) if records else (64, 72))
         records.append(replace(record, path=str(file)))

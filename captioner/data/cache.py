@@ -94,7 +94,7 @@ class AnnotationCache:
             paths: the images.
             encoder: an ``Encoder`` or a `PixelEncoder`, which computes what is missing.
             progress: shows the progress over batches.
-            verify: check the checksum of every existing shard, and compute damaged shards again.
+            verify: compute the shards again whose checksum is wrong.
 
         Raises:
             DataError: no image can be read, or the folder cannot be written.

@@ -13,13 +13,13 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Float32
 from PIL import Image
+from PIL.ExifTags import Base
 
 from captioner.data.masks import MaskedImage, MaskedImages, read
 from captioner.data.records import Record
 from captioner.errors import DataError
 from captioner.text import UNK, Tokenizer
 
-_ORIENTATION = 0x0112  # EXIF tag; values from 5 exchange the sides
 Target = tuple[tuple[int, ...], Float32[np.ndarray, " L"]]
 
 
@@ -28,14 +28,8 @@ class Supervision:
 
     The masks are in COCO's layout, which generated scenes share: ``annotations/instances_X.json`` for
     the images in folder ``X``. A mask that fills the image carries no information and is left out. All
-    masks of an image that was rotated after annotation are left out, too.
-
-    Args:
-        records: the images of one split.
-        grid: (rows, columns) of the annotation vectors.
-
-    Raises:
-        DataError: there are no masks.
+    masks of an image that was rotated after annotation are left out, too. ``grid`` is (rows, columns)
+    of the annotation vectors.
     """
 
     def __init__(self, records: Sequence[Record], grid: tuple[int, int]) -> None:
@@ -81,11 +75,7 @@ class Supervision:
 
 
 def masks_of(records: Sequence[Record]) -> dict[Path, list[Record]]:
-    """The instances files of some images, with the images of each.
-
-    Raises:
-        DataError: a file does not exist.
-    """
+    """The instances files of some images, with the images of each; DataError if one is missing."""
     files: dict[Path, list[Record]] = defaultdict(list)
     for record in records:
         folder = Path(record.path).parent
@@ -104,7 +94,10 @@ def _is_rotated(image: MaskedImage) -> bool:
     """Whether width and height of the image file are exchanged relative to its masks."""
     try:
         with Image.open(image.path) as file:
-            size = file.size if file.getexif().get(_ORIENTATION, 1) < 5 else file.size[::-1]
+            upright = (
+                file.getexif().get(Base.Orientation, 1) < 5
+            )  # values from 5 exchange the sides
+            size = file.size if upright else file.size[::-1]
     except Exception:  # reading its pixels reports the error
         return True
     return size == image.size[::-1] != image.size

@@ -90,10 +90,6 @@ class CaptionDataModule(pl.LightningDataModule):
         test_split: the split used by ``test`` and ``predict``.
         num_workers: processes that read images.
         shapes: the scenes of ``name: shapes``.
-
-    Raises:
-        DataError: an option is out of range, or the data set is missing, broken or without training
-            captions.
     """
 
     def __init__(
@@ -187,8 +183,6 @@ class CaptionDataModule(pl.LightningDataModule):
     def caches(self, trainable: bool) -> bool:
         """Whether annotations or pixels are cached, given whether the encoder is trainable."""
         return self.cache == "images" or (bool(self.cache) and not trainable)
-
-    # Lightning's hooks.
 
     def setup(self, stage: str) -> None:  # noqa: ARG002 - the same for every stage
         """Open the cache; the processes share the work of filling it."""

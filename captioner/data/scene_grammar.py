@@ -216,12 +216,9 @@ def true_of(caption: str, objects: Sequence[SceneObject]) -> bool:
     phrases = tuple(map(_parse_phrase, _PHRASE.finditer(text)))
     if not phrases:
         return False
-    opening, relation = re.match(_OPENING, text), re.search(_RELATION, text)
-    statement = _Statement(
-        opening[0].replace("there are", "there is") if opening else "",
-        phrases,
-        relation[0] if relation else "",
-    )
+    opening = "".join(re.findall(f"^(?:{_OPENING})", text)).replace("there are", "there is")
+    relation = next(iter(re.findall(_RELATION, text)), "")
+    statement = _Statement(opening, phrases, relation)
     # Writing the parsed caption again detects wrong articles, plurals, order and leftover words.
     return _normalised(str(statement)) == text and statement.is_true(objects)
 
