@@ -10,24 +10,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
-def _enable_interrupts() -> None:
-    """Undo that a background process ignores SIGINT."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
 @contextmanager
 def running(*options: str, stop: int = signal.SIGINT) -> Iterator[str]:
     """Run ``captioner demo`` and yield its address; fail if it does not end after the signal."""
-    command = [sys.executable, "-m", "captioner", "demo", "--port", str(free_port()), *options]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "captioner", "demo", "--port", str(port), *options]
     with (
         tempfile.TemporaryFile("w+") as errors,  # a pipe would fill up while nobody reads it
         subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, preexec_fn=_enable_interrupts
+            command,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            # A background process ignores SIGINT.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
         ) as server,
     ):
         try:

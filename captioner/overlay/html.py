@@ -142,7 +142,6 @@ def _word(caption: Caption, index: int, style: Style) -> dict[str, Any]:
     cells, location = math.exp(entropy), describe_location(weights)
     probability = f"{100 * math.exp(caption.word_log_probs[index]):.1f} %"
     unknown = "; the model does not know this word and reads it as <unk>"
-    lines, centre = heatmap.outlines(caption, index, style)
     return {
         "word": word,
         "probability": probability,
@@ -155,8 +154,7 @@ def _word(caption: Caption, index: int, style: Style) -> dict[str, Any]:
             f"probability {probability}{unknown if index in caption.unknown else ''}",
             "weights": [float(f"{value:.5g}") for value in weights.ravel()],
             "peak": heatmap.peaks(caption, replace(style, scale="own"))[index],
-            "lines": lines,
-            "centre": centre,
+            "lines": heatmap.outlines(caption, index, style),
         },
     }
 

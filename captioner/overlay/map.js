@@ -66,24 +66,19 @@ class Surface {
     return image;
   }
 
-  // Draws outlines and the centre of local attention on a wider black line, so that they stay visible.
-  drawOutlines(context, { lines, centre }) {
+  // Draws outlines on a wider black line, so that they stay visible.
+  drawOutlines(context, { lines }) {
     const { width, height } = this.canvas;
     const scaleX = width / this.data.columns, scaleY = height / this.data.rows;
-    const thickness = Math.max(width, height) / 140, arm = 3.5 * thickness;
-    const strokes = lines.map(([x, y, u, v]) => [x * scaleX, y * scaleY, u * scaleX, v * scaleY]);
-    if (centre) {
-      const x = centre[0] * scaleX, y = centre[1] * scaleY;
-      strokes.push([x - arm, y, x + arm, y], [x, y - arm, x, y + arm]);
-    }
+    const thickness = Math.max(width, height) / 140;
     for (const [color, width] of [["black", 2 * thickness], [this.data.mark, thickness]]) {
       context.strokeStyle = color;
       context.lineWidth = width;
       context.lineCap = "round";
       context.beginPath();
-      for (const [x, y, u, v] of strokes) {
-        context.moveTo(x, y);
-        context.lineTo(u, v);
+      for (const [x, y, u, v] of lines) {
+        context.moveTo(x * scaleX, y * scaleY);
+        context.lineTo(u * scaleX, v * scaleY);
       }
       context.stroke();
     }
