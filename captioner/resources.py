@@ -12,6 +12,13 @@ def configs_folder() -> Path:
     return inside if inside.is_dir() else _HERE.parent / "configs"
 
 
+def shipped_configs() -> dict[str, Path]:
+    """Return the YAML files by the names that ``captioner configs`` prints: ``configs/…yaml``."""
+    folder = configs_folder()
+    files = sorted(folder.rglob("*.yaml"))
+    return {str(Path("configs") / file.relative_to(folder)): file for file in files}
+
+
 def models() -> dict[str, Path]:
     """Return the folders of the bundled models by name, the default first."""
     folders = {file.parent.name: file.parent for file in _HERE.glob("pretrained/*/config.json")}

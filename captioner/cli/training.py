@@ -21,7 +21,7 @@ from captioner import limits
 from captioner.cli import checks
 from captioner.cli.parser import Parser, did_you_mean
 from captioner.errors import UsageError
-from captioner.resources import configs_folder
+from captioner.resources import shipped_configs
 
 COMMANDS = {
     "fit": "Train a captioner, score its best checkpoint on the development split, and export it.",
@@ -178,7 +178,7 @@ def _check_value(option: str, value: str, kinds: list[str] | None) -> None:
         return
     is_file = value.endswith((".yaml", ".yml")) or kinds[0] == "file"
     if is_file and not value.startswith("{") and not _path(value).is_file():
-        near = did_you_mean(value, _shipped())
+        near = did_you_mean(value, shipped_configs())
         raise UsageError(
             f"{option}: no file '{value}'{near}; captioner configs lists the shipped files"
         )
@@ -202,14 +202,7 @@ def _check_value(option: str, value: str, kinds: list[str] | None) -> None:
 
 def _path(file: str) -> Path:
     """The file, or the shipped one of this name."""
-    return Path(file) if Path(file).exists() else _shipped().get(file, Path(file))
-
-
-def _shipped() -> dict[str, Path]:
-    """The shipped configurations by the names that captioner configs prints."""
-    folder = configs_folder()
-    files = sorted(folder.rglob("*.yaml"))
-    return {str(Path("configs") / file.relative_to(folder)): file for file in files}
+    return Path(file) if Path(file).exists() else shipped_configs().get(file, Path(file))
 
 
 def _data_set(files: list[str]) -> str | None:

@@ -32,7 +32,7 @@ from captioner.files import write_text
 from captioner.models.monte_carlo import check_samples
 from captioner.precision import supported
 from captioner.predictor import Predictor
-from captioner.resources import configs_folder
+from captioner.resources import shipped_configs
 from captioner.training.callbacks import AtomicCheckpoints
 from captioner.training.results import draw_overlays, model_card, write_result
 from captioner.training.task import CaptioningTask
@@ -227,10 +227,8 @@ class CLI(LightningCLI):
             model.print(f"no epoch was scored: '{self.root}' has no model, only {LAST}")
             return
         if trainer.is_global_zero:
-            for file in self.root.glob(
-                PREEMPTED
-            ):  # Lightning would prefer them to the best checkpoint
-                file.unlink()
+            for file in self.root.glob(PREEMPTED):
+                file.unlink()  # Lightning would prefer it to the best checkpoint
         trainer.strategy.barrier()
         content = torch.load(best, map_location="cpu", weights_only=True)
         model.load_state_dict(content["state_dict"])
@@ -330,9 +328,5 @@ def _quiet() -> None:
 def _shipped(argument: str) -> str:
     """Replace ``configs/…yaml`` that does not exist here by the file shipped with the package."""
     option, equals, value = argument.rpartition("=")
-    path = Path(value)
-    if path.suffix == ".yaml" and path.parts[0] == "configs" and not path.exists():
-        shipped = configs_folder().joinpath(*path.parts[1:])
-        if shipped.is_file():
-            return f"{option}{equals}{shipped}"
-    return argument
+    shipped = shipped_configs().get(str(Path(value)))
+    return f"{option}{equals}{shipped}" if shipped and not Path(value).exists() else argument
