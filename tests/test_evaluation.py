@@ -45,12 +45,17 @@ TOY_CANDIDATES = {
 }
 
 
-def score(candidates, references, **options) -> Scores:
+def score(candidates=TOY_CANDIDATES, references=TOY_REFERENCES, **options) -> Scores:
     return CaptionScorer(references, **options).score(candidates)
 
 
-def toy_score(candidates=TOY_CANDIDATES, references=TOY_REFERENCES, tokenizer=str.split) -> Scores:
-    return score(candidates, references, java=False, tokenizer=tokenizer)
+def assert_same_as_coco_caption(scores):
+    names = {f"bleu_{n}": f"Bleu_{n}" for n in range(1, 5)}
+    names |= {"rouge_l": "ROUGE_L", "cider": "CIDEr"}
+    if scores.meteor is not None:
+        names["meteor"] = "METEOR"
+    for name, stored in names.items():
+        assert getattr(scores, name) == pytest.approx(100 * COCO["scores"][stored])
 
 
 def test_stored_tokens_give_the_stored_scores_of_coco_caption():
@@ -59,17 +64,8 @@ def test_stored_tokens_give_the_stored_scores_of_coco_caption():
     def stored(caption):
         return COCO["ptb"][caption.replace("\n", " ")].split()
 
-    scores = toy_score(read_results(RESULTS), read_references(REFERENCES), tokenizer=stored)
-    assert_same_as_coco_caption(scores, COCO["scores"])
-
-
-def assert_same_as_coco_caption(scores, expected):
-    for order in range(1, 5):
-        assert getattr(scores, f"bleu_{order}") == pytest.approx(100 * expected[f"Bleu_{order}"])
-    assert scores.rouge_l == pytest.approx(100 * expected["ROUGE_L"])
-    assert scores.cider == pytest.approx(100 * expected["CIDEr"])
-    if scores.meteor is not None:
-        assert scores.meteor == pytest.approx(100 * expected["METEOR"])
+    candidates, references = read_results(RESULTS), read_references(REFERENCES)
+    assert_same_as_coco_caption(score(candidates, references, java=False, tokenizer=stored))
 
 
 # ── With Java ─────────────────────────────────────────────────────────────────────────────────────
@@ -79,8 +75,8 @@ def assert_same_as_coco_caption(scores, expected):
 def test_scores_equal_those_of_coco_caption(capfd):
     """Includes an empty caption, a very long one, accents, an emoji and line breaks."""
     scores = evaluate_files(RESULTS, REFERENCES, java=True)
-    assert_same_as_coco_caption(scores, COCO["scores"])
-    assert scores.meteor == pytest.approx(100 * COCO["scores"]["METEOR"])
+    assert scores.meteor is not None
+    assert_same_as_coco_caption(scores)
     assert (scores.tokenizer, scores.images, scores.missing) == ("ptb", 30, 0)
     assert capfd.readouterr() == ("", "")
 
@@ -134,19 +130,19 @@ BROKEN = {
 @posix
 def test_java_on_path_is_used(fake_java, capfd):
     fake_java(GOOD)
-    scores = score(TOY_CANDIDATES, TOY_REFERENCES)
+    scores = score()
     assert (scores.meteor, scores.tokenizer) == (pytest.approx(METEOR_SCORE), "ptb")
-    assert scores.cider == pytest.approx(toy_score().cider)
+    assert scores.cider == pytest.approx(score(java=False, tokenizer=str.split).cider)
     assert capfd.readouterr() == ("", "")
 
 
 def test_no_java(monkeypatch, tmp_path, caplog):
     monkeypatch.setenv("PATH", str(tmp_path))
-    scores = score(TOY_CANDIDATES, TOY_REFERENCES)
+    scores = score()
     assert (scores.meteor, scores.tokenizer) == (None, "nltk-treebank")
     assert not caplog.records
     with pytest.raises(EvaluationError, match=r"java does not start \(.*; repair or install Java"):
-        score(TOY_CANDIDATES, TOY_REFERENCES, java=True)
+        score(java=True)
 
 
 @posix
@@ -156,13 +152,13 @@ def test_broken_java(code, reason, fake_java, caplog):
     scorer = CaptionScorer(TOY_REFERENCES)
     with caplog.at_level(logging.WARNING):
         scores = [scorer.score(TOY_CANDIDATES) for _ in range(2)]
-    assert scores == [score(TOY_CANDIDATES, TOY_REFERENCES, java=False)] * 2
+    assert scores == [score(java=False)] * 2
     [record] = caplog.records
     assert record.getMessage().endswith("; scoring with nltk-treebank words and without METEOR")
     tool = "METEOR" if code.startswith(PTB) else "the PTB tokenizer"
     message = f"^{tool} failed in java: {reason}.*; repair or install Java, or [^\n]*$"
     with pytest.raises(EvaluationError, match=message):
-        score(TOY_CANDIDATES, TOY_REFERENCES, java=True)
+        score(java=True)
 
 
 @posix
@@ -173,7 +169,7 @@ def test_hanging_java_is_killed_with_its_children(only, fake_java, tmp_path, mon
     monkeypatch.setattr(java, "TIMEOUT", 0.5)
     started = time.monotonic()
     with pytest.raises(EvaluationError, match=r"failed in java: not done after 0\.5 s"):
-        score(TOY_CANDIDATES, TOY_REFERENCES, java=True)
+        score(java=True)
     assert time.monotonic() - started < 10
     child = (tmp_path / "child").read_text().strip()
     listed = subprocess.run(["ps", "-o", "stat=", "-p", child], capture_output=True, text=True)
@@ -195,9 +191,8 @@ def test_references_are_tokenized_once():
     first = scorer.score({"dog": "d o g"})
     assert (first.images, first.missing, first.tokenizer) == (1, 2, "custom")
     assert seen["the cat is asleep"] == 0
-    assert scorer.score({"dog": "x", "cat": "y"}).missing == 1
-    assert scorer.score(TOY_CANDIDATES) == toy_score(tokenizer=tokenizer)
-    assert seen["the dog is running"] == 2  # once by the scorer, once by toy_score
+    scorer.score(TOY_CANDIDATES)
+    assert seen["the dog is running"] == seen["the cat is asleep"] == 1
 
 
 @pytest.mark.parametrize(
@@ -210,11 +205,7 @@ def test_references_are_tokenized_once():
             r"7 of 8 captioned images have no references: 0, 2, 3, 4, 5 and 2 more; there are "
             r"references of 1$",
         ),
-        (
-            {"1": "a"},
-            {1: ["a"]},
-            r"1 of 1 captioned images have no references: '1'; .* references of 1$",
-        ),
+        ({"1": "a"}, {1: ["a"]}, r"have no references: '1'; .* references of 1$"),
         ({1: "a"}, {}, r"no references: 1; there are references of no image$"),
         ({1: "a"}, {1: ["a"], 2: [], 3: [" "]}, r"reference caption; 2 have none: 2, 3$"),
         ({1: "a"}, {1: ["..."]}, r"every reference needs a word, got none for images such as 1$"),
@@ -232,11 +223,10 @@ def test_errors(candidates, references, message):
 @pytest.fixture
 def write(tmp_path):
     def write_file(content, name="results.json"):
-        path = tmp_path / name
-        if not isinstance(content, bytes | str):
-            content = json.dumps(content)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return path
+        if not isinstance(content, bytes):
+            content = (content if isinstance(content, str) else json.dumps(content)).encode()
+        (tmp_path / name).write_bytes(content)
+        return tmp_path / name
 
     return write_file
 
@@ -262,7 +252,6 @@ def test_read_results_of_captioner_caption(write, caplog):
         7: "a bus",
     }
     assert "left out images that have no caption: 'broken.jpg'" in caplog.text
-    assert read_results(write(lines[0])) == {"dog.jpg": "a dog\u2028runs 😀"}
 
 
 @pytest.mark.parametrize(
@@ -299,7 +288,6 @@ def test_bad_results(content, message, write):
         ({"annotations": [{"image_id": 1, "caption": "a"}]}, r"KeyError: 'images'"),
         ({"images": [], "annotations": []}, r"has no reference captions; expected"),
         ({"images": [], "annotations": [{"image_id": 1}]}, r"KeyError: 'caption'"),
-        ({"images": [], "annotations": [{"caption": "a"}]}, r"KeyError: 'image_id'"),
         ({"images": [], "annotations": ["a"]}, r"has no reference captions"),
     ],
 )
@@ -319,12 +307,10 @@ def test_evaluate_files_by_id_and_by_name(write):
     assert read_references(references) == {0: ["a dog", "the dog"], 1: ["a cat"], 2: ["a bus"]}
     by_id = [{"image_id": 0, "caption": "a dog"}, {"image_id": 1, "caption": "the cat"}]
     by_name = [{"image": f"x/{'ab'[r['image_id']]}.jpg", "caption": r["caption"]} for r in by_id]
-    by_path = [{"image_id": r["image"], "caption": r["caption"]} for r in by_name]
     expected = evaluate_files(write(by_id), references, java=False)
     assert (expected.images, expected.missing) == (2, 1)
     assert expected.bleu_1 == pytest.approx(75)
     assert evaluate_files(str(write(by_name)), str(references), java=False) == expected
-    assert evaluate_files(write(by_path), references, java=False) == expected
     with pytest.raises(EvaluationError, match=r"captions image 0 twice: by id and by name"):
         evaluate_files(write(by_id + by_name[:1]), references, java=False)
 
@@ -335,16 +321,13 @@ def test_a_missing_file():
 
 
 def test_the_command_rounds_and_warns_of_missing_captions(write, capsys):
-    references = json.loads(REFERENCES.read_text())
-    some = json.loads(RESULTS.read_text())[:5]
-    arguments = ["evaluate", str(write(some)), "--references", str(REFERENCES), "--java=no"]
-    assert main(arguments) == 0
+    some = write(json.loads(RESULTS.read_text())[:5])
+    options = ["--references", str(REFERENCES), "--java=no"]
+    assert main(["evaluate", str(some), *options]) == 0
     printed, warned = capsys.readouterr()
     scores = json.loads(printed)
     assert scores["images"] == 5
     assert all(score == round(score, 2) for score in scores.values() if isinstance(score, float))
-    count = len({annotation["image_id"] for annotation in references["annotations"]})
-    assert f"{count - 5} of {count} photos with references have no caption" in warned
-    whole = [*arguments[:1], str(RESULTS), *arguments[2:]]
-    assert main(whole) == 0
+    assert "25 of 30 photos with references have no caption" in warned
+    assert main(["evaluate", str(RESULTS), *options]) == 0
     assert "no caption" not in capsys.readouterr().err
