@@ -25,6 +25,7 @@ from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import torch
 from PIL import Image
@@ -111,23 +112,13 @@ def measure(root: Path, method: str) -> dict[str, Any]:
 
 def fake_trainer() -> Any:
     """Return as much of a Lightning trainer and a model as the data module reads."""
-    preprocessing = SimpleNamespace(height=SIDE, width=SIDE, interpolation="bilinear")
-    encoder = SimpleNamespace(
-        preprocessing=preprocessing, trainable=True, load_pretrained=lambda: None
-    )
-    task = SimpleNamespace(
-        captioner=SimpleNamespace(encoder=encoder), objective=SimpleNamespace(needs_masks=False)
-    )
-    progress = SimpleNamespace(batch_progress=SimpleNamespace(current=SimpleNamespace(ready=0)))
-    loop = SimpleNamespace(epoch_loop=progress)
-    return SimpleNamespace(lightning_module=task, fit_loop=loop)
-
-
-def in_fresh_process(root: Path, method: str) -> dict[str, Any]:
-    """Call ``measure`` in a fresh interpreter."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, context) as pool:
-        return pool.submit(measure, root, method).result()
+    trainer = mock.Mock()
+    trainer.lightning_module.objective.needs_masks = False
+    encoder = trainer.lightning_module.captioner.encoder
+    encoder.trainable = True  # so that nothing is cached
+    encoder.preprocessing = SimpleNamespace(height=SIDE, width=SIDE, interpolation="bilinear")
+    trainer.fit_loop.epoch_loop.batch_progress.current.ready = 0
+    return trainer
 
 
 def main() -> None:
@@ -141,11 +132,16 @@ def main() -> None:
     if not (options.root / "annotations").is_dir():
         write_tree(options.root, SIZES)
     workers = {}
-    with tempfile.TemporaryDirectory() as scratch:
+    # Every measurement has a fresh interpreter.
+    context = multiprocessing.get_context("spawn")
+    with (
+        tempfile.TemporaryDirectory() as scratch,
+        ProcessPoolExecutor(1, context, max_tasks_per_child=1) as pool,
+    ):
         write_tree(Path(scratch), {"train": 16, "val": 4})
         for method in METHODS:
-            small = in_fresh_process(Path(scratch), method)["all_megabytes"]
-            whole = in_fresh_process(options.root, method)
+            small = pool.submit(measure, Path(scratch), method).result()["all_megabytes"]
+            whole = pool.submit(measure, options.root, method).result()
             added = whole["all_megabytes"] - small
             about = {"megabytes_without_data": small, "megabytes_of_the_data": added}
             workers[method] = {**whole, **about}
