@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 from html import escape
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import gradio as gr
 from gradio.component_meta import ComponentMeta
@@ -18,9 +18,6 @@ from captioner.caption import Caption
 from captioner.errors import CaptionerError
 from captioner.images import Source
 from captioner.overlay import Style, export
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 MAX_FILE = "25mb"  # the largest accepted upload
 
@@ -62,13 +59,13 @@ class PhotoInput(gr.Image, metaclass=_WithoutStub):
         return path
 
 
-def show_errors(function: Callable[P, R]) -> Callable[P, R]:
+def show_errors(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap an endpoint so that the user sees the errors of this package as one line."""
 
     @wraps(function)
-    def handler(*arguments: P.args, **named: P.kwargs) -> R:
+    def handler(*arguments: Any) -> Any:
         try:
-            return function(*arguments, **named)
+            return function(*arguments)
         except CaptionerError as error:
             # The page renders messages as HTML, and a file may be named <img …>.
             raise gr.Error(escape(str(error), quote=False), print_exception=False) from error

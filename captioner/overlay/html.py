@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,10 @@ from captioner.overlay.style import (
 
 LONGEST_SIDE = 1200  # of an embedded image, in pixels
 FOLDER = Path(__file__).parent
+TEMPLATES = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(FOLDER), autoescape=True, trim_blocks=True,
+    undefined=jinja2.StrictUndefined,
+)  # fmt: skip
 
 
 def page(
@@ -55,7 +58,7 @@ def page(
         for kind in ("js", "css")
     )
     sources = [None] * len(captions) if photos is None else photos
-    html = _template("page.html").render(
+    html = TEMPLATES.get_template("page.html").render(
         title=captions[0].text if len(captions) == 1 else f"{len(captions)} captions",
         items=[
             _item(caption, photo, style) for caption, photo in zip(captions, sources, strict=True)
@@ -76,27 +79,16 @@ def page_bytes(caption: Caption, photo: images.Source | None, style: Style) -> b
 
 
 def fragment(
-    caption: Caption,
-    photo: images.Source | None,
-    style: Style,
-    badge: str = "",
-    credit: str = "",
+    caption: Caption, photo: images.Source | None, style: Style, badge: str, credit: str
 ) -> str:
     """Return one caption as HTML for a page that has ``map.js`` and ``map.css``.
 
     ``badge`` is a label for the kind of sentence, such as "Your sentence"; ``credit`` is the title,
-    author and licence of the photo.
+    author and licence of the photo. Either may be empty.
     """
     item = _item(caption, photo, style) | {"badge": badge, "credit": credit}
     item["data"]["drawn"] = time.monotonic_ns()  # the script starts anew if the data change
-    return _template("map.html").render(item=item)
-
-
-@cache
-def _template(name: str) -> jinja2.Template:
-    options: dict[str, Any] = {"trim_blocks": True, "undefined": jinja2.StrictUndefined}
-    loader = jinja2.FileSystemLoader(FOLDER)
-    return jinja2.Environment(loader=loader, autoescape=True, **options).get_template(name)
+    return TEMPLATES.get_template("map.html").render(item=item)
 
 
 def _item(caption: Caption, photo: images.Source | None, style: Style) -> dict[str, Any]:
@@ -104,7 +96,6 @@ def _item(caption: Caption, photo: images.Source | None, style: Style) -> dict[s
     image = heatmap.load_image(caption, photo)
     image.thumbnail((LONGEST_SIDE, LONGEST_SIDE), Image.Resampling.LANCZOS)
     rows, columns = caption.geometry.grid
-    words = [_word(caption, index, style) for index in range(len(caption.words))]
     low = heatmap.lowest(caption, style)
     return {
         "caption": caption,
@@ -113,7 +104,6 @@ def _item(caption: Caption, photo: images.Source | None, style: Style) -> dict[s
         "photo": data_url(image),
         "name": Path(caption.image).name if caption.image else "",
         "mechanism": describe_mechanism(caption, style),
-        "words": words,
         "content": content_words(caption),
         "data": {
             "text": sentence(caption),
@@ -130,32 +120,30 @@ def _item(caption: Caption, photo: images.Source | None, style: Style) -> dict[s
             "own": style.scale == "own",
             "low": low,
             "peak": heatmap.peaks(caption, replace(style, scale="shared"))[0],
-            "words": [word.pop("data") for word in words],
+            "words": [_word(caption, index, style) for index in range(len(caption.words))],
         },
     }
 
 
 def _word(caption: Caption, index: int, style: Style) -> dict[str, Any]:
-    """Return the table row of a word, and as ``data`` what the script needs to draw its map."""
+    """Return the table row of a word, and what the script needs to draw its map."""
     word, weights = caption.words[index], maps(caption, style)[index]
     entropy = float(entropies(weights[None])[0])
-    cells, location = math.exp(entropy), describe_location(weights)
+    cells, location = f"{math.exp(entropy):.1f} of {weights.size}", describe_location(weights)
     probability = f"{100 * math.exp(caption.word_log_probs[index]):.1f} %"
-    unknown = "; the model does not know this word and reads it as <unk>"
+    unknown = index in caption.unknown
     return {
         "word": word,
         "probability": probability,
         "entropy": f"{entropy:.2f}",
-        "cells": f"{cells:.1f} of {weights.size}",
+        "cells": cells,
         "maximum": f"{weights.max():.3g}",
         "location": location,
-        "data": {
-            "description": f"“{word}”: looked {location}; about {cells:.1f} of {weights.size} cells; "
-            f"probability {probability}{unknown if index in caption.unknown else ''}",
-            "weights": [float(f"{value:.5g}") for value in weights.ravel()],
-            "peak": heatmap.peaks(caption, replace(style, scale="own"))[index],
-            "lines": heatmap.outlines(caption, index, style),
-        },
+        "description": f"“{word}”: looked {location}; about {cells} cells; probability {probability}"
+        + ("; the model does not know this word and reads it as <unk>" if unknown else ""),
+        "weights": [float(f"{value:.5g}") for value in weights.ravel()],
+        "peak": heatmap.peaks(caption, replace(style, scale="own"))[index],
+        "lines": heatmap.outlines(caption, index, style),
     }
 
 
