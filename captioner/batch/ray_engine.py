@@ -46,7 +46,13 @@ class RayEngine:
     """
 
     def __init__(self, options: dict[str, Any], count: int | None, batch_size: int) -> None:
-        self._ray = _ray()
+        # Ray logs to files; only fatal errors go to the terminal.
+        os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        import ray  # the command line checks that it is installed
+        import ray.data
+
+        self._ray = ray
         # Loaded on the CPU for its identity; the actors load it on the device.
         self.identity = BatchCaptioner(**{**options, "device": "cpu"}).identity
         self._options, self._count, self._batch_size = options, count, batch_size
@@ -92,16 +98,6 @@ class RayEngine:
             raise UsageError(f"device {device!r} cannot be used: Ray has no GPU; try --device cpu")
         count = self._count or gpus or max(1, int(resources.get("CPU", 1)))
         return count, min(1.0, gpus / count)
-
-
-def _ray() -> Any:
-    # Ray logs to files; only fatal errors go to the terminal.
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    import ray  # the command line checks that it is installed
-    import ray.data
-
-    return ray
 
 
 def _start(ray: Any) -> None:

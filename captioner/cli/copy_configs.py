@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 
 from captioner.errors import UsageError
+from captioner.resources import shipped_configs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,21 +19,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """List or copy the files and return the exit status."""
-    from captioner.resources import configs_folder
-
-    source = configs_folder()
-    files = sorted(file.relative_to(source) for file in source.rglob("*.yaml"))
+    files = shipped_configs()
     if options.folder is None:
-        for file in files:
-            print(Path("configs") / file)
+        print(*files, sep="\n")
         return 0
     target = Path(options.folder)
     if target.exists() and not target.is_dir():
         raise UsageError(f"'{target}' is a file; give the folder to copy into")
-    if existing := [str(target / file) for file in files if (target / file).exists()]:
+    copies = {target.joinpath(*Path(name).parts[1:]): file for name, file in files.items()}
+    if existing := [copy for copy in copies if copy.exists()]:
         raise UsageError(f"'{existing[0]}' exists already; give an empty or a new folder")
-    for file in files:
-        (target / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source / file, target / file)
-    print(f"{len(files)} files copied to {target}")
+    for copy, file in copies.items():
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, copy)
+    print(f"{len(copies)} files copied to {target}")
     return 0
