@@ -95,8 +95,8 @@ class Predictor:
             ImageError: an image cannot be read; ``captions`` returns such errors instead.
         """
         options = {"beam_size": beam_size, "max_length": max_length, "samples": samples}
-        options |= {"length_penalty": length_penalty, "no_repeat": no_repeat}
-        decoding = self.decoding.with_options(options)
+        more = {"length_penalty": length_penalty, "no_repeat": no_repeat}
+        decoding = self.decoding.with_options({**options, **more})
         several = isinstance(images, list | tuple)
         sources: Any = images if several else [images]
         results = []

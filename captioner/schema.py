@@ -160,7 +160,8 @@ def option(name: str, annotation: Any) -> Field | None:
     if annotation in (int, float):
         whole = annotation is int
         return replace(RANGES.get(name, WHOLE if whole else FRACTION), whole=whole)
-    return {bool: BOOLEAN, str: Text(), types.NoneType: OneOf((None,))}.get(annotation)
+    others: dict[Any, Field] = {bool: BOOLEAN, str: Text(), types.NoneType: OneOf((None,))}
+    return others.get(annotation)
 
 
 def check_model(trees: Any) -> None:
@@ -183,7 +184,7 @@ def check_part(kind: str, tree: Any) -> None:
             continue  # refused by ``build``, which lists the known options
         field = option(name, parameters[name].annotation)
         if field is None:
-            check_part(cls.parts.get(name, name), value)
+            check_part(cls.parts.get(name) or str(name), value)
         elif not field.accepts(value):
             raise ModelError(f"{kind}: {name} is {shortened(value)}, expected {field}")
 
