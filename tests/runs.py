@@ -70,14 +70,11 @@ def design(file: Path) -> dict:
 scorer = partial(CaptionScorer, java=False)
 
 
-class KillAt(pl.Callback):
-    """Sends SIGKILL to its own process in the middle of an epoch."""
-
-    def __init__(self, epoch: int, batch: int) -> None:
-        self.epoch, self.batch = epoch, batch
+class Kill(pl.Callback):
+    """Sends SIGKILL to its own process in the middle of the second epoch."""
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
-        if (trainer.current_epoch, batch_idx) == (self.epoch, self.batch):
+        if (trainer.current_epoch, batch_idx) == (1, 1):
             os.kill(os.getpid(), signal.SIGKILL)
 
 

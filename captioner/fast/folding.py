@@ -38,7 +38,8 @@ class CNNEncoder(encoder.CNNEncoder, abstract=True):
         on_cpu = images.device.type == "cpu"
         if torch.is_grad_enabled() and not on_cpu:
             return super()._features(images)
-        size = chunk_size(images)
+        pixels = CPU_PIXELS if on_cpu else DEVICE_PIXELS
+        size = max(1, pixels // (images.shape[2] * images.shape[3]))
         keep_autocast = torch.is_autocast_enabled("cpu") and not torch.is_grad_enabled()
         with torch.autocast("cpu", enabled=keep_autocast):
             chunks = map(super()._features, torch.split(images, size))
@@ -57,12 +58,6 @@ class CNNEncoder(encoder.CNNEncoder, abstract=True):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_folded": None}
-
-
-def chunk_size(images: UInt8[Tensor, "B 3 H W"] | Float[Tensor, "B 3 H W"]) -> int:
-    """Return how many images of this size are computed together on their device."""
-    pixels = CPU_PIXELS if images.device.type == "cpu" else DEVICE_PIXELS
-    return max(1, pixels // (images.shape[2] * images.shape[3]))
 
 
 def fold(network: Backbone, example: Float[Tensor, "B 3 H W"]) -> Backbone:

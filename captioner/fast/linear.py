@@ -1,8 +1,7 @@
 """Linear layers that multiply float32 matrices with oneDNN on AMD's processors with AVX-512.
 
 torch multiplies float32 matrices with MKL, which uses only AVX2 on processors not made by Intel.
-oneDNN, which is part of torch, uses AVX-512 there and is twice as fast (docs/speed.md). On Intel's
-own processors MKL is the faster of the two.
+oneDNN, which is part of torch, is twice as fast there, and slower on Intel's (docs/speed.md).
 """
 
 import platform
@@ -17,8 +16,7 @@ from torch import Tensor, nn
 from captioner.models.packing import missing_rows
 from captioner.provenance import cpu_info
 
-NARROW = 16
-"""With fewer outputs (the gate of a decoder has one), torch's own product is faster."""
+NARROW = 16  # with fewer outputs (the gate of a decoder has one), torch's own product is faster
 
 
 class Linear(nn.Linear):
