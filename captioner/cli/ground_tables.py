@@ -122,7 +122,7 @@ def full_report(report: Mapping[str, Any]) -> str:
 
 
 def _grounding(part: Mapping[str, Any]) -> list[str]:
-    """Print the coverage, the scores of all maps, and the verdict."""
+    """Describe the coverage, the scores of all maps, and the verdict."""
     coverage, scores, objects = part["coverage"], part["scores"], part.get("objects")
     f1 = OBJECT_METRICS if objects else {}
     rows = []
@@ -154,7 +154,7 @@ def _grounding(part: Mapping[str, Any]) -> list[str]:
 
 
 def _objects(objects: Mapping[str, Any]) -> list[str]:
-    """Print CHAIR, and for scenes the percentage of true captions."""
+    """Describe CHAIR, and for scenes the percentage of true captions."""
     lines = [
         f"CHAIR: {interval(objects['chair_i'])} % of the {objects['mentions']:,} named objects are "
         f"neither annotated nor in a reference; {interval(objects['chair_s'])} % of the captions name "
@@ -167,7 +167,7 @@ def _objects(objects: Mapping[str, Any]) -> list[str]:
 
 
 def _faithfulness(part: Mapping[str, Any]) -> list[str]:
-    """Print the areas under the deletion curves and the verdicts."""
+    """Describe the areas under the deletion curves and give the verdicts."""
     groups = part["scores"]
     rows = [
         [group, f"{scores['words']:,}", *(interval(scores[area], scale=100) for area in DROPS)]

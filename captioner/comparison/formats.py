@@ -69,12 +69,12 @@ def _cell(cell: Cell | None, digits: int) -> str:
     if cell.difference is None:
         return value
     difference = _signed(cell.difference, digits)
-    if cell.paired is None:
-        return f"{value} ({difference})"
-    low, high = (_signed(end, digits) for end in (cell.paired.low, cell.paired.high))
-    difference = f"{difference} [{low}, {high}]"
-    certain = cell.paired.low > 0 or cell.paired.high < 0
-    return f"{value} ({f'**{difference}**' if certain else difference})"
+    if cell.paired is not None:
+        low, high = cell.paired.low, cell.paired.high
+        difference += f" [{_signed(low, digits)}, {_signed(high, digits)}]"
+        if low > 0 or high < 0:
+            difference = f"**{difference}**"
+    return f"{value} ({difference})"
 
 
 def _signed(value: float, digits: int) -> str:
@@ -102,19 +102,12 @@ def table_csv(comparison: Comparison) -> str:
 
 def table_json(comparison: Comparison) -> str:
     """Return the comparison as a JSON tree of groups, measures and runs."""
-    groups = [
-        {
-            "section": group.section,
-            "setting": group.setting,
-            "measures": {
-                measure: {
-                    run: None if cell is None else asdict(cell)
-                    for run, cell in zip(comparison.columns, cells, strict=True)
-                }
-                for measure, cells in group.rows.items()
-            },
+    groups = []
+    for group in comparison.groups:
+        measures = {
+            measure: dict(zip(comparison.columns, cells, strict=True))
+            for measure, cells in group.rows.items()
         }
-        for group in comparison.groups
-    ]
+        groups.append({"section": group.section, "setting": group.setting, "measures": measures})
     tree = {"runs": comparison.columns, "groups": groups, "notes": comparison.notes}
-    return json.dumps(tree, indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(tree, indent=1, ensure_ascii=False, default=asdict) + "\n"

@@ -1,7 +1,6 @@
 """Plots of a comparison: every measure with its intervals, and deletion curves."""
 
 import textwrap
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import astuple
 from io import BytesIO
@@ -28,18 +27,18 @@ PANEL_WIDTH = 4.2  # inches
 def draw(comparison: Comparison) -> dict[str, bytes]:
     """Return PNG files by name: one per group of the table, and one more if it has deletion curves."""
     files: dict[str, bytes] = {}
-    numbers: Counter[str] = Counter()
     for group in comparison.groups:
-        numbers[group.section] += 1
-        number = numbers[group.section]
-        name = group.section if number == 1 else f"{group.section}-{number}"
-        files[f"{name}.png"] = _png(plot_measures(group, comparison.columns))
+        name, number = group.section, 1
+        while f"{name}.png" in files:
+            number += 1
+            name = f"{group.section}-{number}"
+        files[f"{name}.png"] = _png(_plot_measures(group, comparison.columns))
         if any(result is not None and result.curves for result in group.results):
-            files[f"{name}-curves.png"] = _png(plot_curves(group, comparison.columns))
+            files[f"{name}-curves.png"] = _png(_plot_curves(group, comparison.columns))
     return files
 
 
-def plot_measures(group: Group, columns: Sequence[str]) -> Figure:
+def _plot_measures(group: Group, columns: Sequence[str]) -> Figure:
     """Draw one panel per measure: a dot per measured run, with a line for its 95 % interval."""
     runs = [index for index, result in enumerate(group.results) if result is not None]
     rows = -(-len(group.rows) // PANELS_PER_ROW)
@@ -48,12 +47,12 @@ def plot_measures(group: Group, columns: Sequence[str]) -> Figure:
     for panel, (measure, cells) in zip(panels, group.rows.items(), strict=False):
         panel.set_title(_wrap(measure_label(measure), 34), fontsize=10, loc="left")
         for row, index in enumerate(runs):
-            if (cell := cells[index]) is None:
-                continue
             color = COLORS[index % len(COLORS)]
-            if cell.interval is not None:
-                panel.plot([cell.interval.low, cell.interval.high], [row, row], color=color, lw=2)
-            panel.plot(cell.value, row, "o", color=color)
+            if (cell := cells[index]) is not None:
+                if cell.interval is not None:
+                    ends = [cell.interval.low, cell.interval.high]
+                    panel.plot(ends, [row, row], color=color, lw=2)
+                panel.plot(cell.value, row, "o", color=color)
         names = [_wrap(columns[index], 24) for index in runs]
         panel.set_yticks(range(len(runs)), names, fontsize=8)
         panel.set_ylim(len(runs) - 0.5, -0.5)
@@ -67,7 +66,7 @@ def plot_measures(group: Group, columns: Sequence[str]) -> Figure:
     return figure
 
 
-def plot_curves(group: Group, columns: Sequence[str]) -> Figure:
+def _plot_curves(group: Group, columns: Sequence[str]) -> Figure:
     """Draw the drop of log-probability as regions are erased, per run and group of words."""
     runs = [
         (name, result.curves)
@@ -77,16 +76,15 @@ def plot_curves(group: Group, columns: Sequence[str]) -> Figure:
     word_groups = list(dict.fromkeys(words for _, curves in runs for words, _ in curves))
     height = 2.3 * len(word_groups) + 1.4
     figure, panels = _panels(group, len(word_groups), len(runs), height, share_axes=True)
-    for number, words in enumerate(word_groups):
-        for column, (name, curves) in enumerate(runs):
-            panel = panels[number * len(runs) + column]
-            panel.set_title(_wrap(f"{name}: {words} words", 44), fontsize=10, loc="left")
-            for order, (color, label) in ORDERS.items():
-                if (words, order) in curves:
-                    _plot_curve(panel, curves[words, order], color, label)
-            panel.xaxis.set_major_formatter(PercentFormatter(1))
-            panel.tick_params(labelsize=8)
-            panel.grid(axis="y", color="#d9d9de")
+    shown = [(words, name, curves) for words in word_groups for name, curves in runs]
+    for panel, (words, name, curves) in zip(panels, shown, strict=True):
+        panel.set_title(_wrap(f"{name}: {words} words", 44), fontsize=10, loc="left")
+        for order, (color, label) in ORDERS.items():
+            if (words, order) in curves:
+                _plot_curve(panel, curves[words, order], color, label)
+        panel.xaxis.set_major_formatter(PercentFormatter(1))
+        panel.tick_params(labelsize=8)
+        panel.grid(axis="y", color="#d9d9de")
     for panel in panels[-len(runs) :]:
         panel.set_xlabel("share of the image's regions erased", fontsize=9)
     figure.supylabel("drop of log p(word), nats", fontsize=9)

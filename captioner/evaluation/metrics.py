@@ -67,8 +67,8 @@ class CaptionScorer:
 
     Args:
         references: image id → reference captions.
-        java: whether to use Java's tokenizer and METEOR. True raises an error if Java fails. None
-            uses Java if it is installed; if it fails, a warning is logged and it is not used.
+        java: whether to use Java's tokenizer and METEOR; True raises an error if Java fails. None
+            uses Java if it is installed and works, and logs a warning if it fails.
         tokenizer: splits a caption into words if Java is not used.
 
     Raises:
@@ -213,8 +213,8 @@ def evaluate_files(
 def read_results(path: str | Path) -> dict[Id, str]:
     """Read captions by image from COCO results JSON, or from the JSON lines of ``captioner caption``.
 
-    The key is the ``image_id``, or without one the file name in ``image``. Records of images that
-    could not be read (``{"image", "error"}``) are left out with a logged warning.
+    The key is the ``image_id``, or without one the file name in ``image``. A warning is logged if
+    records are left out because their image could not be read (``{"image", "error"}``).
 
     Raises:
         EvaluationError: the file cannot be read, has another form, or names an image twice.
