@@ -113,30 +113,24 @@ def local_on_grid(p, e, valid, q, t):
     ]
 
 
-def simplex(p, e, valid, q, t):
-    """By bisection: Σ max(e_i − τ, 0) falls with τ and is 1 at the solution."""
-    low, high = min(e[i] for i in valid) - 1, max(e[i] for i in valid)
+def thresholded(e, valid, factor, power):
+    """[factor · e_i − τ]₊^power for the τ, found by bisection, at which the weights sum to 1."""
+
+    def weights(tau):
+        return [max(factor * x - tau, 0.0) ** power if i in valid else 0.0 for i, x in enumerate(e)]
+
+    high = factor * max(e[i] for i in valid)
+    low = high - 1
     for _ in range(200):
         middle = (low + high) / 2
-        over = sum(max(e[i] - middle, 0) for i in valid) > 1
-        low, high = (middle, high) if over else (low, middle)
-    return [max(e[i] - low, 0.0) if i in valid else 0.0 for i in range(len(e))]
-
-
-def tsallis(p, e, valid, q, t):
-    """By bisection: Σ [e_i / 2 − τ]₊² falls with τ and is 1 at the solution."""
-    low, high = max(e[i] for i in valid) / 2 - 1, max(e[i] for i in valid) / 2
-    for _ in range(200):
-        middle = (low + high) / 2
-        over = sum(max(e[i] / 2 - middle, 0) ** 2 for i in valid) > 1
-        low, high = (middle, high) if over else (low, middle)
-    return [max(e[i] / 2 - low, 0.0) ** 2 if i in valid else 0.0 for i in range(len(e))]
+        low, high = (middle, high) if sum(weights(middle)) > 1 else (low, middle)
+    return weights(low)
 
 
 DISTRIBUTIONS = {
     "Soft": lambda p, e, valid, q, t: softmax(e, valid),
-    "Sparsemax": simplex,
-    "Entmax": tsallis,
+    "Sparsemax": lambda p, e, valid, q, t: thresholded(e, valid, 1, 1),
+    "Entmax": lambda p, e, valid, q, t: thresholded(e, valid, 1 / 2, 2),
     "Hard": argmax,
     "LocalM": luong_m,
     "LocalP": luong_p,

@@ -1,7 +1,5 @@
 """Contract tests of every decoder in the registry, with every distribution."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 
@@ -9,8 +7,8 @@ from captioner.decoding import Decoding, search
 from captioner.models import Annotations, LocalM, recurrent, transformer
 from captioner.models.registry import arguments, build, find, names
 from captioner.text import END, PAD, UNK
-from captioner.training.objective import token_log_probs
 from test_attention import DISTRIBUTIONS, tree
+from test_transformer import close
 
 B, R, T, D, V = 2, 3, 5, 6, 9
 ROWS, COLUMNS = 2, 3
@@ -62,10 +60,6 @@ def images(mask=MASK):
 
 def captions():
     return torch.randint(UNK, V, (B, R, T), generator=torch.Generator().manual_seed(6))
-
-
-def close(one, other):
-    torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
 
 
 @every_pair
@@ -166,26 +160,6 @@ def test_empty_captions_are_decoded(name, switches):
     assert decoded.logits.shape == (B, R, 6, V)
     assert decoded.weights.shape == (B, R, 6, L)
     decoded.packed_logits.sum().backward()
-
-
-@pytest.mark.parametrize("words", [1, 16, 29])
-@every_name
-def test_logits_are_computed_for_a_round_number_of_steps(name, words):
-    """The steps beyond the real words receive no gradient."""
-    tokens = torch.full((B, R, 6), PAD)  # B · R · 6 = 36 steps
-    tokens.flatten()[:words] = UNK + 1
-    decoded = make(name)(images(), tokens)
-    count = int(decoded.valid_mask.sum())
-    assert count == len(decoded.packed_logits) == min(-(-words // 16) * 16, tokens.numel())
-    assert decoded.valid_mask[tokens != PAD].all()
-    everywhere = replace(decoded, packed_logits=decoded.logits, valid_mask=None)
-    losses = [token_log_probs(d, tokens).exact.sum() for d in (decoded, everywhere)]
-    close(*losses)
-    gradients = [
-        torch.autograd.grad(loss, decoded.packed_logits, retain_graph=True)[0] for loss in losses
-    ]
-    close(*gradients)
-    assert int(gradients[0].any(-1).sum()) == words
 
 
 @every_decoder

@@ -126,12 +126,6 @@ def test_a_wrong_number_of_layers_is_refused(number):
         CNNEncoder("efficientnet_lite0", 64, 16, trainable=number)
 
 
-def test_all_layers():
-    encoder = CNNEncoder("efficientnet_lite0", 64, 16, trainable=True)
-    assert all(p.requires_grad for p in encoder.parameters())
-    assert not any(m.training for m in encoder.train().backbone.modules())
-
-
 # ── Starting from a fine-tuned model ──────────────────────────────────────────────────────────────
 
 

@@ -11,6 +11,7 @@ from captioner.errors import ModelError
 from captioner.models import Annotations, Projection
 from captioner.models.positions import cells, grid_sinusoids
 from captioner.models.registry import arguments, build, find, names
+from test_transformer import close, load_attention, load_rest
 
 B, ROWS, COLUMNS, D, DIM, HEADS = 2, 3, 4, 6, 16, 4
 L = ROWS * COLUMNS
@@ -38,10 +39,6 @@ def annotations(mask=None, grid=(ROWS, COLUMNS)):
     generator = torch.Generator().manual_seed(3)
     vectors = torch.randn(B, grid[0] * grid[1], D, generator=generator, dtype=torch.double)
     return Annotations(vectors, grid, mask)
-
-
-def close(one, other):
-    torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
 
 
 @every_neck
@@ -99,22 +96,11 @@ def test_grid_positions_are_sines_of_row_and_column():
 
 
 def torch_layer(layer):
-    """torch's encoder layer with our parameters."""
     theirs = nn.TransformerEncoderLayer(
         DIM, HEADS, SMALL["feed_forward"], dropout=0.0, norm_first=True, batch_first=True
     ).double()
-    with torch.no_grad():
-        attention = layer.attention
-        theirs.self_attn.in_proj_weight.copy_(
-            torch.cat([attention.query.weight, attention.key_value.weight])
-        )
-        theirs.self_attn.in_proj_bias.zero_()
-        theirs.self_attn.out_proj.weight.copy_(attention.output.weight)
-        theirs.self_attn.out_proj.bias.zero_()
-    theirs.linear1.load_state_dict(layer.feed_forward[0].state_dict())
-    theirs.linear2.load_state_dict(layer.feed_forward[3].state_dict())
-    theirs.norm1.load_state_dict(layer.norms[0].state_dict())
-    theirs.norm2.load_state_dict(layer.norms[1].state_dict())
+    load_attention(theirs.self_attn, layer.attention, layer.attention.key_value)
+    load_rest(theirs, layer)
     return theirs.train()  # in eval mode torch takes a fast path that differs in the last digits
 
 

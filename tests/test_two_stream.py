@@ -18,7 +18,7 @@ from captioner.data.sampler import Draw
 from captioner.decoding import Decoding, search
 from captioner.errors import ModelError
 from captioner.evaluation.attention_maps import forced_maps, grad_cams
-from captioner.models import Annotations, Attention, Captioner, TwoStreamEncoder
+from captioner.models import Annotations, Captioner, TwoStreamEncoder
 from captioner.models.erasure import Erasure
 from captioner.models.registry import build, names
 from captioner.resources import configs_folder
@@ -75,22 +75,6 @@ def test_every_stream_is_its_encoder(encoder):
     assert encoder.preprocessing.height == 64
 
 
-def test_attention_compares_keys_and_averages_values():
-    attention = Attention(query_dim=16, key_dim=16, score=lambda **_: build_dot())
-    both = annotations(1, (2, 2), (2, 2))
-    query = torch.randn(1, 16)
-    output = attention(query, attention.prepare(both))
-    scores = [float(query[0] @ key) for key in both.keys.vectors[0]]
-    weights = np.exp(scores) / np.exp(scores).sum()
-    torch.testing.assert_close(output.weights[0], torch.tensor(weights, dtype=torch.float32))
-    context = sum(w * value for w, value in zip(weights, both.vectors[0], strict=True))
-    torch.testing.assert_close(output.context[0], context.float())
-
-
-def build_dot():
-    return build("score", {"class_path": "Dot"}, query_dim=16, key_dim=16)
-
-
 def test_values_are_interpolated_to_the_grid_of_the_keys():
     neck = build("neck", {"class_path": "Projection"}, in_dim=12, key_dim=16).eval()
     both = annotations()
@@ -138,34 +122,33 @@ def test_a_stream_has_one_stream():
         build("encoder", nested)
 
 
+@pytest.fixture(scope="module")
+def region():
+    """The annotations of two images after a neck."""
+    model = captioner()
+    with torch.no_grad():
+        return model.neck(model.encode(photos(64)))
+
+
 @pytest.mark.parametrize("decoder", ["LSTMDecoder", "LuongDecoder", "TransformerDecoder"])
 @pytest.mark.parametrize("score", ["Additive", "Dot", "ScaledDot", "General"])
 @pytest.mark.parametrize("distribution", ["Soft", "Sparsemax", "Hard", "LocalP"])
-def test_every_decoder_score_and_distribution(decoder, score, distribution):
-    attention = {
-        "class_path": "Attention",
-        "init_args": {
-            "score": {"class_path": score},
-            "distribution": {"class_path": distribution},
-        },
-    }
-    options = {"attention": attention, "dropout": 0.0}
+@torch.no_grad()
+def test_every_decoder_score_and_distribution(decoder, score, distribution, region):
+    """Scores depend on the keys alone, contexts on the values."""
+    parts = {"score": {"class_path": score}, "distribution": {"class_path": distribution}}
+    options = {"attention": {"class_path": "Attention", "init_args": parts}}
     options |= {"dim": 16, "heads": 2} if decoder == "TransformerDecoder" else {"hidden": 16}
-    model = captioner(decoder={"class_path": decoder, "init_args": options})
-    with torch.no_grad():
-        region = model.neck(model.encode(photos(64)))
-        tokens = torch.tensor([[[1, 4, 5]], [[1, 5, 6]]])
-        forced = model.decoder(region, tokens)
-        beams = search(model.decoder, region, Decoding(beam_size=2, max_length=4))
+    tree = {"class_path": decoder, "init_args": options}
+    model = build("decoder", tree, vocab_size=7, annotation_dim=16).eval()
+    forced = model(region, torch.tensor([[[1, 4, 5]], [[1, 5, 6]]]))
+    beams = search(model, region, Decoding(beam_size=2, max_length=4))
     assert forced.weights.shape == (2, 1, 3, 16)
     assert all(beam[0].weights.shape[-1] == 16 for beam in beams if len(beam[0].tokens))
-    with torch.no_grad():
-        states = [
-            model.decoder.init_state(some)
-            for some in (region, replace(region, vectors=-region.vectors), region.map(torch.neg))
-        ]
+    regions = region, replace(region, vectors=-region.vectors), region.map(torch.neg)
     first, other_values, other_both = (
-        state.keys if isinstance(state.keys, tuple) else (state.keys,) for state in states
+        keys if isinstance(keys, tuple) else (keys,)
+        for keys in (model.init_state(some).keys for some in regions)
     )
     for keys, same_keys, new_keys in zip(first, other_values, other_both, strict=True):
         torch.testing.assert_close(keys.prepared, same_keys.prepared)
@@ -173,25 +156,20 @@ def test_every_decoder_score_and_distribution(decoder, score, distribution):
         assert not torch.allclose(keys.prepared, new_keys.prepared)
 
 
-def test_erasing_takes_key_and_value():
-    model = captioner()
-    with torch.no_grad():
-        region = model.neck(model.encode(photos(64)))
-        state = model.decoder.init_state(region)
-        erased = Erasure(model.decoder, region).erase(
-            state, torch.tensor([1]), torch.arange(16).unsqueeze(0) < 3
-        )
-        blank = model.decoder.init_state(region.flat())
+@torch.no_grad()
+def test_erasing_takes_key_and_value(region):
+    decoder = captioner().decoder
+    state, blank = decoder.init_state(region), decoder.init_state(region.flat())
+    regions = torch.arange(16).unsqueeze(0) < 3
+    erased = Erasure(decoder, region).erase(state, torch.tensor([1]), regions)
     for part in ("prepared", "values"):
         new, old, mean = (getattr(s.keys, part) for s in (erased, state, blank))
         torch.testing.assert_close(new[0, :3], mean[1, :3])
         torch.testing.assert_close(new[0, 3:], old[1, 3:])
 
 
-def test_maps_and_grad_cam_have_the_grid_of_the_keys():
+def test_maps_and_grad_cam_have_the_grid_of_the_keys(region):
     model = captioner()
-    with torch.no_grad():
-        region = model.neck(model.encode(photos(64)))
     captions = [[[4, 5]], [[5, 6, 4]]]
     shown, _ = forced_maps(model.decoder, region, captions)
     assert [m.shape for (m,) in shown] == [(2, 16), (3, 16)]
@@ -284,11 +262,8 @@ def test_the_fast_streams_give_the_same(encoder):
     torch.testing.assert_close(actual.keys.vectors, expected.keys.vectors, rtol=1e-3, atol=1e-4)
 
 
-def test_the_defaults_need_no_download():
-    assert TwoStreamEncoder().external
-
-
 def test_a_model_folder_of_packaged_encoders_holds_neither(tmp_path):
+    assert TwoStreamEncoder().external  # the defaults need no download
     design = runs.design(configs_folder() / "model" / "two-stream.yaml")
     model = captioner(design["encoder"])
     model.encoder.load_pretrained()

@@ -53,12 +53,6 @@ def test_the_shipped_network_is_timms(reference, size, layers):
     assert encoder.external
 
 
-def test_later_blocks_are_not_computed():
-    shallow, deep = ViTEncoder(layers=[2], weights=None), ViTEncoder(layers=[10], weights=None)
-    assert len(shallow.backbone.network.blocks) == 2
-    assert len(deep.backbone.network.blocks) == 10
-
-
 @pytest.mark.parametrize("side", [4, 16, 37, 50])
 def test_positions_are_interpolated_as_timm_does(side):
     positions = torch.randn(1, 1 + 37 * 37, 8)
