@@ -158,19 +158,19 @@ def broken(path):
 
 
 @pytest.mark.parametrize(
-    ("indices", "damage"),
+    ("indices", "damage", "size"),
     [
-        ([0], broken),
-        ([4], os.remove),
-        ([6], lambda path: Path(path).write_bytes(b"")),
-        ([3, 4, 5], broken),
+        ([0], broken, 256),
+        ([4], os.remove, 256),
+        ([6], lambda path: Path(path).write_bytes(b""), 256),
+        ([2, 3], broken, 2),  # a whole shard
     ],
 )
-def test_unreadable_images_are_left_out(indices, damage, tmp_path, paths, caplog):
+def test_unreadable_images_are_left_out(indices, damage, size, tmp_path, paths, caplog):
     bad = [paths[i] for i in indices]
     for path in bad:
         damage(path)
-    cache = open_cache(tmp_path, paths)
+    cache = open_cache(tmp_path, paths, shard_size=size)
     assert is_complete(cache, [path for path in paths if path not in bad])
     assert list(cache.failed) == bad
     with pytest.raises(KeyError):
@@ -179,7 +179,7 @@ def test_unreadable_images_are_left_out(indices, damage, tmp_path, paths, caplog
     for again in (False, True):
         if again:
             caplog.clear()
-            open_cache(tmp_path, paths, FakeEncoder(at=0, act=must_not_run))
+            open_cache(tmp_path, paths, FakeEncoder(at=0, act=must_not_run), shard_size=size)
         assert [record.levelname for record in caplog.records] == ["WARNING"] * len(bad)
         for record, path in zip(caplog.records, bad, strict=True):
             assert f"left out: {path} (" in record.getMessage()
@@ -201,11 +201,8 @@ def test_an_image_that_is_readable_again_is_computed(size, tmp_path, paths):
     assert len(caches(tmp_path)) == 1
 
 
-def test_shards_without_readable_images(tmp_path, paths):
-    for path in paths[2:4]:
-        broken(path)
-    assert is_complete(open_cache(tmp_path, paths, shard_size=2), [*paths[:2], *paths[4:]])
-    for path in [*paths[:2], *paths[4:]]:
+def test_no_readable_image(tmp_path, paths):
+    for path in paths:
         broken(path)
     with pytest.raises(DataError, match=r"^none of 7 photos could be read; the first: .*0\.png"):
         open_cache(tmp_path, paths)

@@ -2,8 +2,6 @@
 
 # ruff: noqa: F811 - tests take imported fixtures as arguments
 
-from collections import Counter
-
 import numpy as np
 import pytest
 import torch
@@ -66,14 +64,6 @@ def test_every_image_has_its_captions_and_annotations(split, shapes):
 # ── Order and randomness ──────────────────────────────────────────────────────────────────────────────
 
 
-def test_every_image_once_per_epoch(shapes):
-    data = shapes()
-    everything = Counter(record.image_id for record in data.of_split(TRAIN))
-    orders = [ids(epoch(data, number)) for number in range(4)]
-    assert all(Counter(order) == everything for order in orders)
-    assert len(set(map(tuple, orders))) == 4
-
-
 @pytest.mark.parametrize("cache", [True, False])
 def test_randomness_depends_on_seed_and_epoch_only(cache, shapes, monkeypatch):
     """Order, captions and mirroring do not depend on other random numbers or earlier epochs."""
@@ -87,7 +77,8 @@ def test_randomness_depends_on_seed_and_epoch_only(cache, shapes, monkeypatch):
     for number in (2, 0, 1):
         np.random.rand(), torch.rand(1)
         assert same(epoch(shapes(**options), number), first[number])
-    assert not same(first[0], first[1])
+    assert ids(first[0]) != ids(first[1])
+    assert sorted(ids(first[0])) == sorted(ids(first[1]))
     monkeypatch.setenv("PL_GLOBAL_SEED", "4")
     assert ids(epoch(shapes(**options), 0)) != ids(first[0])
 

@@ -173,7 +173,7 @@ class CaptionDataModule(pl.LightningDataModule):
         self._cache = AnnotationCache.open(
             self.cache_dir / "annotations",
             [record.path for record in self.records],
-            PixelEncoder(encoder.preprocessing) if self.cache == "images" else encoder,
+            PixelEncoder(encoder.preprocessing) if self.cache == "images" else encoder.to(device),
             device=device,
             progress=_progress if distributed.rank() == 0 else None,
             verify=verify,
@@ -199,11 +199,12 @@ class CaptionDataModule(pl.LightningDataModule):
             raise DataError(
                 "attention supervised by masks needs whole photos: leave data.crop at 1"
             )
-        device = self.trainer.strategy.root_device
-        if self._cache is None and caches:
-            self.fill_cache(encoder.to(device), device)
         self._files = ImageFiles(encoder.preprocessing)
-        self._mask_grid = _grid(encoder.to(device), device) if task.objective.needs_masks else None
+        self._mask_grid: tuple[int, int] | None = None
+        if self._cache is None and caches:
+            self.fill_cache(encoder, self.trainer.strategy.root_device)
+        if task.objective.needs_masks:
+            self._mask_grid = _grid(encoder, self.trainer.strategy.root_device)
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Training batches, in an order that depends on seed and epoch only."""
@@ -278,7 +279,7 @@ def _grid(encoder: Any, device: torch.device) -> tuple[int, int]:
     size = encoder.preprocessing
     with torch.no_grad():
         black = torch.zeros(1, 3, size.height, size.width, dtype=torch.uint8, device=device)
-        annotations = encoder(black)
+        annotations = encoder.to(device)(black)
     return (annotations.keys or annotations).grid
 
 

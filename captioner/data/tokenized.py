@@ -8,22 +8,16 @@ from collections.abc import Iterable, Iterator
 from captioner.data.records import Record, SharedList
 from captioner.text import END, START, Tokenizer, Vocabulary
 
-Sentences = SharedList[list[list[int]]]
-"""For each image, its captions as lists of numbers."""
+Sentences = SharedList[list[list[int]]]  # for each image, its captions as lists of numbers
 
 
 class TokenizedCaptions:
-    """The captions of some images, split into words once.
-
-    Attributes:
-        words: the number of every distinct word.
-        sentences: the captions as such numbers, one item per record.
-    """
+    """The captions of some images, split into words once."""
 
     def __init__(self, records: Iterable[Record]) -> None:
-        self.words: dict[str, int] = {}
+        self.words: dict[str, int] = {}  # the number of every distinct word
         tokenizer = Tokenizer()
-        self.sentences: Sentences = SharedList(
+        self.sentences: Sentences = SharedList(  # of such numbers, one item per record
             [
                 [self.words.setdefault(word, len(self.words)) for word in tokenizer(caption)]
                 for caption in record.captions
