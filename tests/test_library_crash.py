@@ -54,11 +54,6 @@ def survives(tmp_path, model, photos, delays, *more):
 
 
 @pytest.mark.slow
-def test_a_killed_run_is_continued(tiny_folder, tmp_path):
-    assert survives(tmp_path, tiny_folder, 40, [0.05], "--workers=1") == 1
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_ten_kills_at_random_moments(tiny_folder, tmp_path):
     rng = random.Random(8)
