@@ -172,7 +172,8 @@ def _draw_legend(axes: "Axes", caption: Caption, style: Style, y: float) -> None
     scale = "one scale for all words" if style.scale == "shared" else "each word on its own scale"
     lines = [
         f"attention weight per cell of the {rows} × {columns} grid; {scale}",
-        f"{caption.model}: {describe_mechanism(caption, style)}; log-probability {caption.log_prob:.2f}",
+        f"{caption.model}: {describe_mechanism(caption, style)}",
+        f"log-probability {caption.log_prob:.2f}",
     ]
     _write(axes, MARGIN + TILE + GAP, y, "\n".join(lines), SMALL, GRAY)
 
