@@ -40,9 +40,6 @@ FORMAT_VERSION = 3
 SHARD_SIZE = 256  # images per file
 _LOG = logging.getLogger(__name__)
 
-Progress = Callable[[Iterable[Any], int], Iterable[Any]]
-"""Wraps an iterable to show its progress; the second argument is the number of items."""
-
 
 class PixelEncoder:
     """Stands in for a trainable encoder, so that the cache holds resized images and not its output."""
@@ -80,7 +77,7 @@ class AnnotationCache:
         *,
         batch_size: int = 64,
         device: torch.device | str = "cpu",
-        progress: Progress | None = None,
+        progress: Callable[[Iterable[Any], int], Iterable[Any]] | None = None,
         verify: bool = False,
         shard_size: int = SHARD_SIZE,
     ) -> "AnnotationCache":
@@ -93,7 +90,7 @@ class AnnotationCache:
             folder: the folder of all caches; each cache has a sub-folder named by its key.
             paths: the images.
             encoder: an ``Encoder`` or a `PixelEncoder`, which computes what is missing.
-            progress: shows the progress over batches.
+            progress: wraps the batches, given their number, to show the progress.
             verify: compute the shards again whose checksum is wrong.
 
         Raises:
