@@ -1,6 +1,5 @@
 """Deletion curves, compared with a plain loop, and faithfulness of trained models."""
 
-import copy
 import json
 from dataclasses import replace
 
@@ -19,7 +18,7 @@ from captioner.evaluation.deletion import ORDERS, _ranks, word_drops
 from captioner.evaluation.faithfulness import _verdict, measure
 from captioner.evaluation.image_statistics import statistics
 from captioner.models import Annotations, Blind
-from captioner.models.distributions import Hard
+from captioner.models.distributions import hard_attention
 from captioner.models.erasure import Erasure
 from captioner.models.registry import build, names
 from captioner.text import START
@@ -59,10 +58,6 @@ def of_captions(mask=MASK):
     return Annotations(vectors[ROWS], (2, 3), None if mask is None else mask[ROWS])
 
 
-def log_prob(logits, word):
-    return logits[0].log_softmax(-1)[word].item()
-
-
 def plain_drops(decoder, annotations, caption, erased):
     """The drop of each word of one caption, with regions erased at its step only.
 
@@ -80,7 +75,10 @@ def plain_drops(decoder, annotations, caption, erased):
             vectors[0, region] = mean
         other = decoder.init_state(replace(annotations, vectors=vectors))
         erased_logits, _, _ = decoder.step(token, replace(state, keys=other.keys))
-        drops.append(log_prob(logits, word) - log_prob(erased_logits, word))
+        whole, partial = (
+            values[0].log_softmax(-1)[word].item() for values in (logits, erased_logits)
+        )
+        drops.append(whole - partial)
         state = after
     return torch.tensor(drops, dtype=torch.double)
 
@@ -211,11 +209,11 @@ def test_report_of_a_trained_model(model, scenes):
     words = {name: group["words"] for name, group in report["scores"].items()}
     assert words["all"] == words["content"] + words["function"]
     assert words["function"] > 0
-    area = report["scores"]["all"]["area_most"]
+    area, random, difference = (
+        report["scores"]["all"][name] for name in ("area_most", "area_random", "most_over_random")
+    )
     assert area["low"] < area["value"] < area["high"]
-    difference = area["value"] - report["scores"]["all"]["area_random"]["value"]
-    most_over_random = report["scores"]["all"]["most_over_random"]["value"]
-    assert most_over_random == pytest.approx(difference)
+    assert difference["value"] == pytest.approx(area["value"] - random["value"])
     assert json.loads(json.dumps(report)) == report
     assert [image.image_id for image in images] == [s.image_id for s in scenes[:24]]
     again = statistics(images)["all.area_most"](np.ones((1, 24)))
@@ -270,11 +268,9 @@ def test_unreadable_images_are_left_out(model, scenes, tmp_path):
 
 
 def test_sampled_hard_attention_is_measured_at_its_most_probable_region(hard_folder, scenes):
-    hard = captioner.load(hard_folder, "cpu")
-    sampling = copy.deepcopy(hard)
-    for part in sampling.captioner.decoder.modules():
-        if isinstance(part, Hard):
-            part.test_time = "sample"
+    hard, sampling = (captioner.load(hard_folder, "cpu") for _ in range(2))
+    for distribution in hard_attention(sampling.captioner.decoder):
+        distribution.test_time = "sample"
     result = measure(sampling, scenes[:6])
     assert result.report["scores"] == measure(hard, scenes[:6]).report["scores"]
     assert result.report["mechanism"].endswith("Hard (argmax)")
