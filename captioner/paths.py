@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from captioner.errors import NAME_LIMIT, UsageError, printable
+from captioner.errors import UsageError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 """The file name suffixes of images in a folder, compared in lower case."""
@@ -51,12 +51,12 @@ def iterate(inputs: Sequence[str | Path]) -> Iterator[Path]:
                 yield path
             reason = "no photo in it" if Path(name).exists() else "no such file or match"
         except (OSError, ValueError) as error:  # no permission, name too long, NUL in the name
-            reason = printable(str(error))
+            reason = str(error)
         if not match:
             unmatched.append(Path(name))
             reasons.append(
-                f"{printable(str(name), NAME_LIMIT) or repr('')}: {reason}; expected a photo, a "
-                f"folder of photos or a glob ({' '.join(SUFFIXES)}); check the path"
+                f"{str(name) or repr('')}: {reason}; expected a photo, a folder of photos or a glob "
+                f"({' '.join(SUFFIXES)}); check the path"
             )
     if reasons and not any_match:
         raise UsageError(reasons[0])

@@ -1,7 +1,6 @@
 """The precisions of training that a processor supports."""
 
 import logging
-import os
 import platform
 
 import torch
@@ -11,9 +10,6 @@ from captioner.provenance import cpu_info
 
 _LOG = logging.getLogger(__name__)
 NOT_FLOAT32 = ("16-true", "bf16-true", "64-true", "64")  # these convert the weights
-
-# Limits of oneDNN and ATen (environment variables) that allow bfloat16 instructions on x86.
-_ONEDNN_WITH_BFLOAT16 = ("", "ALL", "DEFAULT", "AVX512_CORE_BF16", "AVX512_CORE_FP16")
 
 
 def supported(precision: str | int | None, accelerator: str) -> str | int | None:
@@ -52,16 +48,10 @@ def unsupported(precision: str, device: str) -> str | None:
 
 
 def cpu_has_bfloat16() -> bool | None:
-    """Return whether torch can use bfloat16 instructions of this CPU; None if unknown.
-
-    The environment variables ``ONEDNN_MAX_CPU_ISA`` and ``ATEN_CPU_CAPABILITY`` limit the instructions.
-    """
+    """Return whether torch can use bfloat16 instructions of this CPU; None if unknown."""
     cpu = cpu_info()
     flags = set(cpu.get("flags", cpu.get("Features", "")).split())
     if platform.machine().lower() in ("x86_64", "amd64"):
-        limit = os.environ.get("ONEDNN_MAX_CPU_ISA", "").upper()
-        if limit not in _ONEDNN_WITH_BFLOAT16 and "AMX" not in limit and "AVX10" not in limit:
-            return False
         if torch.backends.cpu.get_cpu_capability() != "AVX512":
             return False
         return bool(flags & {"avx512_bf16", "amx_bf16"}) if flags else None
