@@ -19,15 +19,13 @@ SIZE: ViewportSize = {"width": 1400, "height": 900}
 def main() -> None:
     """Open the app in Chromium and take the picture."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", action="append", default=[])
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--dark", action="store_true")
     options = parser.parse_args()
-    with serving(Models(options.model)) as url, sync_playwright() as playwright:
+    with serving(Models()) as url, sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
-        page = browser.new_page(viewport=SIZE, color_scheme="dark" if options.dark else "light")
+        page = browser.new_page(viewport=SIZE)
         page.goto(url)
         page.locator("attention-map .word").first.wait_for(timeout=120_000)
         page.wait_for_timeout(1000)  # until everything is in its place

@@ -10,7 +10,7 @@ is one line of JSON; times are medians of rounds in which all variants take turn
 ``caption`` compare with ``plain``, the same model as tutorials write it (speed/plain.py), after checking
 that both compute the same. ``files`` compares with the CNN alone on decoded photos in memory.
 
-Every row is measured with the replacements of ``captioner.fast`` and without (``--fast on off``).
+Every row is measured with the replacements of ``captioner.fast`` and without.
 ``--without NAME`` adds a variant that lacks one replacement; ``--without`` alone adds one for each.
 The allocator's setting is the process's: measure it with a second run under ``--without-malloc``.
 """
@@ -79,7 +79,7 @@ def from_files(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 def memory(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Measure the memory of captioning many photos and of training for an epoch."""
     records = read("flickr8k", options.root)
-    for number in (1000, options.library):
+    for number in (1000, 10_000):
         with tempfile.TemporaryDirectory() as folder:
             for place in range(number):
                 shutil.copyfile(records[place % len(records)].path, Path(folder, f"{place}.jpg"))
@@ -99,9 +99,8 @@ def memory(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 def photos(options: argparse.Namespace) -> list[str]:
     """Return paths of development photos."""
-    return [record.path for record in read("flickr8k", options.root).of_split("val")][
-        : options.photos
-    ]
+    records = list(read("flickr8k", options.root).of_split("val"))
+    return [record.path for record in records[: options.photos]]
 
 
 def parse() -> argparse.Namespace:
@@ -119,16 +118,12 @@ def parse() -> argparse.Namespace:
         part.add_argument("--without-malloc", action="store_true", help="keep glibc's defaults")
         if name != "train":
             part.add_argument("--data.root", dest="root", required=True)
-        if name in ("caption", "files", "memory"):
             part.add_argument("--runs", type=Path, nargs="+", required=True)
-        if name in ("train", "caption", "files"):
+        if name != "memory":
             part.add_argument("--rounds", type=int, default=7)
             part.add_argument("--device", default="cpu")
             part.add_argument("--photos", type=int, default=256)
-            part.add_argument("--fast", nargs="+", choices=("on", "off"), default=["on", "off"])
             part.add_argument("--without", nargs="*", choices=names, metavar="NAME", default=[])
-        if name == "memory":
-            part.add_argument("--library", type=int, default=10_000, metavar="PHOTOS")
     options = parser.parse_args()
     if "--without" in sys.argv and not options.without:
         options.without = names

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -61,16 +62,11 @@ def replacements(
             fast.restore(model, before)
 
 
-def settings(model: nn.Module, options: Any) -> dict[str, Setting]:
-    """Return the settings that the command line's ``--fast`` and ``--without`` ask for."""
-    found: dict[str, Setting] = {}
-    if "on" in options.fast:
-        found["ours"] = lambda: replacements(model)
-    if "off" in options.fast:
-        found["fast_off"] = lambda: replacements(model, enabled=False)
-    for name in options.without:
-        found[f"without_{name}"] = lambda name=name: replacements(model, without=[name])  # type: ignore[misc]
-    return found
+def settings(model: nn.Module, without: Collection[str]) -> dict[str, Setting]:
+    """Return the settings with all replacements, with none, and without single ones."""
+    left_out = {f"without_{name}": partial(replacements, model, without=[name]) for name in without}
+    plain = partial(replacements, model, enabled=False)
+    return {"ours": partial(replacements, model), "fast_off": plain, **left_out}
 
 
 def medians(contestants: Mapping[str, Contestant], rounds: int) -> dict[str, float]:

@@ -27,7 +27,7 @@ from captioner.predictor import Predictor
 from captioner.text import END, PAD, START, Vocabulary
 from captioner.training import Objective
 from speed import plain
-from speed.measure import Contestant, Setting, medians, peaks, replacements, settings
+from speed.measure import Contestant, medians, peaks, replacements, settings
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "model"
 WIDTH = 1280  # of an annotation vector of EfficientNet-Lite
@@ -160,21 +160,20 @@ def _contestants(
     model: nn.Module, options: Any, tutorial: Callable[[], Any], ours: Callable[[], Any]
 ) -> dict[str, Contestant]:
     """Return the tutorial's code and ours in every setting, also in bfloat16 if supported."""
-    variants = settings(model, options)
-    found = {"plain_float32": Contestant(tutorial, lambda: replacements(model, enabled=False))}
-    for name, setting in variants.items():
+    found = {"plain_float32": Contestant(tutorial, partial(replacements, model, enabled=False))}
+    for name, setting in settings(model, options.without).items():
         precise = name if name.startswith("without_") else f"{name}_float32"
         found[precise] = Contestant(ours, setting)
     device = torch.device(options.device).type
-    if "ours" in variants and not unsupported("bf16-mixed", device):
-        half = partial(_in_bfloat16, variants["ours"], options.device)
+    if not unsupported("bf16-mixed", device):
+        half = partial(_in_bfloat16, model, device)
         found["ours_bfloat16"] = Contestant(ours, half)
     return found
 
 
 @contextmanager
-def _in_bfloat16(setting: Setting, device: str) -> Iterator[None]:
-    with setting(), torch.autocast(torch.device(device).type, torch.bfloat16):
+def _in_bfloat16(model: nn.Module, device: str) -> Iterator[None]:
+    with replacements(model), torch.autocast(device, torch.bfloat16):
         yield
 
 
@@ -226,8 +225,8 @@ def _from_files(
         for batch in pixels:
             encoder(batch)
 
-    contestants = {"bare_cnn": Contestant(bare, lambda: replacements(model, enabled=False))}
-    contestants |= {n: Contestant(work, s) for n, s in settings(model, options).items()}
+    contestants = {"bare_cnn": Contestant(bare, partial(replacements, model, enabled=False))}
+    contestants |= {n: Contestant(work, s) for n, s in settings(model, options.without).items()}
     taken = medians(contestants, options.rounds)
     rates = _rates(taken, len(paths))
     return {"photos": len(paths), "images_per_second": rates, "peak_megabytes": peaks(contestants)}
