@@ -54,7 +54,7 @@ class Decoding:
             )
 
     def with_options(self, options: Mapping[str, Any]) -> "Decoding":
-        """Return a copy with some options changed, but those that are None.
+        """Return a copy with some options changed; those that are None stay as they are.
 
         Raises:
             UsageError: an unknown option, or a value out of range.
@@ -153,7 +153,7 @@ def _search(
         if not active or length > decoding.max_length:
             break
 
-        # There are fewer than K at first if the vocabulary is smaller than the beam.
+        # A vocabulary smaller than the beam has fewer extensions at first.
         totals, best = totals.masked_fill(last == END, -torch.inf).topk(min(size, last.shape[1]))
         parents, last, index = (part.gather(1, best) for part in (parents, last, index))
         added = (last, log_probs.flatten(1).gather(1, index), gather_rows(weights, parents))

@@ -158,19 +158,7 @@ def hostile_values() -> list[Any]:
         Call(str.encode, "ü" * 200_000, "punycode"),
         Call(eval, "9**9**9"),
     ]
-    return [
-        shared,
-        tree,
-        cyclic,
-        *calls,
-        {1: 2},
-        {10**5000: 2},
-        b"bytes",
-        {1, 2},
-        1j,
-        10**5000,
-        *VALUES,
-    ]
+    return [shared, tree, cyclic, *calls, {1: 2}, b"bytes", {1, 2}, 1j, 10**5000, *VALUES]
 
 
 def forge_checkpoint(rng: random.Random, content: dict, file: Path) -> str:
