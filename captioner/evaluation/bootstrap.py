@@ -42,23 +42,10 @@ class Ratio:
         return np.divide(counts @ self.sums, total, out=empty, where=total > 0)
 
 
-def mean(
-    values: Shaped[np.ndarray, " N"],
-    image: Int[np.ndarray, " N"],
-    images: int,
-    counted: Int[np.ndarray, " M"] | None = None,
-) -> Ratio:
-    """Return the mean of some values as a statistic.
-
-    Args:
-        values: the values to add up.
-        image: index of the image of each value.
-        images: number of images.
-        counted: index of the image of each item to divide by; the values themselves by default.
-    """
-    counted = image if counted is None else counted
+def mean(values: Shaped[np.ndarray, " N"], image: Int[np.ndarray, " N"], images: int) -> Ratio:
+    """Return the mean of some values as a statistic; ``image`` is the image of each value."""
     sums = np.bincount(image, values, images).astype(np.float64)  # integers if there are no values
-    return Ratio(sums, np.bincount(counted, minlength=images).astype(np.float64))
+    return Ratio(sums, np.bincount(image, minlength=images).astype(np.float64))
 
 
 def of_image(measures: Mapping[str, Ratio], image: int) -> dict[str, tuple[float, float]]:

@@ -4,6 +4,7 @@ F1-all and F1-loc follow Zhou et al. 2019 (Grounded Video Description), but with
 masks instead of an IoU of boxes above ½. CHAIR follows Rohrbach et al. 2018.
 """
 
+from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,46 +45,45 @@ def named_objects(
         The report, and the model's measures.
     """
     data, images = collected.data, len(collected.data.images)
-    named, targets, correct = [], [], []  # images of categories; correct: (image, mention)
-    mentions, captions, true = [], [], []  # (image, whether it is hallucinated or true)
+    # Measure → the sum and the number of each image.
+    shares: dict[str, np.ndarray] = defaultdict(lambda: np.zeros((2, images)))
+    counted = np.zeros(images)  # named categories and targets
+    named = targets = mentions = 0
+    correct: list[tuple[int, int]] = []  # (image, mention)
     for caption in collected.captions:
         index, image = caption.image, data.images[caption.image]
         target, present = _categories(caption, data)
-        targets += [index] * len(target)
         hallucinated = [mention.category not in present for mention, _ in caption.mentions]
-        mentions += [(index, is_hallucinated) for is_hallucinated in hallucinated]
-        captions.append((index, any(hallucinated)))
+        mentions += len(hallucinated)
+        shares["chair_i"][:, index] += 100 * sum(hallucinated), len(hallucinated)
+        shares["chair_s"][:, index] += 100 * any(hallucinated), 1
         if data.generated:
-            true.append((index, true_of(" ".join(caption.words), image.objects)))
+            is_true = true_of(" ".join(caption.words), image.objects)
+            shares["true_captions"][:, index] += 100 * is_true, 1
         first = {mention.category: number for mention, number in reversed(caption.mentions)}
-        named += [index for category in first if category in target or category not in present]
+        new = sum(category in target or category not in present for category in first)
+        named, targets = named + new, targets + len(target)
+        counted[index] += new + len(target)
         correct += [
             (index, n) for category, n in first.items() if category in target and n is not None
         ]
 
-    shares = {"chair_i": mentions, "chair_s": captions} | ({"true_captions": true} if true else {})
-    measures = {}
-    for name, rows in shares.items():
-        of_image, marked = _columns(rows)
-        measures[name] = mean(100 * marked, of_image, images)
+    measures = {name: Ratio(*of_images) for name, of_images in shares.items()}
     report: dict[str, Any] = {
-        "named": len(named),
-        "to_be_named": len(targets),
+        "named": named,
+        "to_be_named": targets,
         "right": len(correct),
-        "mentions": len(mentions),
+        "mentions": mentions,
         **bootstrap.intervals(measures),
     }
-    correct_image, number = _columns(correct)
-    counted = np.array(named + targets, int)
-    f1 = {
-        kind: {
-            "f1_all": mean(2 * of_mentions[number], correct_image, images, counted),
-            "f1_loc": mean(of_mentions[number], correct_image, images),
-        }
-        for kind, of_mentions in pointing.items()
-    }
-    report |= {kind: bootstrap.intervals(of_kind) for kind, of_kind in f1.items()}
-    return report, measures | f1["model"]
+    image_of, number = np.array(correct, int).reshape(-1, 2).T
+    for kind, of_mentions in pointing.items():
+        grounded = mean(of_mentions[number], image_of, images)
+        f1 = {"f1_all": Ratio(2 * grounded.sums, counted), "f1_loc": grounded}
+        report[kind] = bootstrap.intervals(f1)
+        if kind == "model":
+            measures |= f1
+    return report, measures
 
 
 def _categories(caption: CaptionRecord, data: MaskedImages) -> tuple[set[str], set[str]]:
@@ -92,7 +92,3 @@ def _categories(caption: CaptionRecord, data: MaskedImages) -> tuple[set[str], s
     words = [tokenizer(text) for text in image.captions]
     references = {mention.category for w in words for mention in data.mentions(w, image)}
     return references & set(image.categories), references | image.present
-
-
-def _columns(rows: list[Any]) -> np.ndarray:
-    return np.array(rows, dtype=int).reshape(-1, 2).T
