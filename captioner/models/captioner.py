@@ -37,12 +37,9 @@ class Captioner(nn.Module):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], vocabulary: Vocabulary) -> "Captioner":
-        """Build the parts, each with the sizes of the one before. Nothing is downloaded.
+        """Build the parts from their trees, each with the sizes of the one before; see ``build``.
 
-        Args:
-            config: ``{"encoder": tree, "neck": tree, "decoder": tree}``, each tree as
-                ``captioner.models.registry.build`` takes it.
-            vocabulary: of the decoder.
+        Nothing is downloaded.
 
         Raises:
             ModelError: a part is missing, unknown or cannot be built.

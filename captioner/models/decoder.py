@@ -18,6 +18,9 @@ from captioner.models.registry import Component
 Detail = Literal["none", "shown", "all"]
 Part = TypeVar("Part")
 
+# The results of a step: logits of the next word, attention weights, new state.
+StepResult = tuple[Float[Tensor, "B R V"], Float[Tensor, "B R L"], Any]
+
 
 @dataclass(frozen=True)
 class Decoded:
@@ -108,9 +111,7 @@ class Decoder(Component, kind="decoder"):
             return decoded
         return map_tensors(lambda values: values.squeeze(1), decoded)
 
-    def read(
-        self, tokens: Int[Tensor, "B R"], state: Any
-    ) -> tuple[Float[Tensor, "B R V"], Float[Tensor, "B R L"], Any]:
+    def read(self, tokens: Int[Tensor, "B R"], state: Any) -> StepResult:
         """Run ``step`` for R rows of every image."""
         raise NotImplementedError
 

@@ -17,12 +17,8 @@ class Erasure:
     The keys and values of a region depend on no other region. Erasing therefore copies the keys and
     values of an image that equals its mean everywhere. The decoder's memory of earlier steps stays.
 
-    Args:
-        decoder: in eval mode. Its state has ``keys``, as in all decoders of this package.
-        annotations: of B images, after the neck.
-
     Raises:
-        ModelError: the state has no keys.
+        ModelError: the decoder's state has no keys.
     """
 
     def __init__(self, decoder: Decoder, annotations: Annotations) -> None:
@@ -35,13 +31,7 @@ class Erasure:
         self._blank = _per_layer(blank.keys)
 
     def erase(self, state: Any, images: Int[Tensor, " P"], regions: Bool[Tensor, "P L"]) -> Any:
-        """Return the state of P images with some regions of each erased.
-
-        Args:
-            state: of the B images, before the step in question.
-            images: indices of the P images among the B; repeated ones are allowed.
-            regions: True where a region is erased.
-        """
+        """Return a copy of the state of P images, possibly repeated, without some regions of each."""
         erased = index_batch(state, images)  # copies, so that writing to them is safe
         image, region = regions.nonzero(as_tuple=True)
         for keys, blank in zip(_per_layer(erased.keys), self._blank, strict=True):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from captioner.errors import UsageError
 from captioner.models.annotations import Annotations
-from captioner.models.decoder import Decoder, gather_rows
+from captioner.models.decoder import Decoder, StepResult, gather_rows
 from captioner.models.distributions import Sampling, samples_locations
 
 
@@ -59,18 +59,11 @@ class MonteCarloState:
 
 
 class MonteCarlo(Decoder, abstract=True):
-    """The mean of N sampled paths: p(y | a) ≈ 1/N Σ_n p(y | sⁿ, a), word by word.
+    """The mean of N = ``samples`` paths: p(y | a) ≈ 1/N Σ_n p(y | sⁿ, a), word by word.
 
     At every step each path draws a location. The probability of the next word, and the attention
     weights, are means over the paths, weighted by p(words so far | sⁿ, a). The product over the words
     of a caption is then 1/N Σ_n p(y | sⁿ, a), an unbiased estimate of p(y | a) for every N.
-
-    Args:
-        decoder: in eval mode.
-        samples: N; a step costs as much as N steps of the decoder.
-
-    Raises:
-        UsageError: the decoder does not sample locations.
     """
 
     def __init__(self, decoder: Decoder, samples: int) -> None:
@@ -94,10 +87,8 @@ class MonteCarlo(Decoder, abstract=True):
         log_probs = annotations.vectors.new_zeros(len(annotations), rows, self.samples).float()
         return MonteCarloState(inner, log_probs, None, sampler)
 
-    def read(
-        self, tokens: Int[Tensor, "B R"], state: MonteCarloState
-    ) -> tuple[Float[Tensor, "B R V"], Float[Tensor, "B R L"], MonteCarloState]:
-        """Read one token of every row; return log-probabilities, weights, state."""
+    def read(self, tokens: Int[Tensor, "B R"], state: MonteCarloState) -> StepResult:
+        """Read one token of every row; the logits are log-probabilities."""
         state.sampler.images = len(tokens)
         words = tokens.unsqueeze(-1).expand(-1, -1, self.samples)  # (B, R, N)
         log_probs = state.log_probs

@@ -12,7 +12,14 @@ from torch import Tensor, nn
 
 from captioner.models.annotations import Annotations
 from captioner.models.attention import Attention, AttentionFactory, AttentionOutput, Keys
-from captioner.models.decoder import Decoded, Detail, WordDecoder, gather_rows, map_tensors
+from captioner.models.decoder import (
+    Decoded,
+    Detail,
+    StepResult,
+    WordDecoder,
+    gather_rows,
+    map_tensors,
+)
 from captioner.models.distributions import Sampling
 from captioner.models.packing import Packing, batch_sizes, pad_to_multiple, unfinished
 from captioner.models.registry import require
@@ -106,8 +113,7 @@ class RecurrentDecoder(WordDecoder, abstract=True):
     """Base of the LSTM decoders: initial memory, update, and the loop over time.
 
     Two MLPs of the mean annotation give h_0 and c_0 (Xu et al. 2015). A subclass defines ``advance``,
-    ``read_out`` and ``lstm``. It passes ``input_dim``, which computes the width of the LSTM's inputs
-    from m.
+    ``read_out`` and ``lstm``, whose inputs have ``input_dim(m)`` components.
 
     Args:
         attention: makes the attention, given ``query_dim`` and ``key_dim``.
@@ -161,10 +167,8 @@ class RecurrentDecoder(WordDecoder, abstract=True):
         memory = LSTMMemory(*(start(mean).unsqueeze(1).expand(-1, rows, -1) for start in starts))
         return LSTMState(memory, self.attention.prepare(annotations, sampling=sampling))
 
-    def read(
-        self, tokens: Int[Tensor, "B R"], state: LSTMState
-    ) -> tuple[Float[Tensor, "B R V"], Float[Tensor, "B R L"], LSTMState]:
-        """Run one step; return logits, weights, state."""
+    def read(self, tokens: Int[Tensor, "B R"], state: LSTMState) -> StepResult:
+        """Run one step."""
         embedded = self.dropout(self.embedding(tokens))  # (B, R, m)
         output, state = self.advance(embedded, state, self.lstm_cell)
         assert output.attention.weights is not None
@@ -179,15 +183,14 @@ class RecurrentDecoder(WordDecoder, abstract=True):
         embedded = self.dropout(self.embedding(tokens))  # (B, R, T, m)
         output = self.unroll(embedded, active, state, need_weights=detail != "none")
         logits = self.read_out(packing.pack(embedded), map_tensors(packing.pack, output))
-        attention = output.attention
-        layers, past = attention.heads, output.past_weights
+        attention, layers, past = output.attention, None, None
+        if detail == "all":  # one layer; intra-attention has one head
+            layers = None if attention.heads is None else attention.heads.unsqueeze(3)
+            past = None if output.past_weights is None else output.past_weights[..., None, None, :]
         return Decoded(
             logits,
             *(attention.weights, attention.log_prob, attention.entropy),
-            *(attention.centre, attention.probs),
-            # One layer; intra-attention has one head.
-            None if layers is None or detail != "all" else layers.unsqueeze(3),
-            None if past is None or detail != "all" else past[:, :, :, None, None],
+            *(attention.centre, attention.probs, layers, past),
             packing.valid_mask,
         )
 
@@ -251,10 +254,7 @@ def _pad_rows(values: Shaped[Tensor, "B R *more"], rows: int) -> Shaped[Tensor, 
 def mixture(
     logits: Float[Tensor, "*steps V"], probs: Float[Tensor, "*rows k"] | None
 ) -> Float[Tensor, "*rows V"]:
-    """Mix the predictions of k candidates: log Σ_i p_i · softmax(logits_i).
-
-    Without candidates, ``probs`` is None and the logits are returned unchanged.
-    """
+    """Mix the predictions of k candidates, if there are any: log Σ_i p_i · softmax(logits_i)."""
     if probs is None:
         return logits
     tiny = torch.finfo(probs.dtype).tiny

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -10,7 +11,14 @@ from torch import Tensor, nn
 
 from captioner.models.annotations import Annotations
 from captioner.models.attention import AttentionFactory, AttentionOutput, Keys
-from captioner.models.decoder import Decoded, Detail, WordDecoder, gather_rows, map_tensors
+from captioner.models.decoder import (
+    Decoded,
+    Detail,
+    StepResult,
+    WordDecoder,
+    gather_rows,
+    map_tensors,
+)
 from captioner.models.distributions import Sampling
 from captioner.models.multihead import MultiHead, SelfAttention, causal, feed_forward_network
 from captioner.models.packing import Packing, pad_to_multiple, unfinished
@@ -102,8 +110,8 @@ class TransformerDecoder(WordDecoder):
     """Causal self-attention to the words, cross-attention to the annotations (arXiv 1706.03762).
 
     The inputs are embeddings times √d plus sinusoidal positions. A layer norm follows the last layer.
-    Annotations are projected to width d if their width differs. Generation caches the keys and values
-    of earlier words. The reported weights are the mean over the heads of the last layer.
+    Annotations are projected to width d if their width differs. The reported weights are the mean over
+    the heads of the last layer.
 
     Args:
         attention: makes the cross-attention of every layer, given ``query_dim`` and ``key_dim``.
@@ -158,10 +166,8 @@ class TransformerDecoder(WordDecoder):
         keys = tuple(layer.attention.prepare(memory, sampling=sampling) for layer in self.layers)
         return TransformerState((empty,) * len(keys), keys)
 
-    def read(
-        self, tokens: Int[Tensor, "B R"], state: TransformerState
-    ) -> tuple[Float[Tensor, "B R V"], Float[Tensor, "B R L"], TransformerState]:
-        """Read one token of every row; return logits, weights, state."""
+    def read(self, tokens: Int[Tensor, "B R"], state: TransformerState) -> StepResult:
+        """Read one token of every row."""
         packing = Packing(torch.ones_like(tokens, dtype=torch.bool).unsqueeze(-1))
         logits, outputs, _, state = self._run_layers(tokens.unsqueeze(-1), state, packing, "shown")
         assert outputs[-1].weights is not None
@@ -197,7 +203,7 @@ class TransformerDecoder(WordDecoder):
         state: TransformerState,
         packing: Packing,
         detail: Detail,
-    ) -> tuple[Tensor, list[AttentionOutput], list[Tensor], TransformerState]:
+    ) -> tuple[Tensor, tuple[AttentionOutput, ...], tuple[Any, ...], TransformerState]:
         """Read T more tokens of every row.
 
         Returns packed logits; of every layer the output of the cross-attention grouped by image and,
@@ -208,19 +214,14 @@ class TransformerDecoder(WordDecoder):
         x = math.sqrt(dim) * self.embedding(tokens)
         x = self.dropout(packing.pack(x + sinusoids(positions.to(x.dtype), dim)))
         step = packing.group_by_image(packing.pack(positions.expand(tokens.shape)))
-        outputs, past_weights, caches = [], [], []
-        everything = detail == "all"
+        everything, results = detail == "all", []
         for layer, cache, keys in zip(self.layers, state.cache, state.keys, strict=True):
             need_weights = everything or (detail == "shown" and layer is self.layers[-1])
-            x, output, weights, cache = layer(
-                x, packing, step, cache, keys, need_weights, need_past=everything
-            )
-            outputs.append(output)
-            caches.append(cache)
-            if weights is not None:
-                past_weights.append(weights)
+            x, *result = layer(x, packing, step, cache, keys, need_weights, need_past=everything)
+            results.append(result)
+        outputs, past_weights, caches = zip(*results, strict=True)
         logits = self.output(self.dropout(self.norm(x)))
-        return logits, outputs, past_weights, TransformerState(tuple(caches), state.keys)
+        return logits, outputs, past_weights, TransformerState(caches, state.keys)
 
 
 def _heads(output: AttentionOutput) -> Float[Tensor, "B W h L"]:
