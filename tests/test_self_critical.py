@@ -214,16 +214,18 @@ def test_fine_tuning_from_the_command_line(gradient, run_folder, shapes_cache, t
 
 
 def small_task(objective, distribution=None):
-    """A task with random weights, and a batch of one image and one caption."""
+    """A task with random weights, and a batch of one image and one caption.
+
+    Word dropout does not apply to generated captions.
+    """
     torch.manual_seed(0)
-    task = CaptioningTask([f"w{n}" for n in range(20)], objective=SelfCritical)
+    task = CaptioningTask([f"w{n}" for n in range(20)], objective=SelfCritical, word_dropout=1.0)
     for module in task.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.5
     if distribution is not None:
         task.captioner.decoder.attention.distribution = distribution
     task.objective = objective
-    task.word_dropout = 1.0  # does not apply to generated captions
     task.trainer = SimpleNamespace(global_step=0, estimated_stepping_batches=9, current_epoch=0)
     tokens = torch.tensor([[[START, UNK + 1, UNK + 2, UNK + 3, END]]])
     objective.setup([tokens[0].tolist()])

@@ -91,16 +91,15 @@ class CaptioningTask(pl.LightningModule):
         self.captioner = Captioner.from_config(trees, Vocabulary(words))
         self.objective.check(self.captioner.decoder)
         self.detail: Detail = "shown" if self.objective.needs_weights else "none"
-        self.init_from = init_from
         self.supervision = self.objective.supervision
-        self.encoder_from, self.warmup, self.word_dropout = encoder_from, warmup, word_dropout
         self.decoding, self.val_decoding = decoding, Decoding(val_beam_size)
         self._clear()
 
     def setup(self, stage: str) -> None:
         """Load the weights of ``init_from`` in a new run, and install the faster modules."""
-        if stage == "fit" and self.init_from is not None and self.trainer.ckpt_path is None:
-            self.supervision = max(self.supervision, start_from(self.captioner, self.init_from))
+        model = self.hparams["init_from"]
+        if stage == "fit" and model is not None and self.trainer.ckpt_path is None:
+            self.supervision = max(self.supervision, start_from(self.captioner, model))
         fast.accelerate(self.captioner)
 
     # ── Training ──────────────────────────────────────────────────────────────────────────────────
@@ -146,7 +145,7 @@ class CaptioningTask(pl.LightningModule):
         rollout = objective.rollout(decoder, annotations, batch.tokens)
         inputs, targets = rollout.tokens[..., :-1], rollout.tokens[..., 1:]
         if rollout.rewards is None:  # generated captions keep their words
-            inputs = _drop_words(inputs, self.word_dropout)
+            inputs = _drop_words(inputs, self.hparams["word_dropout"])
         progress = self.global_step / self.trainer.estimated_stepping_batches
         sampling = Sampling(temperature=objective.temperature(progress))
         decoded = decoder(annotations, inputs, self.detail, sampling)
@@ -156,7 +155,7 @@ class CaptioningTask(pl.LightningModule):
     def _encode(self, batch: Batch) -> Annotations:
         """Return the annotations of a training batch; before ``encoder_from``, the encoder is frozen."""
         encoder = self.captioner.encoder
-        frozen = encoder.trainable and self.current_epoch < self.encoder_from
+        frozen = encoder.trainable and self.current_epoch < self.hparams["encoder_from"]
         with torch.set_grad_enabled(not frozen):
             annotations = self._annotations(batch)
         if not batch.image_ids:
@@ -188,7 +187,7 @@ class CaptioningTask(pl.LightningModule):
         rates = ("learning_rate", "encoder_learning_rate", "weight_decay")
         options = {name: self.hparams[name] for name in rates}
         optimizer = schedule.make_optimizer(self.captioner, self.objective, **options)
-        cycle = schedule.one_cycle(optimizer, self._steps(), self.warmup)
+        cycle = schedule.one_cycle(optimizer, self._steps(), self.hparams["warmup"])
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": "step"}}
 
     def _steps(self) -> int:
