@@ -13,7 +13,6 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from results_speed import SpeedTables
 from results_tables import (
     METRICS,
@@ -27,6 +26,7 @@ from results_tables import (
     source,
     spread,
     table,
+    template,
 )
 
 from captioner.cli.ground_tables import METRICS as GROUNDING
@@ -240,12 +240,9 @@ def page(results: Path = DOCS / "results") -> str:
     """Return the whole page."""
     records = {f.stem: json.loads(f.read_text("utf-8")) for f in sorted(results.glob("*.json"))}
     tables = Tables(records)
-    environment = jinja2.Environment(
-        undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False
-    )
-    template = environment.from_string((SCRIPTS / "results.md.jinja").read_text("utf-8"))
     names = [name for name in dir(tables) if not name.startswith("_")]
-    return template.render({name: getattr(tables, name) for name in names}, source=source)
+    values = {name: getattr(tables, name) for name in names}
+    return template(SCRIPTS / "results.md.jinja").render(values, source=source)
 
 
 def main() -> int:

@@ -2,8 +2,11 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
+
+import jinja2
 
 Record = Mapping[str, Any]
 
@@ -53,6 +56,12 @@ def table(head: str, rows: Iterable[Sequence[Any]]) -> str:
     """Return a Markdown table; ``head`` has the titles of the columns, separated by `` | ``."""
     lines = [f"| {' | '.join(map(str, row))} |" for row in (head.split(" | "), *rows)]
     return "\n".join([lines[0], "|---" * len(head.split(" | ")) + "|", *lines[1:]])
+
+
+def template(file: Path) -> jinja2.Template:
+    """Read a template in which every unknown name is an error."""
+    text = file.read_text("utf-8")
+    return jinja2.Template(text, undefined=jinja2.StrictUndefined, keep_trailing_newline=True)
 
 
 def link(text: str, file: str) -> str:

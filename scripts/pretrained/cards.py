@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jinja2
-from results_tables import METRICS, command, figures, interval, number, table
+from results_tables import METRICS, command, figures, interval, number, table, template
 
 from pretrained.recipes import RECIPES, SIDE
 
@@ -30,11 +29,7 @@ def card(name: str, results: Path) -> str:
     seen = tomllib.loads((HERE / "seen.toml").read_text("utf-8"))[name]
     steps = [found for step in recipe.steps if (found := _read(results / f"training-{step}.json"))]
     cells = [*figures(scored["scores"]), number(scored["mean_length"])]
-    environment = jinja2.Environment(
-        undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False
-    )
-    template = environment.from_string((HERE / "card.md.jinja").read_text("utf-8"))
-    return template.render(
+    return template(HERE / "card.md.jinja").render(
         name=name,
         recipe=recipe,
         scored=scored,
