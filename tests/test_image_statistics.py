@@ -32,11 +32,8 @@ def test_resample_is_scored_like_a_corpus(scored):
     references, candidates, scores, images = scored
     drawn = random.Random(1).choices(range(len(images)), k=len(images))
     copies = {number: images[index].image_id for number, index in enumerate(drawn)}
-    scorer = CaptionScorer(
-        {number: references[image] for number, image in copies.items()},
-        java=False,
-        tokenizer=str.split,
-    )
+    repeated = {number: references[image] for number, image in copies.items()}
+    scorer = CaptionScorer(repeated, java=False, tokenizer=str.split)
     expected = scorer.score({number: candidates[image] for number, image in copies.items()})
     result = values(images, np.bincount(drawn, minlength=len(images)))
     for name in (*BLEU, "rouge_l"):

@@ -55,7 +55,7 @@ def word_drops(
 
     Args:
         decoder: deterministic, in eval mode.
-        annotations: output of the neck for the image of each caption.
+        annotations: after the neck, of the image of each caption.
         captions: word ids without start and end, at least one word each.
         shares: shares of the regions to erase, increasing, in (0, 1], after a single region.
         draws: number of random orders.

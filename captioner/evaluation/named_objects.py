@@ -36,13 +36,8 @@ def named_objects(
       ``chair_s``: percentage of captions with such a mention. Lower is better.
     - ``true_captions``, generated scenes only: percentage of captions that ``true_of`` accepts.
 
-    Args:
-        collected: generated captions, one per image.
-        pointing: kind of map → pointing score of each scored mention, in percent.
-        bootstrap: resamples of the images.
-
-    Returns:
-        The report, and the model's measures.
+    ``pointing`` has the pointing score of each scored mention, in percent, by kind of map. Returns the
+    report, and the model's measures.
     """
     data, images = collected.data, len(collected.data.images)
     # Measure → the sum and the number of each image.

@@ -40,14 +40,10 @@ _BAD_ENDINGS = _DETERMINERS | _PREPOSITIONS | {"and", "or", "is", "are"}
 
 
 def fluency(captions: Collection[str]) -> dict[str, float]:
-    """Measure captions that break off, which n-gram scores do not punish.
+    """Measure captions that break off, which n-gram scores do not punish; at least one caption.
 
-    Args:
-        captions: at least one caption.
-
-    Returns:
-        ``mean_length`` in words, and ``bad_endings``, the percentage of captions that end in a
-        determiner, a preposition, "and", "or", "is" or "are".
+    Returns ``mean_length`` in words, and ``bad_endings``, the percentage of captions that end in a
+    determiner, a preposition, "and", "or", "is" or "are".
     """
     words = [caption.rstrip(" .").split() for caption in captions]
     broken = sum(bool(w) and w[-1].lower() in _BAD_ENDINGS for w in words)
