@@ -214,11 +214,7 @@ class _TorchvisionBackbone(Backbone):
 
 
 def backbone(name: str, weights: str | None, image_size: int, strides: Sequence[int]) -> Backbone:
-    """Build the network that ``CNNEncoder`` describes, with random weights.
-
-    Raises:
-        ModelError: unknown name or weights, or no feature map of a stride.
-    """
+    """Build the network that ``CNNEncoder`` describes, with random weights."""
     if name in WIDTH_DEPTH:
         return _PackagedBackbone(name, weights, strides)
     library, slash, bare = name.rpartition("/")

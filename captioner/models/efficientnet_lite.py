@@ -80,12 +80,7 @@ class InvertedResidual(nn.Module):
 
 
 class EfficientNetLite(nn.Module):
-    """The network up to the deepest requested feature map.
-
-    Args:
-        name: a key of ``WIDTH_DEPTH``.
-        strides: pixels per cell of the feature maps, keys of ``LAST_STAGE``.
-    """
+    """The network up to the deepest of the feature maps with these strides in pixels per cell."""
 
     def __init__(self, name: str, strides: Sequence[int]) -> None:
         super().__init__()
@@ -100,11 +95,11 @@ class EfficientNetLite(nn.Module):
                 count = math.ceil(count * depth)
             blocks: list[nn.Module] = []
             for block in range(count):
-                blocks.append(
-                    Separable(channels, outputs, kernel)
-                    if number == 0
-                    else InvertedResidual(channels, outputs, kernel, 1 if block else stride, expand)
-                )
+                shape = channels, outputs, kernel
+                if number == 0:
+                    blocks.append(Separable(*shape))
+                else:
+                    blocks.append(InvertedResidual(*shape, 1 if block else stride, expand))
                 channels = outputs
             stages.append(nn.Sequential(*blocks))
         self.blocks = nn.Sequential(*stages)

@@ -50,7 +50,7 @@ class Encoder(Component, kind="encoder"):
         return False
 
     def load_pretrained(self) -> None:
-        """Fetch the pretrained weights at the first call. The constructor does not fetch them."""
+        """Fetch the pretrained weights, which the constructor does not, at the first call."""
         raise NotImplementedError
 
     def fingerprint(self) -> str:
@@ -234,11 +234,8 @@ class TwoStreamEncoder(Encoder):
     are. The streams keep their own grids; the neck brings the values to the grid of the keys.
 
     Args:
-        keys: the encoder whose vectors are compared with the query.
-        values: the encoder whose vectors are averaged.
-
-    Raises:
-        ModelError: one of the encoders has two streams itself.
+        keys: the encoder, of one stream, whose vectors are compared with the query.
+        values: the encoder, of one stream, whose vectors are averaged.
     """
 
     parts: ClassVar[dict[str, str]] = {"keys": "encoder", "values": "encoder"}

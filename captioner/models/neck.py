@@ -39,11 +39,7 @@ class NeckFactory(Protocol):
 
 
 class Identity(Neck):
-    """The annotations of the encoder, unchanged (Xu et al. 2015).
-
-    Raises:
-        ModelError: the encoder has two streams.
-    """
+    """The annotations of an encoder of one stream, unchanged (Xu et al. 2015)."""
 
     def __init__(self, in_dim: int, *, key_dim: int | None = None) -> None:
         super().__init__()

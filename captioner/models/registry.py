@@ -51,11 +51,7 @@ def names(kind: str) -> list[str]:
 
 
 def find(kind: str, name: str) -> type[Component]:
-    """Return the class of this kind with this name; the path before the last dot is ignored.
-
-    Raises:
-        ModelError: an unknown name, with the nearest known ones.
-    """
+    """Return the class with this name, ignoring the path before the last dot; ModelError if unknown."""
     name = name.rpartition(".")[2]
     known = _TABLE.get(kind, {})
     if name not in known:
@@ -72,7 +68,7 @@ def arguments(cls: type) -> dict[str, inspect.Parameter]:
 
 
 def require(condition: bool, message: str) -> None:
-    """Raise ModelError with this message unless the condition holds."""
+    """Raise ModelError unless the condition holds."""
     if not condition:
         raise ModelError(message)
 

@@ -159,11 +159,7 @@ class Location(Score):
         self.positions = nn.Linear(query_dim, positions, bias=False)
 
     def prepare(self, keys: Float[Tensor, "B L D"]) -> PreparedKeys:
-        """Return the keys unchanged.
-
-        Raises:
-            ModelError: the number of keys is not ``positions``.
-        """
+        """Return the keys unchanged; ModelError if their number is not ``positions``."""
         expected, given = self.positions.out_features, keys.shape[1]
         require(
             expected == given,

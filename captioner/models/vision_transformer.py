@@ -209,11 +209,7 @@ def resample(positions: Float[Tensor, "1 P d"], side: int) -> Float[Tensor, "1 L
 def transformer(
     name: str, weights: str | None, image_size: int, layers: Sequence[int]
 ) -> TransformerBackbone:
-    """Build the network that ``ViTEncoder`` describes, with random weights.
-
-    Raises:
-        ModelError: unknown name, weights or layers, or an image size that patches do not fill.
-    """
+    """Build the network that ``ViTEncoder`` describes, with random weights."""
     if name == DINOV2_SMALL:
         return _PackagedTransformer(weights, image_size, layers)
     library, _, bare = name.rpartition("/")
