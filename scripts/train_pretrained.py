@@ -34,7 +34,7 @@ from captioner import resources
 from captioner.data.readers import read
 from captioner.errors import ImageError
 from captioner.evaluation.metrics import CaptionScorer
-from captioner.evaluation.word_classes import fluency
+from captioner.word_classes import fluency
 from captioner.files import write_text
 from captioner.provenance import provenance
 

@@ -17,12 +17,12 @@ from captioner.data.dataset import Batch
 from captioner.decoding import mask_special_tokens, sample
 from captioner.errors import UsageError
 from captioner.evaluation.cider import CiderD
-from captioner.evaluation.word_classes import fluency
 from captioner.models import Additive, Annotations, Attention, LSTMDecoder
 from captioner.models.distributions import Hard
 from captioner.text import END, PAD, START, UNK
 from captioner.training import SelfCritical
 from captioner.training.task import CaptioningTask
+from captioner.word_classes import fluency
 from gradients import gradient, is_unbiased
 
 WORDS = ["a", "dog", "cat", "runs", "sits", "on", "the", "grass", "sofa", "big"]

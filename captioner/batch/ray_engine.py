@@ -91,7 +91,7 @@ class RayEngine:
 
     def _resources(self) -> tuple[int, float]:
         """Return the number of actors and the GPUs of each."""
-        resources = self._ray.cluster_resources()
+        resources = self._ray.cluster_resources()  # type: ignore[no-untyped-call]
         device = self._options.get("device", "auto")
         gpus = 0 if device == "cpu" else int(resources.get("GPU", 0))
         if not gpus and device not in ("auto", "cpu"):

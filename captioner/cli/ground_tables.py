@@ -63,7 +63,7 @@ def _supervision(report: Mapping[str, Any]) -> list[str]:
     if not (weight := report.get("supervised_by_masks")):
         return []
     return [
-        f"Its attention was supervised by masks (λ = {weight:g}); do not compare it with models "
+        f"Its attention was supervised by masks or boxes (λ = {weight:g}); do not compare it with models "
         "trained on captions only."
     ]
 

@@ -15,10 +15,10 @@ from torch.utils.data import Dataset
 from torchvision.transforms.v2.functional import resized_crop
 
 from captioner.data.cache import AnnotationCache
-from captioner.data.mask_supervision import Supervision
 from captioner.data.pixels import ImageFiles
 from captioner.data.records import Record
 from captioner.data.sampler import Draw
+from captioner.data.supervision import Supervision
 from captioner.errors import ImageError
 from captioner.text import PAD
 

@@ -15,11 +15,11 @@ from captioner import distributed, limits
 from captioner.data import shapes_dataset
 from captioner.data.cache import AnnotationCache, PixelEncoder
 from captioner.data.dataset import Augmentation, CaptionDataset
-from captioner.data.mask_supervision import Supervision
 from captioner.data.pixels import ImageFiles
 from captioner.data.readers import READERS, read
 from captioner.data.records import SPLITS, TEST, TRAIN, VAL, Records
 from captioner.data.sampler import InOrder, ResumableLoader, Shuffled
+from captioner.data.supervision import BoxSupervision, MaskSupervision, Supervision
 from captioner.data.tokenized import TokenizedCaptions
 from captioner.errors import DataError, unknown
 from captioner.fast.malloc import give_back_memory
@@ -90,6 +90,8 @@ class CaptionDataModule(pl.LightningDataModule):
         test_split: the split used by ``test`` and ``predict``.
         num_workers: processes that read images.
         shapes: the scenes of ``name: shapes``.
+        entities: the folder of Flickr30k Entities, whose boxes then supervise attention instead of
+            object masks if the objective's ``supervision`` is above 0.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class CaptionDataModule(pl.LightningDataModule):
         test_split: str = TEST,
         num_workers: int = 0,
         shapes: ShapesOptions = ShapesOptions(),  # noqa: B008 - never changed
+        entities: str | None = None,
     ) -> None:
         super().__init__()
         numbers = {"batch_size": batch_size, "captions_per_image": captions_per_image}
@@ -122,6 +125,7 @@ class CaptionDataModule(pl.LightningDataModule):
         self.batch_size, self.captions_per_image = batch_size, captions_per_image
         self.max_words, self.augmentation = max_words, Augmentation(mirror, crop)
         self.cache = cache
+        self.entities = Path(entities).expanduser() if entities else None
         self.cache_dir = Path(cache_dir).expanduser() if cache_dir else default_cache()
         self.scenes = shapes.write(root, self.cache_dir) if name == "shapes" else None
         """The folder of generated scenes; None for photos."""
@@ -250,10 +254,14 @@ class CaptionDataModule(pl.LightningDataModule):
         readable = self._readable(self.of_split(split))
         records = self.of_split(split).take(readable)
         captions = self._captions(split).encoded(self.vocabulary, self.max_words, readable)
-        augmentation, supervision = Augmentation(), None
+        augmentation: Augmentation = Augmentation()
+        supervision: Supervision | None = None
         if split == TRAIN:
             augmentation = self.augmentation
-            supervision = self._mask_grid and Supervision(records, self._mask_grid)
+            if self._mask_grid is not None and self.entities is not None:
+                supervision = BoxSupervision(self.entities, self._mask_grid)
+            elif self._mask_grid is not None:
+                supervision = MaskSupervision(records, self._mask_grid)
         source, rows = self._cache or self._files, self.captions_per_image
         return CaptionDataset(records, captions, source, rows, augmentation, supervision)
 

@@ -22,11 +22,11 @@ from captioner.evaluation.attention_maps import Batch, batches
 from captioner.evaluation.bootstrap import Bootstrap, Estimate, Ratio, mean, of_image
 from captioner.evaluation.deletion import DRAWS, ORDERS, SHARES, word_drops
 from captioner.evaluation.image_statistics import Evaluation, ImageStatistics, Regime, fingerprint
-from captioner.evaluation.word_classes import FUNCTION_WORDS
 from captioner.models.decoder import Decoder, index_batch
 from captioner.models.distributions import hard_attention
 from captioner.predictor import Predictor
 from captioner.text import UNK, Tokenizer
+from captioner.word_classes import FUNCTION_WORDS
 
 MEASURES = (
     *("log_prob", "area_most", "area_random", "area_least"),

@@ -9,7 +9,7 @@ from jaxtyping import Float32
 from captioner import limits
 from captioner.caption import Caption
 from captioner.errors import UsageError
-from captioner.evaluation.word_classes import FUNCTION_WORDS
+from captioner.word_classes import FUNCTION_WORDS
 
 Look = Literal["glow", "paper"]
 Scale = Literal["shared", "own"]

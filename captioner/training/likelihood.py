@@ -2,7 +2,15 @@
 
 from captioner.models.decoder import Decoded
 from captioner.text import PAD
-from captioner.training.objective import Loss, Masks, Objective, Rewards, Tokens, token_log_probs
+from captioner.training.objective import (
+    Loss,
+    Masks,
+    Objective,
+    Rewards,
+    SupervisionLoss,
+    Tokens,
+    token_log_probs,
+)
 
 
 class Likelihood(Objective):
@@ -15,7 +23,10 @@ class Likelihood(Objective):
     Args:
         doubly_stochastic: λ; 0 omits the term.
         label_smoothing: probability mass spread over the whole vocabulary.
-        supervision: λ of ``supervision_loss``; needs data with object masks; 0 omits the term.
+        supervision: λ of the supervision of attention, which needs object masks or ``data.entities``;
+            0 omits the term.
+        supervision_loss: ``cross_entropy`` asks attention to fill the mask (Liu et al. 2017); ``mass``
+            asks it to stay inside, which suits boxes.
     """
 
     def __init__(
@@ -23,9 +34,11 @@ class Likelihood(Objective):
         doubly_stochastic: float = 0.5,
         label_smoothing: float = 0.1,
         supervision: float = 0.0,
+        supervision_loss: SupervisionLoss = "cross_entropy",
     ) -> None:
         super().__init__()
         self.doubly_stochastic, self.supervision = doubly_stochastic, supervision
+        self.supervision_loss = supervision_loss
         self.needs_weights = bool(doubly_stochastic or supervision)
         self.label_smoothing = label_smoothing
 

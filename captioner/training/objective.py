@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -19,6 +19,9 @@ from captioner.text import PAD
 Tokens = Int[Tensor, "B R T"]
 Rewards = Float[Tensor, "B R"] | None
 Masks = Float[Tensor, "B S T L"] | None  # R = S · N, with N samples of each of S captions
+SupervisionLoss = Literal["cross_entropy", "mass"]
+
+LEAST_MASS = 1e-4  # keeps the logarithm of a mass finite
 
 
 @dataclass(frozen=True)
@@ -50,11 +53,12 @@ class Objective(Component, kind="objective"):
     dropout = True  # whether the model trains with dropout
     trains_locations = False  # whether it trains hard attention with gradient: score_function
     doubly_stochastic = 0.0  # λ of ``doubly_stochastic``; 0 omits the term
-    supervision = 0.0  # λ of ``supervision_loss``; 0 omits the term
+    supervision = 0.0  # λ of the supervision of attention; 0 omits the term
+    supervision_loss: SupervisionLoss = "cross_entropy"  # see SUPERVISION_LOSSES
 
     @property
     def needs_masks(self) -> bool:
-        """Whether training images need masks of the objects that their captions name."""
+        """Whether training images need masks or boxes of what their captions name."""
         return self.supervision > 0
 
     def check(self, decoder: Decoder) -> None:
@@ -138,7 +142,11 @@ class Objective(Component, kind="objective"):
             assert probs is not None
             # Without masks, this process could read no image, but must take part in the sum.
             masks = torch.zeros_like(probs) if masks is None else masks
-            loss = self.supervision * supervision_loss(probs, masks)
+            copies = probs.shape[1] // masks.shape[1]  # rows for each caption; their mean counts
+            losses = SUPERVISION_LOSSES[self.supervision_loss](
+                probs, masks.repeat_interleave(copies, 1)
+            )
+            loss = self.supervision * losses.sum() / copies
             terms["supervision"] = loss / self.count(masks.any(-1))
         return terms
 
@@ -175,15 +183,29 @@ def doubly_stochastic(weights: Float[Tensor, "B R T L"], valid: Tensor) -> Float
     return (((1 - total) ** 2).mean(-1) * valid.any(-1)).sum()
 
 
-def supervision_loss(
-    weights: Float[Tensor, "B RN T L"], masks: Float[Tensor, "B R T L"]
-) -> Float[Tensor, ""]:
-    """Return the sum over words that name an object of ``−Σ_i m_i log α_i`` (Liu et al. 2017).
+def cross_entropy(
+    weights: Float[Tensor, "B R T L"], masks: Float[Tensor, "B R T L"]
+) -> Float[Tensor, "B R T"]:
+    """Return ``−Σ_i m̂_i log α_i`` with ``m̂ = m / Σ_i m_i`` (Liu et al. 2017): fill the whole mask.
 
     Args:
-        weights: α at every step. With N rows for each caption, the mean over the rows counts.
-        masks: m; each sums to 1, or to 0 for a word without a mask.
+        weights: α at every step.
+        masks: m, the fraction of every cell that the mask covers; all 0 for a word without a mask.
     """
-    copies = weights.shape[1] // masks.shape[1]
-    tiny = torch.finfo(weights.dtype).tiny
-    return -(masks.repeat_interleave(copies, 1) * weights.clamp(min=tiny).log()).sum() / copies
+    total = masks.sum(-1, keepdim=True)
+    target = masks / total.where(total > 0, 1.0)
+    return -(target * weights.clamp(min=torch.finfo(weights.dtype).tiny).log()).sum(-1)
+
+
+def negative_log_mass(
+    weights: Float[Tensor, "B R T L"], masks: Float[Tensor, "B R T L"]
+) -> Float[Tensor, "B R T"]:
+    """Return ``−log Σ_i m_i α_i``: stay inside the mask, anywhere; arguments as above.
+
+    A box also contains background, which attention need not fill.
+    """
+    mass = (masks * weights).sum(-1)
+    return -(mass.clamp(min=LEAST_MASS).log() * masks.any(-1))
+
+
+SUPERVISION_LOSSES = {"cross_entropy": cross_entropy, "mass": negative_log_mass}

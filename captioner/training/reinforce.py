@@ -18,6 +18,7 @@ from captioner.training.objective import (
     Objective,
     Rewards,
     Rollout,
+    SupervisionLoss,
     Tokens,
     token_log_probs,
 )
@@ -53,7 +54,7 @@ class Reinforce(Objective):
         label_smoothing: as in ``Likelihood``; rewards are not smoothed.
         initial_temperature: factor of the attention's temperature at the start; it falls to 1
             geometrically over the first half of the training.
-        supervision: as in ``Likelihood``, but computed from the probabilities.
+        supervision, supervision_loss: as in ``Likelihood``, but for the probabilities.
 
     Raises:
         UsageError: ``samples`` is too small, or ``initial_temperature`` is not a temperature.
@@ -74,6 +75,7 @@ class Reinforce(Objective):
         label_smoothing: float = 0.0,
         initial_temperature: float = 1.0,
         supervision: float = 0.0,
+        supervision_loss: SupervisionLoss = "cross_entropy",
     ) -> None:
         super().__init__()
         limits.check("samples", samples, limits.Number(1))
@@ -83,6 +85,7 @@ class Reinforce(Objective):
         self.samples, self.baseline, self.credit = samples, baseline, credit
         self.reward_weight, self.entropy_weight = reward_weight, entropy_weight
         self.doubly_stochastic, self.supervision = doubly_stochastic, supervision
+        self.supervision_loss = supervision_loss
         self.label_smoothing = label_smoothing
         self.initial_temperature = initial_temperature
         self.register_buffer("means", torch.zeros(MAX_STEPS))

@@ -19,12 +19,12 @@ from captioner.data.module import CaptionDataModule
 from captioner.data.scene_grammar import true_of
 from captioner.evaluation.image_statistics import ENDING, lines
 from captioner.evaluation.metrics import CaptionScorer
-from captioner.evaluation.word_classes import fluency
 from captioner.files import write_bytes, write_text
 from captioner.models.distributions import hard_attention
 from captioner.predictor import Predictor
 from captioner.provenance import provenance
 from captioner.training.task import CaptioningTask
+from captioner.word_classes import fluency
 
 
 def write_result(
@@ -90,7 +90,7 @@ def model_card(config: Mapping[str, Any], record: Mapping[str, Any]) -> str:
     )
     supervision = record["supervised_by_masks"]
     attention = (
-        f"Object masks supervised the attention during training (λ = {supervision:g}). Do not compare "
+        f"Object masks or boxes supervised the attention in training (λ = {supervision:g}). Do not compare "
         "it with models whose attention was learned from captions alone."
         if supervision
         else "The attention was learned from captions alone."

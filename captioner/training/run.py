@@ -23,9 +23,10 @@ from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveCon
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 
 from captioner import checkpoint, distributed
-from captioner.data.mask_supervision import masks_of
+from captioner.data import entities
 from captioner.data.module import CaptionDataModule
 from captioner.data.records import TRAIN, VAL
+from captioner.data.supervision import masks_of
 from captioner.errors import UsageError
 from captioner.fast.malloc import keep_memory
 from captioner.files import write_text
@@ -202,8 +203,16 @@ class CLI(LightningCLI):
     def before_fit(self) -> None:
         """Check the data, the checkpoint, the masks and the decoding options."""
         self.before_validate()
-        if self.model.objective.needs_masks:
-            masks_of(self.datamodule.of_split(TRAIN))
+        records, boxes = self.datamodule.of_split(TRAIN), self.datamodule.entities
+        if self.model.objective.needs_masks and boxes is not None:
+            entities.check(boxes, (record.path for record in records))
+        elif self.model.objective.needs_masks:
+            masks_of(records)
+        elif boxes is not None:
+            raise UsageError(
+                "data.entities is only used to supervise attention: give the objective a supervision "
+                "above 0, or leave data.entities out"
+            )
         check_samples(self.model.decoding.samples, self.model.captioner.decoder)
 
     def before_validate(self) -> None:

@@ -15,16 +15,16 @@ import runs
 from captioner import load
 from captioner.cli.main import main
 from captioner.data import shapes_dataset
-from captioner.data.mask_supervision import Supervision
 from captioner.data.masks import read as read_masks
 from captioner.data.readers import read
 from captioner.data.records import TRAIN
+from captioner.data.supervision import MaskSupervision
 from captioner.errors import UsageError
 from captioner.models.decoder import Decoded
 from captioner.models.distributions import Soft
 from captioner.text import END, START, UNK, Tokenizer
 from captioner.training.likelihood import Likelihood
-from captioner.training.objective import supervision_loss
+from captioner.training.objective import cross_entropy, negative_log_mass
 from captioner.training.reinforce import Reinforce
 from data_modules import cache_dir, prepared, shapes  # noqa: F401 - fixtures
 from test_decoders import images, make
@@ -48,7 +48,7 @@ def expected_targets(image, caption):
         if instances:
             pixels = rle.decode(rle.merge([image.masks[i] for i in instances])).astype(float)
             blocks = pixels.reshape(rows, 64 // rows, columns, 64 // columns)
-            targets[positions] = blocks.mean((1, 3)).ravel() / blocks.mean((1, 3)).sum()
+            targets[positions] = blocks.mean((1, 3)).ravel()
     return targets
 
 
@@ -59,7 +59,7 @@ def masked_images(root):
 
 def test_targets_are_the_masks_of_the_named_objects(root):
     images_of, records = masked_images(root), read("coco", root).of_split(TRAIN)
-    supervision = Supervision(records, GRID)
+    supervision = MaskSupervision(records, GRID)
     named = 0
     for record in records:
         for number, caption in enumerate(record.captions):
@@ -88,7 +88,7 @@ def test_an_image_rotated_after_annotation_has_no_targets(root, tmp_path):
         file = tmp_path / "train" / Path(record.path).name
         layouts.picture(file, size=(72, 64) if records else (64, 72))
         records.append(replace(record, path=str(file)))
-    supervision = Supervision(records, GRID)
+    supervision = MaskSupervision(records, GRID)
     supervised = [supervision(r, 0, [START, *[5] * 30, END]).any() for r in records]
     assert not supervised[0]
     assert any(supervised[1:])
@@ -126,31 +126,34 @@ def test_a_batch_has_the_masks_of_its_captions(shapes, mirror, cached):  # noqa:
                 words = data.vocabulary.decode([i for i in tokens if i > UNK])
                 for positions, instances in phrases(" ".join(words), images_of[image_id].objects):
                     cells = images_of[image_id].truth(instances, (2, 3)).reshape(2, 3)
-                    expected = (cells[:, ::-1] if mirrored else cells).ravel() / cells.sum()
+                    expected = (cells[:, ::-1] if mirrored else cells).ravel()
                     for position in positions:
                         np.testing.assert_allclose(row_masks[position + 1], expected, atol=1e-6)
                         compared += 1
     assert compared > 50
 
 
-def test_the_loss_and_its_gradient_are_those_of_plain_loops():
+def plain_cross_entropy(mask, alpha):
+    return -sum(m / sum(mask) * np.log(a) for m, a in zip(mask, alpha, strict=True))
+
+
+def plain_mass(mask, alpha):
+    return -np.log(sum(m * a for m, a in zip(mask, alpha, strict=True)))
+
+
+@pytest.mark.parametrize(
+    ("loss", "plain"), [(cross_entropy, plain_cross_entropy), (negative_log_mass, plain_mass)]
+)
+def test_the_losses_and_their_gradients_are_those_of_plain_loops(loss, plain):
     generator = torch.Generator().manual_seed(0)
     weights = torch.rand(2, 3, 5, 6, generator=generator).double().softmax(-1).requires_grad_()
-    masks = torch.rand(2, 3, 5, 6, generator=generator)
+    masks = torch.rand(2, 3, 5, 6, generator=generator).double()
     masks = masks * (torch.rand(2, 3, 5, 1, generator=generator) < 0.4)
-    masks = masks / masks.sum(-1, keepdim=True).clamp(min=1e-9)
-    total = 0.0
-    for mask, alpha in zip(masks.view(-1, 6).tolist(), weights.view(-1, 6).tolist(), strict=True):
-        if sum(mask):
-            total -= sum(m * np.log(a) for m, a in zip(mask, alpha, strict=True))
-    loss = supervision_loss(weights, masks)
-    assert loss.item() == pytest.approx(total)
-    loss.backward()
-    expected = -masks.double() / weights.detach()
-    torch.testing.assert_close(weights.grad, expected)
-    # N samples of each caption have its masks.
-    twice = supervision_loss(weights.detach().repeat_interleave(2, 1), masks)
-    assert twice.item() == pytest.approx(loss.item())
+    losses = loss(weights, masks)
+    rows = zip(masks.view(-1, 6).tolist(), weights.view(-1, 6).tolist(), strict=True)
+    expected = [plain(mask, alpha) if sum(mask) else 0.0 for mask, alpha in rows]
+    np.testing.assert_allclose(losses.detach().flatten(), expected)
+    assert torch.autograd.gradcheck(lambda w: loss(w, masks), weights)
 
 
 def test_supervision_is_a_term_of_the_loss():
@@ -160,9 +163,13 @@ def test_supervision_is_a_term_of_the_loss():
     supervised = Likelihood(0.5, supervision=2.0)(decoded, targets, None, masks)
     plain = Likelihood(0.5)(decoded, targets)
     assert set(supervised.terms) - set(plain.terms) == {"supervision"}
-    mean = supervision_loss(weights, masks).item() / 6  # over six words
+    mean = cross_entropy(weights, masks).mean().item()  # over six words
     assert supervised.terms["supervision"].item() == pytest.approx(2 * mean)
     assert supervised.total.item() == pytest.approx(plain.total.item() + 2 * mean)
+    # N samples of each caption have its masks.
+    twice = Decoded(decoded.logits.repeat(1, 2, 1, 1), weights.repeat_interleave(2, 1))
+    sampled = Likelihood(0.5, supervision=2.0)(twice, targets.repeat(1, 2, 1), None, masks)
+    assert sampled.terms["supervision"].item() == pytest.approx(2 * mean)
 
 
 @pytest.mark.parametrize(
@@ -231,7 +238,7 @@ def test_a_grounding_report_mentions_supervision(supervised, tmp_path, capsys):
     options = ["--model", str(supervised), "--scenes=2", "--regime=forced", f"--output={output}"]
     assert main(["ground", *options]) == 0
     assert json.loads(output.read_text())["supervised_by_masks"] == 1
-    warning = "Its attention was supervised by masks (λ = 1); do not compare it"
+    warning = "Its attention was supervised by masks or boxes (λ = 1); do not compare it"
     assert warning in capsys.readouterr().out
 
 
