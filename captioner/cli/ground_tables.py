@@ -63,8 +63,8 @@ def _supervision(report: Mapping[str, Any]) -> list[str]:
     if not (weight := report.get("supervised_by_masks")):
         return []
     return [
-        f"Its attention was supervised by masks or boxes (λ = {weight:g}); do not compare it with models "
-        "trained on captions only."
+        f"Its attention was supervised by masks or boxes (λ = {weight:g}); do not compare it with "
+        "models trained on captions only."
     ]
 
 

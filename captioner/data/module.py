@@ -19,6 +19,7 @@ from captioner.data.pixels import ImageFiles
 from captioner.data.readers import READERS, read
 from captioner.data.records import SPLITS, TEST, TRAIN, VAL, Records
 from captioner.data.sampler import InOrder, ResumableLoader, Shuffled
+from captioner.data.sources import Source, join
 from captioner.data.supervision import BoxSupervision, MaskSupervision, Supervision
 from captioner.data.tokenized import TokenizedCaptions
 from captioner.errors import DataError, unknown
@@ -92,6 +93,7 @@ class CaptionDataModule(pl.LightningDataModule):
         shapes: the scenes of ``name: shapes``.
         entities: the folder of Flickr30k Entities, whose boxes then supervise attention instead of
             object masks if the objective's ``supervision`` is above 0.
+        sources: further data sets whose photos join the training split; see ``Source``.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class CaptionDataModule(pl.LightningDataModule):
         num_workers: int = 0,
         shapes: ShapesOptions = ShapesOptions(),  # noqa: B008 - never changed
         entities: str | None = None,
+        sources: list[Source] | None = None,
     ) -> None:
         super().__init__()
         numbers = {"batch_size": batch_size, "captions_per_image": captions_per_image}
@@ -121,7 +124,8 @@ class CaptionDataModule(pl.LightningDataModule):
             raise DataError(
                 f"data.test_split is {test_split!r}; expected one of {', '.join(SPLITS)}"
             )
-        self.name, self.test_split, self.num_workers = name, test_split, num_workers
+        self.name = " + ".join([name, *(source.name for source in sources or [])])
+        self.test_split, self.num_workers = test_split, num_workers
         self.batch_size, self.captions_per_image = batch_size, captions_per_image
         self.max_words, self.augmentation = max_words, Augmentation(mirror, crop)
         self.cache = cache
@@ -135,7 +139,7 @@ class CaptionDataModule(pl.LightningDataModule):
             raise DataError(unknown("data set", name, [*READERS, "shapes"]))
         elif root is None:
             raise DataError(f"data set {name!r} needs its folder: give --data.root DIR")
-        self.records = read(name, root)
+        self.records = join(read(name, root), sources or [])
         self._tokenized: dict[str, TokenizedCaptions] = {}
         self.vocabulary = Vocabulary.build(self._captions(TRAIN), min_count)
         self._cache: AnnotationCache | None = None

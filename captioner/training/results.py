@@ -90,8 +90,8 @@ def model_card(config: Mapping[str, Any], record: Mapping[str, Any]) -> str:
     )
     supervision = record["supervised_by_masks"]
     attention = (
-        f"Object masks or boxes supervised the attention in training (λ = {supervision:g}). Do not compare "
-        "it with models whose attention was learned from captions alone."
+        f"Object masks or boxes supervised the attention in training (λ = {supervision:g}). Do not "
+        "compare it with models whose attention was learned from captions alone."
         if supervision
         else "The attention was learned from captions alone."
     )

@@ -64,9 +64,11 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
+    except UnicodeDecodeError as error:
+        raise ValueError("it is not UTF-8 text") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"see line {error.lineno}, column {error.colno}") from error
     except ValueError as error:
-        if isinstance(error, json.JSONDecodeError | UnicodeDecodeError):
-            raise
         raise ValueError("a number has thousands of digits") from error
 
 
