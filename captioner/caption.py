@@ -1,16 +1,14 @@
 """A caption: the words of a sentence, their probabilities and where the model attended for each."""
 
-import base64
 from dataclasses import dataclass
 from html import escape
-from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float32
 
-from captioner.images import Geometry
+from captioner.images import Geometry, data_url
 
 Attends = Literal["soft", "argmax", "sample"]
 
@@ -94,9 +92,7 @@ class Caption:
         import captioner  # ``captioner.overlay`` imports this module
 
         try:
-            stream = BytesIO()
-            captioner.overlay.figure(self, dpi=120).save(stream, "PNG")
+            url = data_url(captioner.overlay.figure(self, dpi=120))
         except Exception:  # a notebook shows at least the text
             return f"<p>{escape(self.text)}</p>"
-        data = base64.b64encode(stream.getvalue()).decode()
-        return f'<img alt="{escape(self.text)}" src="data:image/png;base64,{data}">'
+        return f'<img alt="{escape(self.text)}" src="{url}">'

@@ -6,6 +6,7 @@
 The rest of the package uses images only in these forms.
 """
 
+import base64
 import errno
 import re
 import stat
@@ -296,6 +297,13 @@ def _diagnose(error: Exception, source: Source, head: bytes | None) -> str:
     if ";" in kind:
         return f"is {kind}"
     return f"is {kind}, not an image; give a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file"
+
+
+def data_url(image: Image.Image, quality: int = 88) -> str:
+    """Return an image as a JPEG in a data URL."""
+    stream = BytesIO()
+    image.save(stream, "JPEG", quality=quality)
+    return "data:image/jpeg;base64," + base64.b64encode(stream.getvalue()).decode("ascii")
 
 
 def name_of(source: Source) -> str:

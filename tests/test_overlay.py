@@ -4,6 +4,7 @@ import io
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -282,6 +283,14 @@ def test_the_figure_as_a_file(name, soft):
     if name == "png":
         with Image.open(io.BytesIO(content)) as image:
             assert image.info["dpi"] == pytest.approx((300, 300), abs=1)
+
+
+@pytest.mark.parametrize(("name", "most"), [("svg", 350_000), ("pdf", 400_000), ("gif", 350_000)])
+def test_files_are_small(name, most):
+    photo = load(Path(__file__).parents[1] / "docs/images/cameraman.jpg")
+    caption = make_caption(one_hot(CELLS), photo.size)
+    (export_format,) = export.formats([name])
+    assert len(export_format.render(caption, photo, Style())) < most
 
 
 def test_a_nearly_even_map_says_so():

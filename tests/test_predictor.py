@@ -193,6 +193,7 @@ def test_a_notebook_shows_the_figure(image, photo):
     html = caption._repr_html_()
     head, data = html.removesuffix('">').split("base64,")
     figure = Image.open(BytesIO(base64.b64decode(data)))
+    assert figure.format == "JPEG"  # PNG would take four times the space in the notebook
     assert figure.size == captioner.overlay.figure(caption, dpi=120).size
     assert f'alt="{caption.text}"' in head
     photo.unlink()
@@ -241,6 +242,7 @@ for call in (
     lambda: captioner.load("luong-dto"),
     lambda: captioner.load(sys.argv[1], "gpu"),
     lambda: caption.save("caption.bmp"),
+    lambda: caption.save(3),
     lambda: caption.save(sys.argv[2]),
 ):
     try:
@@ -273,6 +275,7 @@ def test_wrong_arguments_get_a_sentence(tiny_folder, image, photo):
         "CheckpointError: no model at 'luong-dto'",
         "UsageError: device 'gpu' cannot be used",
         "UsageError: cannot write 'caption.bmp': unknown suffix",
+        "UsageError: expected a path such as 'dog.png', got int",
         "UsageError: '",
     )
     for line, start in zip(done.stdout.splitlines(), expected, strict=True):

@@ -9,7 +9,6 @@ from captioner import images
 from captioner.app.served_models import Models
 from captioner.data.scene_objects import SHAPES
 from captioner.data.shapes import scene
-from captioner.overlay.html import data_url
 
 HELD_OUT = 3  # a seed other than the default of training
 FOLDER = Path(__file__).parent / "examples"
@@ -29,7 +28,7 @@ class Example:
         """Return a small JPEG as a data URL."""
         image = images.load(self.path)
         image.thumbnail(THUMBNAIL)
-        return data_url(image, quality=80)
+        return images.data_url(image, quality=80)
 
 
 def examples(models: Models, given: Sequence[Path], folder: Path) -> list[Example]:

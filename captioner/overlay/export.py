@@ -65,6 +65,8 @@ def save(caption: "Caption", file: str | Path, style: "Style | None" = None) -> 
     from captioner.files import write_bytes
     from captioner.overlay.style import Style
 
+    if not isinstance(file, str | Path):
+        raise UsageError(f"expected a path such as 'dog.png', got {type(file).__name__}")
     path, known = Path(file), {f".{export.name}": export for export in reversed(FORMATS)}
     if path.suffix.lower() not in known:
         raise UsageError(f"cannot write '{path}': {unknown('suffix', path.suffix, known)}")

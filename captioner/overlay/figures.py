@@ -1,6 +1,8 @@
 """All words of a caption in one figure, and the attention to earlier words as a matrix."""
 
+import base64
 import itertools
+import re
 import textwrap
 import warnings
 from functools import partial
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DPI = 300
+PDF_DPI = 200  # of the maps in PDF files, where matplotlib cannot store them as JPEG
 COLUMNS = 5
 TILE, GAP, MARGIN = 1.7, 0.14, 0.25  # inches
 LINE, WORD, NOTES, LEGEND = 0.27, 0.22, 0.32, 0.5  # heights in inches
@@ -92,7 +95,13 @@ def word_attention(
 
 def _export(kind: str, caption: Caption, photo: images.Source | None, style: Style) -> bytes:
     """Return the figure as a file; an export format."""
-    return _file(_plot(caption, photo, style), kind, DPI)
+    content = _file(_plot(caption, photo, style), kind, PDF_DPI if kind == "pdf" else DPI)
+    # In SVG files. Text has no words as long as the data of an image.
+    return re.sub(rb"data:image/png;base64,([\w+/=\n]{200,})", _as_jpeg, content)
+
+
+def _as_jpeg(png: re.Match[bytes]) -> bytes:
+    return images.data_url(images.load(base64.b64decode(png[1]))).encode()
 
 
 figure_png, figure_svg, figure_pdf = (partial(_export, kind) for kind in ("png", "svg", "pdf"))

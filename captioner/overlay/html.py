@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +100,7 @@ def _item(caption: Caption, photo: images.Source | None, style: Style) -> dict[s
         "caption": caption,
         "badge": "",
         "credit": "",
-        "photo": data_url(image),
+        "photo": images.data_url(image),
         "name": Path(caption.image).name if caption.image else "",
         "mechanism": describe_mechanism(caption, style),
         "content": content_words(caption),
@@ -145,13 +144,6 @@ def _word(caption: Caption, index: int, style: Style) -> dict[str, Any]:
         "peak": heatmap.peaks(caption, replace(style, scale="own"))[index],
         "lines": heatmap.outlines(caption, index, style),
     }
-
-
-def data_url(image: Image.Image, quality: int = 88) -> str:
-    """Return an image as a JPEG in a data URL."""
-    stream = BytesIO()
-    image.save(stream, "JPEG", quality=quality)
-    return "data:image/jpeg;base64," + base64.b64encode(stream.getvalue()).decode("ascii")
 
 
 def _hash(text: str) -> str:
