@@ -86,6 +86,7 @@ def test_a_given_sentence(photos, run_folder, tmp_path, capsys):
 @pytest.mark.parametrize("sentence", [[], ["--caption", "a red circle"]])
 def test_an_unreadable_photo_is_skipped(sentence, photos, run_folder, tmp_path, capsys):
     (photos / "a.png").write_text("not a photo")
+    (photos / "loop.png").symlink_to("loop.png")
     inputs = [str(photos), str(photos / "missing.png")]
     out = tmp_path / "out"
     command = ["explain", *inputs, "--model", str(run_folder), "--output", str(out), *sentence]
@@ -93,7 +94,8 @@ def test_an_unreadable_photo_is_skipped(sentence, photos, run_folder, tmp_path, 
     error = capsys.readouterr().err
     assert "a.png is text, not an image" in error
     assert "missing.png does not exist" in error
-    assert "2 of 4 photos could not be read" in error
+    assert "loop.png is a link that leads back to itself" in error
+    assert "3 of 5 photos could not be read" in error
     assert len(files_in(out)) == 4  # PNG and HTML of the other two photos
 
 

@@ -6,6 +6,7 @@ captioner explain photo.jpg --output attention --caption 'a dog on the beach'
 """
 
 import argparse
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from captioner.cli.progress import loading, report_failures
 from captioner.errors import ImageError, UsageError, printable
 from captioner.limits import SHARE
 from captioner.overlay.export import formats, names
+from captioner.paths import find
 
 if TYPE_CHECKING:
     from captioner.caption import Caption
@@ -52,12 +54,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the files and return the exit status: 1 if any photo could not be read, else 0."""
+    paths = find(options.inputs)
+    exports = formats(options.formats)
+    bases = _output_bases(paths, options.output)
+    _check_outputs(paths, [base + export.suffix for base in bases for export in exports])
     with loading():
         from captioner import images, predictor
         from captioner.fast.malloc import keep_memory
         from captioner.files import write_bytes
         from captioner.overlay import Style
-        from captioner.paths import find
         from captioner.text import Tokenizer
 
     style = Style(
@@ -70,10 +75,6 @@ def run(options: argparse.Namespace) -> int:
         contours=options.contours,
         content_words=options.content_words,
     )
-    paths = find(options.inputs)
-    exports = formats(options.formats)
-    bases = _output_bases(paths, options.output)
-    _check_outputs(paths, [Path(base + export.suffix) for base in bases for export in exports])
     keep_memory()
     with loading():
         model = predictor.load(options.model, options.device)
@@ -136,9 +137,11 @@ def _output_bases(paths: Sequence[Path], folder: str) -> list[str]:
     return bases
 
 
-def _check_outputs(paths: Sequence[Path], files: Sequence[Path]) -> None:
+def _check_outputs(paths: Sequence[Path], files: Sequence[str]) -> None:
     """Raise ``UsageError`` if an input would be overwritten."""
-    inputs = {path.resolve() for path in paths}
+    inputs = set(
+        map(os.path.realpath, paths)
+    )  # not Path.resolve, which raises for links in circles
     for file in files:
-        if file.resolve() in inputs:
+        if os.path.realpath(file) in inputs:
             raise UsageError(f"'{file}' would be overwritten; give another --output folder")
