@@ -222,7 +222,8 @@ def read_lightning(file: Path) -> Mapping[str, Any]:
     except Exception as error:  # other files can raise anything
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise CheckpointError(
-            f"'{file}' cannot be read as a checkpoint: {reason:.200}; is the file complete?"
+            f"'{file}' cannot be read as a checkpoint: {reason:.200}; give a complete file of "
+            "captioner fit"
         ) from error
     return content
 

@@ -200,7 +200,7 @@ def test_nothing_to_load(tmp_path, tiny):
     assert "model.safetensors' cannot be read" in refused(tiny)
     for content in (b"", b"text", b"PK\x03\x04 no zip"):
         (tmp_path / "model.ckpt").write_bytes(content)
-        assert "is the file complete?" in refused(tmp_path / "model.ckpt")
+        assert "give a complete file of captioner fit" in refused(tmp_path / "model.ckpt")
 
 
 def test_another_vocabulary(folder):

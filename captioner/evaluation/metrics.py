@@ -15,6 +15,7 @@ import dataclasses
 import logging
 import re
 import shutil
+from codecs import BOM_UTF8
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -263,8 +264,8 @@ def _read_coco(path: str | Path) -> tuple[dict[Id, list[str]], dict[str, Id]]:
     try:
         names, references = parse_captions(content)
     except MALFORMED as error:
-        problem = f"{path} has no reference captions ({type(error).__name__}: {error})"
-        raise EvaluationError(f"{problem}; {expected}") from error
+        missing = f" (no {error})" if isinstance(error, KeyError) else ""
+        raise EvaluationError(f"{path} has no reference captions{missing}; {expected}") from error
     if not references:
         raise EvaluationError(f"{path} has no reference captions; {expected}")
     ids: dict[str, set[Id]] = defaultdict(set)
@@ -276,10 +277,10 @@ def _read_coco(path: str | Path) -> tuple[dict[Id, list[str]], dict[str, Id]]:
 def _load(path: str | Path, expected: str, *, lines: bool = False) -> Any:
     """Load a JSON file. With ``lines``, a file that is not a list is read as JSON lines."""
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-        if lines and not text.lstrip().startswith("["):
-            values = [line for line in text.split("\n") if line.strip()]
-            text = "[" + ",\n".join(values) + "]"  # error messages give the right line numbers
+        text = Path(path).read_bytes().removeprefix(BOM_UTF8)
+        if lines and not text.lstrip().startswith(b"["):
+            values = [line for line in text.split(b"\n") if line.strip()]
+            text = b"[" + b",\n".join(values) + b"]"  # error messages give the right line numbers
         return parse_json(text)
     except OSError as error:
         raise EvaluationError(f"cannot read {path}: {error.strerror or error}") from error
