@@ -77,6 +77,9 @@ DATA = {
 SCENE = {"seed": Number(0), "image_size": Number(32, 4096), "max_objects": Number(1, 6)}
 """The options of a generated scene."""
 
+SCENES = Number(1, 999_999)
+"""The scenes of a split."""
+
 MAX_ROWS = 1000
 """Hypotheses × paths that are searched together. Each takes memory for every word of the vocabulary,
 so that fewer images are searched together with a larger beam."""

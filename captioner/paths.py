@@ -51,7 +51,7 @@ def iterate(inputs: Sequence[str | Path]) -> Iterator[Path]:
                 yield path
             reason = "no photo in it" if Path(name).exists() else "no such file or match"
         except (OSError, ValueError) as error:  # no permission, name too long, NUL in the name
-            reason = str(error)
+            reason = getattr(error, "strerror", None) or str(error)
         if not match:
             unmatched.append(Path(name))
             reasons.append(

@@ -26,7 +26,7 @@ from captioner.data.records import SPLITS
 from captioner.data.scene_grammar import COUNTS
 from captioner.evaluation.image_statistics import ENDING
 from captioner.models import registry
-from captioner.resources import models
+from captioner.resources import models, shipped_configs
 from captioner.training.run import CLI, CaptionDataModule, CaptioningTask, Trainer
 
 OPTIONS = Path(training.__file__).with_name("training_options.json")
@@ -100,6 +100,7 @@ def test_names_are_those_of_the_modules_that_are_not_imported():
     assert {*checks.SCENE_OPTIONS} < {*inspect.signature(shapes_dataset.write).parameters}
     assert tuple(shapes.LEVELS) == checks.LEVELS
     assert limits.SCENE["max_objects"].high == len(COUNTS)
+    assert limits.SCENES.high == shapes_dataset.SPLIT_ROOM - 1
 
 
 def test_the_options_of_training_are_those_of_its_parser():
@@ -142,8 +143,11 @@ def test_help_of_a_command(name, capsys):
         assert re.search(flag, whole, re.MULTILINE)
 
 
-def test_examples_are_parsed(monkeypatch):
-    monkeypatch.setattr(training, "_path", lambda _: Path(__file__))  # some files are made by a run
+def test_examples_are_parsed(monkeypatch, tmp_path):
+    found, shapes = training._path, shipped_configs()["configs/shapes.yaml"]
+    monkeypatch.setattr(training, "_path", lambda f: found(f) if found(f).is_file() else shapes)
+    monkeypatch.chdir(tmp_path)
+    Path("DIR").mkdir()
     parser, parsers = _parser()
     for name, module in EVERY.items():
         for example in re.findall(r"^captioner .*$", module.__doc__, re.MULTILINE):
@@ -166,7 +170,7 @@ def test_captioner_alone_prints_the_help(capsys):
 
 
 def test_models_says_what_each_is_good_for(capsys):
-    lines = spoken(capsys, "models", "--runs", "nowhere").splitlines()
+    lines = spoken(capsys, "models", "--runs", str(OPTIONS.parent)).splitlines()
     assert [line.split()[0] for line in lines] == ["model", *models()]
     assert "(the default)" in lines[1]
     for name, line in zip(models(), lines[1:], strict=True):
@@ -181,7 +185,8 @@ def test_models_says_what_each_is_good_for(capsys):
 def folder(tmp_path, monkeypatch):
     """The current folder, with a photo and files that fit no option."""
     Image.new("RGB", (9, 9)).save(tmp_path / "x.png")
-    (tmp_path / "file").write_text("text")
+    (tmp_path / "file").write_text("[]")
+    (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -212,7 +217,11 @@ WRONG = [
     ("caption --output=/proc/out.txt x.png", "check the path, its permissions"),
     ("caption --output=/proc/out/ x.png", "check the path, its permissions"),
     ("caption --output=nowhere/out.txt x.png", "cannot write"),
-    ("caption --output=out.jpg x.png", "named like a photo"),
+    *((f"caption --output=out{s} x.png", "named like a photo") for s in (".jpg", ".HEIC", ".dng")),
+    ("caption --output=- x.png", "leave --output out"),
+    ("caption --output= x.png", "an argument is empty (output)"),
+    ("caption ''", "an argument is empty (inputs)"),
+    (f"caption {'x' * 300}", "x: File name too long; expected a photo"),
     ("caption --output=/dev/null x.png", "not a regular file"),
     ("caption --output=file/ x.png", "it is a file"),
     ("caption --output=. x.png", "not empty and holds no manifest.json"),
@@ -225,13 +234,19 @@ WRONG = [
     ("explain x.png --output=out --layer=0", "--layer: expected a whole number from 1"),
     ("explain x.png --output=out --caption=!!!", "at least one word"),
     ("explain x.png --output=out --formats jpg", "'jpg'"),
+    (f"explain x.png --output=out --caption='{'a ' * 300}'", "at most 200 words of 100 letters"),
+    (f"explain x.png --output=out --caption={'a' * 101}", "at most 200 words of 100 letters"),
     ("explain x.png --output=file", "is a file"),
+    ("explain x.png --output=loop", "is a broken link"),
+    ("explain x.png --output=. --formats png", "'x.png' would be overwritten"),
     ("evaluate file", "--references"),
     ("evaluate file --references=nowhere.json", "nowhere.json"),
     ("evaluate nowhere.json --references=file", "nowhere.json"),
     ("evaluate file --references=file --output=nowhere/x", "cannot write"),
+    ("evaluate x.png --references=file", "'x.png' is not JSON"),
     ("ground --instances=nowhere.json", "nowhere.json"),
     ("ground --scenes=0", "--scenes: expected a whole number from 1"),
+    ("ground --scenes=1000000", "--scenes: expected a whole number from 1 to 999,999"),
     ("ground --seed=-1", "--seed: expected a whole number from 0 to 4,294,967,295"),
     ("ground --regime=foced", "did you mean forced?"),
     ("ground --images=file --captions=file --instances=file", "is not a folder"),
@@ -250,15 +265,28 @@ WRONG = [
     ("export . --model=transformer", "not empty"),
     ("export out", "--model"),
     ("demo --port=99999", "a whole number from 1 to 65,535"),
-    ("demo --port={busy}", "try --port 7861"),
-    ("demo --host=192.0.2.1", "cannot listen on"),
+    ("demo --port={busy}", ": another program uses the port; give another --port"),
+    ("demo --host=192.0.2.1", "7860: it is no address of this machine; check --host"),
+    ("demo --allowed-host=http://x/", "must be a host name"),
     ("demo --host=.a", "check --host"),
     ("demo --model=nowhere", "nowhere"),
     ("demo --examples nowhere.jpg", "nowhere.jpg"),
     ("configs file", "is a file"),
     ("models --rnus=x", "did you mean --runs?"),
+    ("models --runs=nowhere", "'nowhere' is not a folder"),
     ("data check --data.name=coc --data.root=.", "did you mean coco?"),
     ("data check --data.name=coco --data.root=nowhere", "nowhere"),
+    ("data check --data.name=coco --data.root=file", "coco needs a folder"),
+    ("fit", "give --config FILE"),
+    (f"fit {FLICKR}", "data set 'flickr8k' needs its folder"),
+    ("fit --data.name=coco", "data set 'coco' needs its folder"),
+    ("fit --config=file", "'file' is no configuration"),
+    ("fit --config=x.png", "'x.png' is no configuration"),
+    (
+        "fit --config=configs/shapes.yaml --trainer.devices=9999",
+        "--trainer.devices: expected at most",
+    ),
+    ("fit --data.shapes.train=1000000", "must be a whole number from 1 to 999,999"),
     ("fit --data.naem=coco", "did you mean --data.name?"),
     ("fit --data.name=coc", "did you mean coco?"),
     ("fit --model.decodr.hidden=3", "unknown option"),
@@ -272,10 +300,10 @@ WRONG = [
     ("fit --seed_everything=4294967296", "from 0 to 4,294,967,295"),
     ("fit --trainer.max_epochs=many", "expected a whole number"),
     ("fit --trainer.precision=bf61", "bf16"),
-    ("fit --trainer.default_root_dir=file", "is a file"),
-    ("fit --model.init_from=nowhere", "nowhere"),
+    ("fit --data.name=shapes --trainer.default_root_dir=file", "is a file"),
+    ("fit --data.name=shapes --model.init_from=nowhere", "nowhere"),
     (f"fit {FLICKR} --data.root=nowhere", "nowhere"),
-    (f"fit {FLICKR} --ckpt_path=lsat", "did you mean last?"),
+    (f"fit {FLICKR} --data.root=. --ckpt_path=lsat", "did you mean last?"),
     (f"test {FLICKR} --data.test_split=tset", "did you mean test?"),
     ("prepare --verfiy=true", "did you mean --verify?"),
 ]
@@ -297,7 +325,7 @@ def test_a_wrong_value_is_refused_within_a_second(call, message, folder):
     assert line.startswith("captioner: ")
     assert message in line
     assert seconds <= SECONDS
-    assert {file.name for file in folder.iterdir()} == {"x.png", "file", "empty"}
+    assert {file.name for file in folder.iterdir()} == {"x.png", "file", "empty", "loop"}
 
 
 def test_right_values_of_training_pass(folder):

@@ -129,7 +129,7 @@ def test_a_broken_configuration_is_named(tmp_path, capsys):
     file = tmp_path / "broken.yaml"
     file.write_text("data: {name: [\n")
     assert main(["fit", f"--config={file}"]) == 2
-    assert f"in {file}, line 2" in capsys.readouterr().err
+    assert f"'{file}' is no YAML: line 2: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ They run before a command imports torch, so that a wrong argument is refused wit
 """
 
 import argparse
+import errno
 import importlib.util
 import os
 import re
@@ -20,7 +21,8 @@ from captioner.batch.sources import INSTALL
 from captioner.cli.arguments import writes_folder
 from captioner.cli.parser import did_you_mean
 from captioner.errors import UsageError, printable
-from captioner.limits import SCENE
+from captioner.limits import DECODING, SCENE
+from captioner.text import MAX_WORD
 
 MODEL_FILES = ("config.json", "model/config.json", "checkpoints/best.ckpt")
 STORED = ("config.json", "model.safetensors", "vocab.json", "README.md")
@@ -30,12 +32,47 @@ DATA = (
 )
 """The keys of ``captioner.data.readers.READERS``, repeated because its import takes longer."""
 
+TABLES = ("csv", "jsonl")  # whose root may be a file
 LEVELS = ("plain", "varied")
 SCENE_OPTIONS = ("image_size", "max_objects", "level")
 STATISTICS = ".images.jsonl"
 """The end of the name of the second file that ``ground`` writes."""
 
 INPUT_FILES = ("results", "references", "instances", "captions", "train_instances")
+"""The options of JSON files."""
+
+PHOTOS = {
+    *paths.SUFFIXES,
+    *(
+        ".arw",
+        ".avif",
+        ".cr2",
+        ".cr3",
+        ".dng",
+        ".eps",
+        ".heic",
+        ".heif",
+        ".hif",
+        ".ico",
+        ".jfif",
+        ".jp2",
+    ),
+    *(
+        ".jpe",
+        ".jxl",
+        ".nef",
+        ".orf",
+        ".pef",
+        ".psd",
+        ".raf",
+        ".raw",
+        ".rw2",
+        ".srw",
+        ".svg",
+        ".x3f",
+    ),
+}
+"""The suffixes of photos and drawings, also of those that cannot be read."""
 
 
 def check(command: str, options: argparse.Namespace) -> None:
@@ -48,9 +85,15 @@ def check(command: str, options: argparse.Namespace) -> None:
     given = {name: value for name, value in vars(options).items() if value is not None}
     prefix = "data." if command == "data check" else ""
     for name, value in given.items():
-        if name in CHECKS:
-            for one in value if isinstance(value, list) else [value]:
+        for one in value if isinstance(value, list) else [value]:
+            if one == "":
+                raise UsageError(
+                    f"an argument is empty ({name}); is a variable of the shell unset?"
+                )
+            if name in CHECKS:
                 CHECKS[name](f"--{prefix}{name.replace('_', '-')}", one)
+    if "root" in given:
+        check_root(f"--{prefix}root", given["root"], given.get("name", given.get("data")))
     for photos in (given.get("inputs", ()), given.get("examples", ())):
         # Raises if nothing matches.
         next(paths.iterate([name for name in photos if "://" not in name]), None)
@@ -124,6 +167,9 @@ def _check_file(_option: str, name: str) -> None:
     if not Path(name).is_file():
         found = "it is a folder" if Path(name).is_dir() else "no such file"
         raise UsageError(f"cannot read '{name}': {found}; check the path")
+    with Path(name).open("rb") as file:
+        if not re.match(rb"(\xef\xbb\xbf)?\s*([\[{]|\Z)", file.read(512)):
+            raise UsageError(f"'{name}' is not JSON: expected a file that begins with [ or {{")
 
 
 def _check_folder(_option: str, name: str) -> None:
@@ -132,15 +178,26 @@ def _check_folder(_option: str, name: str) -> None:
         raise UsageError(f"'{name}' is not a folder: {found}; check the path")
 
 
-def _check_exists(option: str, name: str) -> None:
-    if not Path(name).expanduser().exists():
-        found = "no such file or folder"
+def check_root(option: str, name: str, data: str | None) -> None:
+    """Check the folder of a data set, or its file if it is a table."""
+    path = Path(name).expanduser()
+    if not path.is_dir() and not (path.is_file() and data in TABLES):
+        found = f"{data} needs a folder" if path.exists() else "no such file or folder"
         raise UsageError(f"{option} '{name}' is not a folder: {found}; check the path")
 
 
 def _check_sentence(option: str, text: str) -> None:
-    if not re.search(r"\w", text):
+    words, most = re.findall(r"\S*\w\S*", text), DECODING["max_length"].high
+    if not words:
         raise UsageError(f"{option} needs at least one word, got {printable(text)!r}")
+    if len(words) > most or re.search(rf"\w{{{MAX_WORD + 1}}}", text):
+        expected = f"at most {most} words of {MAX_WORD} letters"
+        raise UsageError(f"{option} must have {expected}, got {len(words)} words: {text!r:.80}")
+
+
+def _check_host_name(option: str, name: str) -> None:
+    if not re.fullmatch(r"[\w.-]+|\[[\da-fA-F:.]+\]", name):
+        raise UsageError(f"{option} must be a host name without http:// and port, got {name!r:.80}")
 
 
 def _check_address(host: str, port: int) -> None:
@@ -148,10 +205,11 @@ def _check_address(host: str, port: int) -> None:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         socket.create_server(address[:2], family=family).close()
     except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no name of a host"
-        raise UsageError(
-            f"cannot listen on {host}:{port}: {reason}; check --host, or try --port 7861"
-        ) from error
+        reason = {
+            errno.EADDRINUSE: "another program uses the port; give another --port",
+            errno.EACCES: "the port needs more rights; give a --port above 1023",
+        }.get(getattr(error, "errno", None) or 0, "it is no address of this machine; check --host")
+        raise UsageError(f"cannot listen on {host}:{port}: {reason}") from error
 
 
 CHECKS: dict[str, Callable[[str, Any], None]] = {
@@ -160,10 +218,10 @@ CHECKS: dict[str, Callable[[str, Any], None]] = {
     "scene_options": _check_scene_option,
     "format": _check_installed,
     "engine": _check_installed,
-    "root": _check_exists,
     "images": _check_folder,
     "runs": _check_folder,
     "caption": _check_sentence,
+    "allowed_host": _check_host_name,
     **dict.fromkeys(INPUT_FILES, _check_file),
 }
 
@@ -214,9 +272,9 @@ def _check_text(file: Path) -> None:
         problem = f"the folder '{file.parent}' does not exist"
     elif file.is_dir():
         problem = "it is a folder; give the name of a file"
-    elif file.exists() and not file.is_file():
+    elif file.name == "-" or (file.exists() and not file.is_file()):
         problem = "it is not a regular file; leave --output out to write to standard output"
-    elif paths.has_image_suffix(file.name):
+    elif file.suffix.lower() in PHOTOS:
         problem = "it is named like a photo; give a name that ends with .txt or .json"
     if problem:
         raise UsageError(f"cannot write '{file}': {problem}")
@@ -225,9 +283,11 @@ def _check_text(file: Path) -> None:
 
 def check_directory(folder: Path, inputs: Iterable[Path] = ()) -> None:
     """Check the folder that a command writes files into."""
-    existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    parts = (folder, *folder.absolute().parents)
+    existing = next(path for path in parts if path.exists() or path.is_symlink())
     if not existing.is_dir():
-        raise UsageError(f"cannot write into '{folder}': '{existing}' is a file; give a folder")
+        found = "a file" if existing.exists() else "a broken link"
+        raise UsageError(f"cannot write into '{folder}': '{existing}' is {found}; give a folder")
     if folder.exists() and any(path.is_dir() and folder.samefile(path) for path in inputs):
         raise UsageError(f"cannot write into '{folder}': it is an input; give another folder")
     _check_writable(existing)

@@ -16,7 +16,7 @@ from captioner.cli.arguments import add_model, add_search, number, open_output, 
 from captioner.cli.checks import DATA
 from captioner.cli.progress import stages
 from captioner.errors import UsageError
-from captioner.limits import SEED
+from captioner.limits import SCENES, SEED
 
 if TYPE_CHECKING:
     from captioner.cli.ground_images import Images
@@ -69,7 +69,10 @@ def _add_images(parser: argparse.ArgumentParser) -> None:
         "by default they come from the other evaluated photos",
     )
     data.add_argument(
-        "--scenes", type=positive, metavar="N", help="number of scenes to generate (default: 200)"
+        "--scenes",
+        type=number(SCENES),
+        metavar="N",
+        help="number of scenes to generate (default: 200)",
     )
     data.add_argument(
         "--scene-options",

@@ -23,7 +23,7 @@ GOOD_FOR = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``models``."""
     text = "folder whose training runs are listed, too"
-    parser.add_argument("--runs", dest="folder", default="runs", help=text)
+    parser.add_argument("--runs", metavar="DIR", help=f"{text} (default: runs)")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"{name:26} {scores['BLEU-4']:>6} {scores['CIDEr']:>6} {size:>8}  {purpose}")
     runs = [
         folder
-        for folder in sorted(Path(options.folder).glob("*/"))
+        for folder in sorted(Path(options.runs or "runs").glob("*/"))
         if any((folder / file).is_file() for file in MODEL_FILES[1:])
     ]
     print(*(f"{folder}  (your run)" for folder in runs), sep="\n", end="\n" if runs else "")

@@ -6,6 +6,7 @@ writes it.
 """
 
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -75,10 +76,12 @@ _MORE = {
         "verify": "true also checks the whole cache and repairs it",
     },
 }
+_METAVARS = {"config": "FILE", "seed_everything": "SEED", "print_config": "[=FLAGS]"}
 _RANGES = {
     "--seed_everything": limits.SEED,
     **{f"--data.{name}": number for name, number in limits.DATA.items()},
     **{f"--data.shapes.{name}": number for name, number in limits.SCENE.items()},
+    **{f"--data.shapes.{split}": limits.SCENES for split in ("train", "val", "test")},
     **{f"--model.decoding.{name}": number for name, number in limits.DECODING.items()},
     "--model.val_beam_size": limits.DECODING["beam_size"],
 }
@@ -115,8 +118,8 @@ def _parser(command: str) -> Parser:
         examples=EXAMPLES[command],
     )
     for name, text in {**_MAIN, **_MORE[command]}.items():
-        value = name.rpartition(".")[2].rpartition("_")[2].upper()
-        parser.add_argument(f"--{name}", metavar=value, help=text)
+        metavar = _METAVARS.get(name, name.rpartition(".")[2].rpartition("_")[2].upper())
+        parser.add_argument(f"--{name}", metavar=metavar, help=text)
     parser.add_argument("--help-all", action="store_true", help="show all options")
     return parser
 
@@ -132,14 +135,34 @@ def check(command: str, arguments: list[str]) -> None:
     given: dict[str, list[str]] = {}
     for option, value in _pairs(arguments):
         _check_name(command, option, known)
+        whole = [name for name in known if name.startswith(option)]
+        if len(whole) == 1:  # LightningCLI takes abbreviations
+            option = whole[0]
+        values = given.setdefault(option, [])
         if value is not None:
             _check_value(option, value, known.get(option))
-            if value != "null":
-                given.setdefault(option, []).append(value)
+            values += [value] * (value != "null")
     configurations = [*given.get("-c", ()), *given.get("--config", ())]
-    if given.get("--data.name", [_data_set(configurations)])[-1] in checks.DATA:
-        for root in given.get("--data.root", ()):
-            checks.CHECKS["root"]("--data.root", root)
+    configured = _configured(configurations)
+    name, root, devices = (
+        [configured.get(option), *given.get(f"--{option}", ())][-1]
+        for option in ("data.name", "data.root", "trainer.devices")
+    )
+    if name in checks.DATA and root is not None:
+        checks.check_root("--data.root", str(root), name)
+    elif not {"--data", "--print_config"} & given.keys():
+        if name is None:
+            raise UsageError(
+                f"captioner {command} needs data: give --config FILE, such as configs/shapes.yaml, or "
+                "--data.name NAME (captioner configs lists the shipped files)"
+            )
+        if name in checks.DATA:
+            raise UsageError(f"data set '{name}' needs its folder: give --data.root DIR")
+    cores = os.cpu_count() or 1
+    if str(devices).isdecimal() and int(devices) > cores:
+        raise UsageError(
+            f"--trainer.devices: expected at most {cores}, the cores of this machine, got {devices}"
+        )
     for model in given.get("--model.init_from", ()):
         checks.CHECKS["model"]("--model.init_from", model)
     for file in given.get("--ckpt_path", ()):
@@ -205,15 +228,30 @@ def _path(file: str) -> Path:
     return Path(file) if Path(file).exists() else shipped_configs().get(file, Path(file))
 
 
-def _data_set(files: list[str]) -> str | None:
-    """The data set of configuration files; None if the files do not say."""
-    name = None
-    for file in map(_path, files):
-        try:
-            data = yaml.safe_load(file.read_text("utf-8"))["data"]
-            if isinstance(data, str):
-                data = yaml.safe_load((file.parent / data).read_text("utf-8"))
-            name = data["name"]
-        except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError):
-            continue  # LightningCLI reports damaged files
-    return name
+def _configured(files: list[str]) -> dict[str, Any]:
+    """The options of data and trainer in configuration files, by their names on the command line."""
+    found = {}
+    for name in files:
+        content = _read(name)
+        for part in ("data", "trainer"):
+            options = content.get(part)
+            if isinstance(options, str):
+                options = _read(str(_path(name).parent / options))
+            if isinstance(options, dict):
+                found.update({f"{part}.{option}": value for option, value in options.items()})
+    return found
+
+
+def _read(file: str) -> dict[str, Any]:
+    """The options in a YAML file, or in a text in braces."""
+    try:
+        content = yaml.safe_load(file if file[:1] == "{" else _path(file).read_text("utf-8"))
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise UsageError(f"'{file}' is no YAML: line {line}: {error.problem}") from error
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        content = None
+    if not isinstance(content, dict):
+        expected = "expected a YAML file of options, such as configs/shapes.yaml"
+        raise UsageError(f"'{file}' is no configuration: {expected}")
+    return content
