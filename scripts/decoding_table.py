@@ -22,9 +22,9 @@ import captioner
 from captioner.data.readers import read
 from captioner.errors import ImageError
 from captioner.evaluation.metrics import CaptionScorer
-from captioner.word_classes import fluency
 from captioner.files import write_text
 from captioner.provenance import provenance
+from captioner.word_classes import fluency
 
 VALUES: dict[str, Sequence[Any]] = {
     "beam_size": (1, 3, 5, 10, 15, 20),

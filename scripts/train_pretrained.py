@@ -1,7 +1,7 @@
 """Make the bundled models again from the photos, on two CPU cores in under two hours each.
 
-python scripts/train_pretrained.py train show-attend-tell-soft --root DIR
-python scripts/train_pretrained.py seed 2 show-attend-tell-soft --root DIR
+python scripts/train_pretrained.py train luong-dot --root DIR --coco DIR
+python scripts/train_pretrained.py seed 2 show-attend-tell-soft --root DIR --coco DIR
 python scripts/train_pretrained.py measure show-attend-tell-soft --root DIR --coco DIR
 python scripts/train_pretrained.py cards
 python scripts/results_page.py
@@ -32,22 +32,26 @@ from pretrained.shipping import ship, ship_encoder
 import captioner
 from captioner import resources
 from captioner.data.readers import read
+from captioner.data.records import SPLITS, TEST, Record
+from captioner.data.sources import Source
 from captioner.errors import ImageError
 from captioner.evaluation.metrics import CaptionScorer
-from captioner.word_classes import fluency
 from captioner.files import write_text
+from captioner.predictor import Predictor
 from captioner.provenance import provenance
+from captioner.word_classes import fluency
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 SPLIT = "val"
+HELD_OUT = 250  # photos of COCO: the second development split
 BATCH = 64
 
 
-def train(name: str, root: Path, runs: Path) -> None:
+def train(name: str, root: Path, coco: Path, runs: Path) -> None:
     """Run the unfinished trainings of a recipe and ship every model that a training completes."""
     for step in RECIPES[name].steps:
         run = runs / step
-        fit(run, root, options(step, runs))
+        fit(run, root, options(step, runs, coco))
         publish(run, step)
         if step == ENCODER_STEP:
             print(f"encoder written to {ship_encoder(run)}")
@@ -58,13 +62,13 @@ def train(name: str, root: Path, runs: Path) -> None:
                 print(f"model written to {folder}")
 
 
-def seed(number: int, name: str, root: Path, runs: Path) -> None:
+def seed(number: int, name: str, root: Path, coco: Path, runs: Path) -> None:
     """Repeat the seeded step of a recipe, scored with the recipe's search."""
     recipe = RECIPES[name]
     assert recipe.seeded is not None
     search = [f"--model.decoding.{key}={value}" for key, value in asdict(recipe.decoding).items()]
     run = runs / f"{recipe.seeded}-seed-{number}"
-    fit(run, root, [*options(recipe.seeded, runs), *search, f"--seed_everything={number}"])
+    fit(run, root, [*options(recipe.seeded, runs, coco), *search, f"--seed_everything={number}"])
     publish(run, run.name)
 
 
@@ -81,12 +85,17 @@ def publish(run: Path, name: str) -> None:
     write_text(RESULTS / f"training-{name}.json", found.read_text("utf-8"))
 
 
-def measure(name: str, root: Path, coco: Path, results: Path) -> None:
-    """Measure development scores, faithfulness and grounding of a shipped model."""
+def score(name: str, root: Path, coco: Path, results: Path) -> None:
+    """Measure the caption scores of a shipped model on both development splits."""
     results.mkdir(parents=True, exist_ok=True)
-    result = scores(name, root)
+    result = scores(name, root, coco)
     write_text(results / f"pretrained-{name}.json", json.dumps(result, indent=2) + "\n")
-    print(result["scores"])
+    print(result["scores"], result["coco_scores"], sep="\n")
+
+
+def measure(name: str, root: Path, coco: Path, results: Path) -> None:
+    """Measure caption scores, faithfulness and grounding of a shipped model."""
+    score(name, root, coco, results)
     ground = ["ground", "--model", name]
     photos = ["--data", "flickr8k", "--root", str(root), "--split", SPLIT, "--regime", "forced"]
     output = results / f"faithfulness-flickr8k-{name}.json"
@@ -99,18 +108,15 @@ def measure(name: str, root: Path, coco: Path, results: Path) -> None:
     )
 
 
-def scores(name: str, root: Path) -> dict[str, Any]:
+def scores(name: str, root: Path, coco: Path) -> dict[str, Any]:
     """Return the development scores of a shipped model, with how they were measured."""
     predictor = captioner.load(name)
     records = list(read("flickr8k", root).of_split(SPLIT))
-    captions, began = {}, time.perf_counter()
-    found = predictor.captions([record.path for record in records], batch_size=BATCH)
-    for record, caption in zip(records, found, strict=True):
-        if isinstance(caption, ImageError):
-            raise caption
-        captions[record.image_id] = caption.text
+    began = time.perf_counter()
+    captions = generated(predictor, records)
     seconds = time.perf_counter() - began
-    references = {record.image_id: list(record.captions) for record in records}
+    source = Source("coco2014", str(coco), splits=list(SPLITS), held_out=HELD_OUT)
+    held_out = [record for record in source.records() if record.split == TEST]
     learned = [*predictor.captioner.neck.parameters(), *predictor.captioner.decoder.parameters()]
     return {
         "command": shlex.join(["python", "scripts/train_pretrained.py", *sys.argv[1:]]),
@@ -120,7 +126,8 @@ def scores(name: str, root: Path) -> dict[str, Any]:
         "averaged": list(RECIPES[name].averaged),
         "split": SPLIT,
         "data": "flickr8k",
-        "scores": CaptionScorer(references).score(captions).as_dict(),
+        "scores": scored(records, captions),
+        "coco_scores": scored(held_out, generated(predictor, held_out)),
         "decoding": asdict(predictor.decoding),
         "captions": "generated",
         **fluency(captions.values()),
@@ -131,6 +138,23 @@ def scores(name: str, root: Path) -> dict[str, Any]:
         "captioning_seconds": round(seconds, 1),
         **provenance(),
     }
+
+
+def generated(predictor: Predictor, records: Sequence[Record]) -> dict[int | str, str]:
+    """Return the captions of photos by id."""
+    captions = {}
+    found = predictor.captions([record.path for record in records], batch_size=BATCH)
+    for record, caption in zip(records, found, strict=True):
+        if isinstance(caption, ImageError):
+            raise caption
+        captions[record.image_id] = caption.text
+    return captions
+
+
+def scored(records: Sequence[Record], captions: dict[int | str, str]) -> dict[str, Any]:
+    """Return the scores of captions."""
+    references = {record.image_id: list(record.captions) for record in records}
+    return CaptionScorer(references).score(captions).as_dict()
 
 
 def run_captioner(*arguments: str) -> None:
@@ -148,17 +172,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    for command in ("train", "seed", "measure"):
+    for command in ("train", "seed", "score", "measure"):
         sub = commands.add_parser(command)
         if command == "seed":
             sub.add_argument("number", type=int, choices=range(2, 100), metavar="SEED")
         names = [name for name, recipe in RECIPES.items() if command != "seed" or recipe.seeded]
         sub.add_argument("names", nargs="+", choices=names, metavar="NAME")
         sub.add_argument("--root", type=Path, required=True, help="Flickr8k as distributed")
-        if command != "measure":
+        sub.add_argument("--coco", type=Path, required=True, help="val2014; train2017 with masks")
+        if command in ("train", "seed"):
             sub.add_argument("--runs", type=Path, default=Path("runs/pretrained"))
         else:
-            sub.add_argument("--coco", type=Path, required=True, help="train2017 with masks")
             sub.add_argument("--results", type=Path, default=RESULTS)
     commands.add_parser("cards")
     given = parser.parse_args(arguments)
@@ -168,11 +192,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     for name in given.names:
         if given.command == "train":
-            train(name, given.root, given.runs)
+            train(name, given.root, given.coco, given.runs)
         elif given.command == "seed":
-            seed(given.number, name, given.root, given.runs)
+            seed(given.number, name, given.root, given.coco, given.runs)
         else:
-            measure(name, given.root, given.coco, given.results)
+            command = score if given.command == "score" else measure
+            command(name, given.root, given.coco, given.results)
 
 
 if __name__ == "__main__":

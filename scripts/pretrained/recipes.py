@@ -49,6 +49,6 @@ RECIPES = {
 }
 
 
-def options(step: str, runs: Path) -> list[str]:
+def options(step: str, runs: Path, coco: Path) -> list[str]:
     """Return the options of a step for ``captioner fit``, in addition to ``COMMON``."""
-    return STEPS[step].format(runs=runs, **_FILE["strings"]).split()
+    return STEPS[step].format(runs=runs, coco=coco, **_FILE["strings"]).split()
