@@ -196,8 +196,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         elif given.command == "seed":
             seed(given.number, name, given.root, given.coco, given.runs)
         else:
-            command = score if given.command == "score" else measure
-            command(name, given.root, given.coco, given.results)
+            work = score if given.command == "score" else measure
+            work(name, given.root, given.coco, given.results)
 
 
 if __name__ == "__main__":
