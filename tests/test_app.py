@@ -147,6 +147,8 @@ def test_endpoints_are_named_and_documented(client):
         ({"word": 99, "api_name": "/overlay"}, "words are counted from 0"),
         ({"sentence": "?!", "api_name": "/explain"}, "at least one word"),
         ({"sentence": "a " * 50, "api_name": "/explain"}, "at most 40 words"),
+        ({"sentence": "a,b;" * 50, "api_name": "/explain"}, "at most 40 words"),
+        ({"sentence": "x" * 101, "api_name": "/explain"}, "at most 40 words of 100 letters"),
         ({"layer": 7, "api_name": "/explain"}, "layer"),
         ({"api_name": "/redraw"}, "no hard attention to sample"),
         ({"api_name": "/past"}, "attend"),
@@ -291,17 +293,19 @@ def test_a_port_in_use(app, run_folder):
     )
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert "--port 7861" in line
+    assert "another program uses the port; give another --port" in line
 
 
-def test_scenes_are_offered_if_the_model_knows_their_words(run_folder, tmp_path):
+def test_scenes_are_offered_if_the_model_knows_their_words(run_folder, tmp_path, capsys):
     scenes = examples(Models([str(run_folder)], "cpu"), [], tmp_path)
     assert [example.path for example in scenes] == sorted(tmp_path.glob("*.png"))
     photos = examples(Models(["luong-dot", str(run_folder)], "cpu"), [], tmp_path / "none")
     assert {photo.path for photo in photos} == set(FOLDER.glob("*.jpg"))
     assert all(photo.credit for photo in photos)
-    given = examples(Models(["luong-dot"], "cpu"), [Path("a/dog.jpg")], tmp_path)
-    assert [(example.title, example.credit) for example in given] == [("dog", "")]
+    files = [scenes[0].path, Path("a/dog.jpg")]
+    given = examples(Models(["luong-dot"], "cpu"), files, tmp_path)
+    assert [(example.title, example.credit) for example in given] == [("1", "")]
+    assert "captioner: left out: a/dog.jpg does not exist" in capsys.readouterr().err
 
 
 def test_models_are_named_by_their_runs(run_folder):
@@ -360,6 +364,15 @@ def test_malformed_bodies_are_never_a_server_error(app):
             answer = client.post(route, content=body, headers=headers)
             assert answer.status_code < 500, (route, body, kind)
     assert httpx.get(app).status_code == 200
+
+
+def test_too_few_inputs_are_refused_in_words(app):
+    url = f"{app}gradio_api/"
+    direct = httpx.post(f"{url}run/caption", json={"data": ["x"]}, timeout=30)
+    assert (direct.status_code, "expected 4 inputs, got 1" in direct.text) == (422, True)
+    posted = httpx.post(f"{url}call/caption", json={"data": []}, timeout=30)
+    answer = httpx.get(f"{url}call/caption/{posted.json()['event_id']}", timeout=30)
+    assert "expected 4 inputs, got 0" in answer.text
 
 
 @pytest.mark.slow

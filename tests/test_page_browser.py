@@ -75,7 +75,9 @@ def test_keyboard_only(simple):
     assert page.evaluate("document.activeElement.innerText") == "Dog"  # the first stop
     live = page.locator("[aria-live]")
     pressed = page.locator('.words [aria-pressed="true"]')
-    assert live.inner_text().startswith("“dog”: looked most at the top left; about 1.0 of 35 cells")
+    assert live.inner_text().startswith(
+        "“dog”: looked most at the top left; half or more of its attention went to 3 % of"
+    )
     for key, expected, location in [
         ("ArrowRight", "on", ""),
         ("Tab", "grass", "bottom right"),
@@ -89,6 +91,23 @@ def test_keyboard_only(simple):
     page.keyboard.press("Escape")
     assert pressed.count() == 0
     assert live.inner_text() == "No word chosen."
+
+
+def test_the_selected_sentence_has_spaces(simple):
+    first, tools = word(simple, 0).bounding_box(), simple.locator(".tools").bounding_box()
+    simple.mouse.move(first["x"] - 9, first["y"] + 9)
+    simple.mouse.down()
+    simple.mouse.move(tools["x"] + tools["width"] + 9, first["y"] + 9, steps=9)
+    simple.mouse.up()
+    assert simple.evaluate("getSelection().toString()").strip() == "Dog on grass a."
+
+
+def test_small_maps_of_a_high_photo(visit):
+    photo = gray((200, 3000))
+    page = visit(overlay.page([make_caption(one_hot(CELLS), photo.size)], [photo]))
+    tile = page.locator(".tiles figure span").first.bounding_box()
+    assert tile["height"] == pytest.approx(15 * tile["width"], rel=0.02)
+    assert tile["height"] < 200
 
 
 def test_opacity_and_scale(visit):

@@ -15,3 +15,14 @@ document.addEventListener("focusout", ({ target, relatedTarget }) => {
   if (relatedTarget && target.matches('input[role="combobox"]'))
     target.dispatchEvent(new KeyboardEvent("keydown", { key: "Escape", bubbles: true }));
 });
+// Gradio refuses a file that is not named like an image. The server says what the file is instead.
+for (const kind of ["change", "drop"]) document.addEventListener(kind, (event) => {
+  const given = event.target.closest?.("#photo") && (event.dataTransfer ?? event.target).files;
+  if (!given || [...given].every(({ type }) => type.startsWith("image/"))) return;
+  const dataTransfer = new DataTransfer();
+  for (const file of given) dataTransfer.items.add(new File([file], file.name, { type: "image/*" }));
+  if (kind === "change") return void (event.target.files = dataTransfer.files);
+  event.preventDefault();
+  event.stopImmediatePropagation();
+  event.target.dispatchEvent(new DragEvent("drop", { dataTransfer, bubbles: true, cancelable: true }));
+}, true);

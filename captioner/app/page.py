@@ -72,9 +72,19 @@ LOOK: dict[str, Any] = {
 }
 
 
+class Page(gr.Blocks):
+    """Gradio's page, which refuses too few inputs in words."""
+
+    def validate_inputs(self, block_fn: Any, inputs: list[Any]) -> None:
+        """Refuse a request with fewer inputs than its endpoint takes."""
+        if len(inputs) < len(block_fn.inputs):
+            text = f"expected {len(block_fn.inputs)} inputs, got {len(inputs)}; give all of them"
+            raise gr.Error(text, print_exception=False)
+
+
 def build(models: Models, examples: Sequence[Example]) -> gr.Blocks:
     """Return the page, ready for ``launch``, which opens with the first of these examples."""
-    with gr.Blocks(title="captioner", analytics_enabled=False, delete_cache=DELETE_CACHE) as page:
+    with Page(title="captioner", analytics_enabled=False, delete_cache=DELETE_CACHE) as page:
         gr.HTML(TITLE, padding=False, elem_classes="title")
         path = gr.State(str(examples[0].path))
         with gr.Row(elem_classes="page"):

@@ -16,6 +16,7 @@ from captioner.errors import ImageError, UsageError, unknown
 from captioner.limits import Number, check
 from captioner.predictor import Predictor, load
 from captioner.resources import models as bundled_models
+from captioner.text import MAX_WORD, Tokenizer, is_plain
 
 CONCURRENCY = max(2, min(4, os.cpu_count() or 1))  # requests computed at the same time
 MAX_PIXELS = 50_000_000  # 150 MB in 8-bit RGB
@@ -148,8 +149,13 @@ class Models:
 
 def _explain(predictor: Predictor, photo: images.Source, sentence: str) -> Caption:
     # The time grows with the square of the number of words.
-    if len(sentence.split()) > MAX_WORDS or len(sentence) > 10 * MAX_WORDS:
-        raise UsageError(f"expected a sentence of at most {MAX_WORDS} words; shorten it")
+    longest = MAX_WORDS * (MAX_WORD + 1)  # with a space after each
+    words = Tokenizer()(sentence[:longest])
+    if len(sentence) > longest or len(words) > MAX_WORDS or not all(map(is_plain, words)):
+        raise UsageError(
+            f"expected at most {MAX_WORDS} words of {MAX_WORD} letters, without control characters; "
+            "shorten the sentence"
+        )
     return predictor.explain(photo, sentence)
 
 

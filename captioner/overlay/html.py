@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jinja2
+import numpy as np
 from markupsafe import Markup
 from PIL import Image
 
@@ -128,17 +129,21 @@ def _word(caption: Caption, index: int, style: Style) -> dict[str, Any]:
     """Return the table row of a word, and what the script needs to draw its map."""
     word, weights = caption.words[index], maps(caption, style)[index]
     entropy = float(entropies(weights[None])[0])
-    cells, location = f"{math.exp(entropy):.1f} of {weights.size}", describe_location(weights)
-    probability = f"{100 * math.exp(caption.word_log_probs[index]):.1f} %"
+    location = looked = describe_location(weights)
+    if location != "everywhere":
+        descending = np.sort(weights, axis=None)[::-1]
+        half = 1 + np.searchsorted(descending.cumsum(), weights.sum() / 2)
+        share = f"{100 * half / weights.size:.0f} %"
+        looked += f"; half or more of its attention went to {share} of the photo"
     unknown = index in caption.unknown
     return {
         "word": word,
-        "probability": probability,
+        "probability": f"{100 * math.exp(caption.word_log_probs[index]):.1f} %",
         "entropy": f"{entropy:.2f}",
-        "cells": cells,
+        "cells": f"{math.exp(entropy):.1f} of {weights.size}",
         "maximum": f"{weights.max():.3g}",
         "location": location,
-        "description": f"“{word}”: looked {location}; about {cells} cells; probability {probability}"
+        "description": f"“{word}”: looked {looked}"
         + ("; the model does not know this word and reads it as <unk>" if unknown else ""),
         "weights": [float(f"{value:.5g}") for value in weights.ravel()],
         "peak": heatmap.peaks(caption, replace(style, scale="own"))[index],

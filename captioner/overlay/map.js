@@ -102,7 +102,7 @@ class AttentionMap extends HTMLElement {
     this.live = this.querySelector(".live");
     const [width, height] = this.data.size;
     const photo = this.querySelector(".photo");
-    photo.style.setProperty("--ratio", width / height);
+    this.style.setProperty("--ratio", width / height);
     photo.classList.toggle("gray", this.data.look === "paper");
     this.surface = new Surface(photo.querySelector("canvas"), this.data, MAP_SIDE);
     this.tileSurfaces = this.tiles.map((tile) => {
