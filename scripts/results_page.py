@@ -81,13 +81,14 @@ class Tables(SpeedTables):
         for name, record in self.matching("pretrained-").items():
             seconds = sum(self.of(f"training-{s}")["training_seconds"] for s in record["steps"])
             search = [record["decoding"][k] for k in ("beam_size", "length_penalty", "samples")]
-            scores = [*figures(record["scores"]), number(record["mean_length"])]
+            coco = number(record["coco_scores"]["cider"])
+            scores = [*figures(record["scores"]), coco, number(record["mean_length"])]
             size = number(record["bytes"] / 1e6)
             linked = link(name, f"pretrained-{name}")
             rows.append([linked, *scores, *search, f"{seconds / 60:.0f}", size])
-        rows += [[name, *values, *[MISSING] * 8] for name, values in PUBLISHED.items()]
+        rows += [[name, *values, *[MISSING] * 9] for name, values in PUBLISHED.items()]
         columns = " | ".join(METRICS.values())
-        head = f"model | {columns} | words | beam | length penalty | paths | minutes | MB"
+        head = f"model | {columns} | COCO CIDEr | words | beam | length penalty | paths | minutes | MB"
         return table(head, rows)
 
     def seeds(self) -> str:

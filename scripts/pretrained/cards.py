@@ -8,7 +8,7 @@ from typing import Any
 
 from results_tables import METRICS, command, figures, interval, number, table, template
 
-from pretrained.recipes import RECIPES, SIDE
+from pretrained.recipes import RECIPES, SIDE, STEPS
 
 HERE = Path(__file__).parent
 COUNTS = {
@@ -34,6 +34,7 @@ def card(name: str, results: Path) -> str:
         recipe=recipe,
         scored=scored,
         side=SIDE,
+        coco="--data.sources" in STEPS[recipe.steps[-1]],
         scores=table(" | ".join([*METRICS.values(), "words per caption"]), [cells]),
         attention="\n".join(_attention(name, results)) or "Not measured yet.",
         counts=table("caption | photos", [(COUNTS[k], n) for k, n in seen["counts"].items()]),

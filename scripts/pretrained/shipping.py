@@ -60,7 +60,8 @@ def with_bundled_encoder(captioner: Captioner) -> Captioner:
         SystemExit: if the model was trained with other encoder weights.
     """
     tree = copy.deepcopy(captioner.config)
-    tree["encoder"]["init_args"] |= {"weights": WEIGHTS.upper(), "trainable": False}
+    if isinstance(captioner.encoder, CNNEncoder):  # two streams name the bundled weights already
+        tree["encoder"]["init_args"] |= {"weights": WEIGHTS.upper(), "trainable": False}
     other = Captioner.from_config(tree, captioner.vocabulary)
     other.encoder.load_pretrained()
     for part in ("neck", "decoder"):
