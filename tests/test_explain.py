@@ -121,6 +121,7 @@ def test_a_layer_a_head_and_earlier_words(photos, tmp_path, transformer):
         (["--head", "3"], "no head 3: there are 2"),
         (["--output", "a-file/out"], "is a file"),
         (["--output", "in"], "would be overwritten"),
+        (["in", "--output", "in"], "it is an input; give another folder"),
     ],
 )
 def test_a_wrong_call_is_one_line_and_status_2(
@@ -129,7 +130,8 @@ def test_a_wrong_call_is_one_line_and_status_2(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a-file").write_text("precious")
     before = (photos / "a.png").read_bytes()
-    assert main(["explain", str(photos / "a.png"), "--output", "out", *options]) == 2
+    command = ["explain", str(photos / "a.png"), *options]
+    assert main(command if "--output" in options else [*command, "--output", "out"]) == 2
     error = capsys.readouterr().err
     assert len(error.splitlines()) == 1
     assert message in error

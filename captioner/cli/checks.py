@@ -252,7 +252,8 @@ def _check_output(command: str, options: argparse.Namespace, given: dict[str, An
         return
     output = Path(options.output)
     if command == "explain":
-        check_directory(output, [_model_path(given["model"])] if "model" in given else [])
+        folders = [_model_path(given["model"])] if "model" in given else []
+        check_directory(output, [*folders, *map(Path, options.inputs)])
     elif command == "compare":
         check_directory(output, [Path(run) / "results" for run in options.runs])
     elif command == "caption" and writes_folder(options):
