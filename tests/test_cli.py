@@ -4,6 +4,8 @@ import csv
 import io
 import json
 import os
+import re
+import select
 import subprocess
 import sys
 
@@ -180,6 +182,47 @@ def test_configs_are_listed_and_copied(tmp_path, capsys):
     copied = {str(f.relative_to(tmp_path / "mine")) for f in (tmp_path / "mine").rglob("*.yaml")}
     assert {f"configs/{name}" for name in copied} == set(listed)
     assert main(["configs", str(tmp_path / "mine")]) == 2
+
+
+def test_a_caption_appears_in_a_pipe_as_soon_as_it_is_made(images, tiny_folder):
+    photo = images / "0.png"
+    command = [sys.executable, "-m", "captioner", "caption", str(photo), "/dev/stdin"]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [*command, "--model", str(tiny_folder)], stdin=pipe, stdout=pipe, stderr=pipe
+    ) as process:
+        try:
+            assert select.select([process.stdout], [], [], 120)[0], (
+                "no caption before the last photo"
+            )
+            assert process.stdout.readline().startswith(os.fsencode(photo))
+            output, errors = process.communicate(photo.read_bytes(), timeout=120)
+        finally:
+            process.kill()
+    assert output.startswith(b"/dev/stdin\t")
+    assert not errors, "a progress bar is only for a terminal"
+
+
+def test_a_terminal_shows_a_bar_above_whole_lines(images, tiny_folder):
+    (images / "2-broken.jpg").unlink()
+    folder = images.rename(images.with_name("x" * 100))  # longer than a line of the terminal
+    options = ["caption", str(folder), "--model", str(tiny_folder)]
+    command = [sys.executable, "-m", "captioner", *options]
+    terminal, other = os.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
+    with subprocess.Popen(command, stdout=other, stderr=other, env=environment) as process:
+        os.close(other)
+        shown = b""
+        try:
+            while part := os.read(terminal, 1 << 16):
+                shown += part
+        except OSError:  # the program closed the terminal
+            os.close(terminal)
+    assert process.returncode == 0
+    text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", shown.decode()).replace("\r", "\n")
+    lines = [line for line in text.split("\n") if line.startswith(str(folder))]
+    assert [line.partition(" ")[0] for line in lines] == sorted(map(str, folder.iterdir()))
+    assert re.search(r"captioning .* 5/5 ", text)
 
 
 def test_a_closed_pipe_prints_no_traceback(images, run_folder):

@@ -176,7 +176,7 @@ def _reported(row: Row) -> bool:
 
 def _batches(names: Iterator[str], size: int) -> Iterator[list[str]]:
     """Yield batches that grow to a size, so that the first captions appear soon."""
-    for count in chain((8, 16, 32), repeat(size)):
+    for count in chain((1, 2, 4, 8, 16, 32), repeat(size)):
         batch = list(islice(names, min(count, size)))
         if not batch:
             return

@@ -14,7 +14,7 @@ def _bar(**options: Any) -> "Progress":
     from rich import progress
     from rich.console import Console
 
-    console = Console(stderr=True)
+    console = Console(stderr=True, soft_wrap=True)  # a caption that is copied has no line breaks
     return progress.Progress(
         progress.TextColumn("{task.description}"),
         progress.BarColumn(),
