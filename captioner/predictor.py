@@ -14,7 +14,7 @@ from captioner import checkpoint, fast, limits
 from captioner.caption import Attends, Caption
 from captioner.data.pixels import PixelBatch, read_batch, read_batches
 from captioner.decoding import Decoding, Hypothesis, score_captions, search
-from captioner.errors import ImageError, UsageError, printable
+from captioner.errors import ImageError, UsageError
 from captioner.images import Geometry, Source
 from captioner.models.annotations import Annotations
 from captioner.models.captioner import Captioner
@@ -52,6 +52,9 @@ class Predictor:
         self.name, self.decoding, self.supervision = name, decoding, supervision
         self.device = _device(device)
         self.captioner = captioner.to(self.device).eval()
+
+    def __repr__(self) -> str:
+        return f"Predictor({self.name!r}, {self.captioner.decoder.mechanism!r}, device='{self.device}')"
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -290,8 +293,7 @@ def _device(name: str) -> torch.device:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, TypeError) as error:
-        reason = printable(str(error).splitlines()[0], 80)
         raise UsageError(
-            f"device {name!r:.80} cannot be used ({reason}): choose auto, cpu, cuda, cuda:1, … or mps"
+            f"device {name!r:.80} cannot be used here: choose auto, cpu, cuda, cuda:1, … or mps"
         ) from error
     return device

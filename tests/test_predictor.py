@@ -241,8 +241,11 @@ for call in (
     lambda: captioner.load(5),
     lambda: captioner.load("luong-dto"),
     lambda: captioner.load(sys.argv[1], "gpu"),
+    lambda: captioner.load(sys.argv[1], 3),
     lambda: caption.save("caption.bmp"),
     lambda: caption.save(3),
+    lambda: caption.save("nowhere/caption.png"),
+    lambda: model,
     lambda: caption.save(sys.argv[2]),
 ):
     try:
@@ -273,9 +276,12 @@ def test_wrong_arguments_get_a_sentence(tiny_folder, image, photo):
         "UsageError: samples must be a whole number from 1 to 100, got 2.5",
         "UsageError: a model is a name",
         "CheckpointError: no model at 'luong-dto'",
-        "UsageError: device 'gpu' cannot be used",
+        "UsageError: device 'gpu' cannot be used here: choose",
+        "UsageError: device 3 cannot be used here: choose",
         "UsageError: cannot write 'caption.bmp': unknown suffix",
         "UsageError: expected a path such as 'dog.png', got int",
+        "UsageError: cannot write 'nowhere/caption.png': the folder 'nowhere' does not exist",
+        f"Predictor('{tiny_folder}', 'LSTMDecoder: Additive × Soft', device='cpu')",
         "UsageError: '",
     )
     for line, start in zip(done.stdout.splitlines(), expected, strict=True):

@@ -1,14 +1,17 @@
 """The photos that the app offers."""
 
+import sys
 import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from captioner import images
 from captioner.app.served_models import Models
 from captioner.data.scene_objects import SHAPES
 from captioner.data.shapes import scene
+from captioner.errors import ImageError
 
 HELD_OUT = 3  # a seed other than the default of training
 FOLDER = Path(__file__).parent / "examples"
@@ -26,19 +29,32 @@ class Example:
 
     def thumbnail(self) -> str:
         """Return a small JPEG as a data URL."""
-        image = images.load(self.path)
-        image.thumbnail(THUMBNAIL)
-        return images.data_url(image, quality=80)
+        return _thumbnail(self.path)
+
+
+@cache
+def _thumbnail(path: Path) -> str:
+    image = images.load(path)
+    image.thumbnail(THUMBNAIL)
+    return images.data_url(image, quality=80)
 
 
 def examples(models: Models, given: Sequence[Path], folder: Path) -> list[Example]:
     """Return the photos that the app offers as examples.
 
-    These are the given photos. Without any, they are generated scenes if the first model knows the
-    words of scenes, otherwise the bundled photos. Scenes are written into ``folder``.
+    These are the given photos that can be read; others are reported. Without any, they are generated
+    scenes if the first model knows the words of scenes, otherwise the bundled photos. Scenes are
+    written into ``folder``.
     """
-    if given:
-        return [Example(path, path.stem) for path in given[:MOST]]
+    found = []
+    for path in given[:MOST]:
+        try:
+            _thumbnail(path)
+            found.append(Example(path, path.stem))
+        except ImageError as error:
+            print(f"captioner: left out: {error}", file=sys.stderr)
+    if found:
+        return found
     if set(SHAPES) <= set(models.get(models.names[0]).vocabulary.words):
         scenes = [Example(folder / f"{index}.png", f"Scene {index}") for index in range(1, 7)]
         for index, example in enumerate(scenes, start=1):

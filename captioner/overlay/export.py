@@ -58,8 +58,8 @@ def save(caption: "Caption", file: str | Path, style: "Style | None" = None) -> 
     """Write a caption's attention in the format of the suffix, e.g. ``.png``, ``.html`` or ``.npz``.
 
     Raises:
-        UsageError: an unknown suffix, the file is the photo itself, or the format shows the photo
-            and the caption has no image path.
+        UsageError: an unknown suffix, no such folder, the file is the photo itself, or the format
+            shows the photo and the caption has no image path.
         ImageError: the photo cannot be read.
     """
     from captioner.files import write_bytes
@@ -72,4 +72,6 @@ def save(caption: "Caption", file: str | Path, style: "Style | None" = None) -> 
         raise UsageError(f"cannot write '{path}': {unknown('suffix', path.suffix, known)}")
     if caption.image is not None and path.exists() and path.samefile(caption.image):
         raise UsageError(f"'{path}' is the photo itself: save the caption to another file")
+    if not path.parent.is_dir():
+        raise UsageError(f"cannot write '{path}': the folder '{path.parent}' does not exist")
     write_bytes(path, known[path.suffix.lower()].render(caption, None, style or Style()) or b"")
