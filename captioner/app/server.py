@@ -104,7 +104,7 @@ def serving(
             )
         except OSError as error:
             raise UsageError(
-                f"cannot listen on {host}:{port}; the port may be in use: try --port 7861"
+                f"cannot listen on {host}:{port}; give another --port or --host"
             ) from error
         try:
             yield url
