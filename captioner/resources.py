@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-DEFAULT_MODEL = "show-attend-tell-soft"
+DEFAULT_MODEL = "luong-dot"
 _HERE = Path(__file__).parent
 
 

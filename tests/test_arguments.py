@@ -202,7 +202,7 @@ WRONG = [
     ("caption empty", "no photo in it"),
     ("caption --modle=transformer x.png", "did you mean --model?"),
     ("caption --model=transfomer x.png", "did you mean transformer?"),
-    ("caption --model=show-attend x.png", "bundled models are show-attend-tell-soft, "),
+    ("caption --model=show-attend x.png", "bundled models are luong-dot, "),
     ("caption --model=empty x.png", "holds no model"),
     ("caption --model=file x.png", "not a checkpoint"),
     ("caption --device=gpu7 x.png", "unknown device 'gpu7'"),

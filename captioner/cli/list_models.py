@@ -12,10 +12,10 @@ from captioner.cli.checks import MODEL_FILES
 from captioner.resources import DEFAULT_MODEL, models
 
 GOOD_FOR = {
-    "show-attend-tell-soft": "general use: soft attention",
-    "show-attend-tell-critical": "the best scores; its sentences are less coherent",
+    "luong-dot": "general use: the sharpest maps, and the most kinds of photos",
+    "show-attend-tell-soft": "studying soft attention as in the paper",
+    "show-attend-tell-critical": "the best scores on Flickr8k; its sentences are less coherent",
     "show-attend-tell-hard": "studying hard attention: one sampled region for each word",
-    "luong-dot": "the simplest attention: dot products",
     "transformer": "the smallest; has maps for each layer and head",
 }
 
