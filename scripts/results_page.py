@@ -88,7 +88,9 @@ class Tables(SpeedTables):
             rows.append([linked, *scores, *search, f"{seconds / 60:.0f}", size])
         rows += [[name, *values, *[MISSING] * 9] for name, values in PUBLISHED.items()]
         columns = " | ".join(METRICS.values())
-        head = f"model | {columns} | COCO CIDEr | words | beam | length penalty | paths | minutes | MB"
+        head = (
+            f"model | {columns} | COCO CIDEr | words | beam | length penalty | paths | minutes | MB"
+        )
         return table(head, rows)
 
     def seeds(self) -> str:

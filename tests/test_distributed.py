@@ -209,7 +209,7 @@ def test_a_run_destroys_the_process_group(fails, tmp_path, monkeypatch):
 
     monkeypatch.setattr(run_module, "main", run_alone)
     try:
-        assert main(["fit"]) == (2 if fails else 0)
+        assert main(["fit", "--config=configs/shapes.yaml"]) == (2 if fails else 0)
         assert dist.is_initialized() == fails
     finally:
         distributed.leave()

@@ -34,7 +34,9 @@ def test_the_readme_has_the_scores_and_size_of_every_bundled_model(name):
     record = json.loads((RESULTS / f"pretrained-{name}.json").read_text("utf-8"))
     bleu, meteor, cider = (f"{record['scores'][key]:.1f}" for key in ("bleu_4", "meteor", "cider"))
     [row] = [line for line in README.splitlines() if line.startswith(f"| `{name}`")]
-    assert f" | {bleu} | {meteor} | {cider} | {record['bytes'] / 1e6:.1f} MB | " in row
+    coco = f"{record['coco_scores']['cider']:.1f}"
+    size = f"{record['bytes'] / 1e6:.1f} MB"
+    assert f" | {bleu} | {meteor} | {cider} | {coco} | {size} | " in row
 
 
 def test_the_readme_has_the_caption_of_the_model(monkeypatch, capsys):

@@ -222,12 +222,12 @@ def test_scenes_are_those_of_the_training_whatever_lies_beside_the_model(text, o
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--instances", __file__], "give --instances --captions --images together"),
+        (["--instances", "docs/results/data.json"], "give --instances --captions --images together"),
         (["--limit", "-2"], "argument --limit: expected a whole number from 1 to 999,999,999"),
         (["--data", "flickr8k"], "or --data --root together, or --scenes; got --data"),
         (["--data", "flickr8k", "--root", ".", "--scenes", "3"], "got --scenes --data --root"),
         (["--split", "val"], "got --split"),
-        (["--train-instances", __file__], "got --train-instances"),
+        (["--train-instances", "docs/results/data.json"], "got --train-instances"),
         (["--scene-options", "max_objects"], "must be a whole number from 1 to 6, got ''"),
         (["--scene-options", "seed=3"], "got 'seed=3'"),
         (["--scene-options", "max_objects=many"], "must be a whole number from 1 to 6, got 'many'"),

@@ -80,7 +80,7 @@ class GroundingData:
             self._add(batch)
 
     def _add(self, batch: Batch) -> None:
-        self.grid = batch.encoded.grid
+        self.grid = batch.annotations.grid
         self.images += batch.indices
         images, decoder = [self.data.images[i] for i in batch.indices], self._captioner.decoder
         vocabulary = self._captioner.vocabulary
