@@ -222,7 +222,10 @@ def test_scenes_are_those_of_the_training_whatever_lies_beside_the_model(text, o
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--instances", "docs/results/data.json"], "give --instances --captions --images together"),
+        (
+            ["--instances", "docs/results/data.json"],
+            "give --instances --captions --images together",
+        ),
         (["--limit", "-2"], "argument --limit: expected a whole number from 1 to 999,999,999"),
         (["--data", "flickr8k"], "or --data --root together, or --scenes; got --data"),
         (["--data", "flickr8k", "--root", ".", "--scenes", "3"], "got --scenes --data --root"),

@@ -10,14 +10,18 @@ import torch.nn.functional as F
 
 import runs
 from captioner import checkpoint, fast, load
+from captioner.data import shapes_dataset
 from captioner.data.cache import AnnotationCache
 from captioner.data.dataset import Augmentation, CaptionDataset
+from captioner.data.masks import read as read_masks
 from captioner.data.pixels import ImageFiles
-from captioner.data.records import Record
+from captioner.data.readers import read
+from captioner.data.records import TRAIN, Record
 from captioner.data.sampler import Draw
 from captioner.decoding import Decoding, search
 from captioner.errors import ModelError
 from captioner.evaluation.attention_maps import forced_maps, grad_cams
+from captioner.evaluation.grounding import grounding
 from captioner.models import Annotations, Captioner, TwoStreamEncoder
 from captioner.models.erasure import Erasure
 from captioner.models.registry import build, names
@@ -46,14 +50,14 @@ def encoder():
     return ready(build("encoder", TREE))
 
 
-def captioner(encoder=TREE, neck=None, decoder=DECODER):
+def captioner(encoder=TREE, neck=None, decoder=DECODER, words=("a", "dog", "cat")):
     config = {
         "encoder": encoder,
         "neck": neck or {"class_path": "Projection", "init_args": {"dim": 16}},
         "decoder": decoder,
     }
     torch.manual_seed(2)
-    model = Captioner.from_config(config, Vocabulary(["a", "dog", "cat"]))
+    model = Captioner.from_config(config, Vocabulary(words))
     ready(model.encoder)
     return model.eval()
 
@@ -176,6 +180,16 @@ def test_maps_and_grad_cam_have_the_grid_of_the_keys(region):
     cams = grad_cams(model.decoder, region, captions, [[(0, 1)], [(0, 0)]])
     assert cams[0][0][1].shape == (16,)
     assert cams[0][0][1].sum() >= 0
+
+
+def test_masks_are_compared_on_the_grid_of_the_keys(tmp_path):
+    shapes_dataset.write(tmp_path, sizes={"train": 6, "val": 1, "test": 1}, image_size=64)
+    scenes = {r.image_id: list(r.captions) for r in read("coco", tmp_path).of_split(TRAIN)}
+    data = read_masks(tmp_path / "annotations" / "instances_train.json", tmp_path / "train", scenes)
+    words = {word for texts in scenes.values() for text in texts for word in text.split()}
+    report = grounding(captioner(words=sorted(words)), data, "forced", resamples=10).report
+    assert report["grid"] == [4, 4]
+    assert report["scores"]["model"]["pointing"]["value"] > 0
 
 
 @pytest.fixture
