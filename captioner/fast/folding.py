@@ -1,4 +1,8 @@
-"""A faster ``CNNEncoder``: small chunks, and batch norms and padding folded into the convolutions."""
+"""A faster ``CNNEncoder``.
+
+It splits batches into small chunks, folds batch norms and padding into the convolutions, and keeps the
+weights of the convolutions in oneDNN's order.
+"""
 
 import copy
 from collections import Counter
@@ -12,6 +16,7 @@ from jaxtyping import Float, UInt8
 from torch import Size, Tensor, nn
 from torch.nn.utils import fuse_conv_bn_eval
 
+from captioner.fast.convolution import keep_order
 from captioner.models import encoder
 from captioner.models.backbone import Backbone
 
@@ -38,8 +43,7 @@ class CNNEncoder(encoder.CNNEncoder, abstract=True):
         on_cpu = images.device.type == "cpu"
         if torch.is_grad_enabled() and not on_cpu:
             return super()._features(images)
-        pixels = CPU_PIXELS if on_cpu else DEVICE_PIXELS
-        size = max(1, pixels // (images.shape[2] * images.shape[3]))
+        size = chunk_size(images)
         keep_autocast = torch.is_autocast_enabled("cpu") and not torch.is_grad_enabled()
         with torch.autocast("cpu", enabled=keep_autocast):
             chunks = map(super()._features, torch.split(images, size))
@@ -60,6 +64,12 @@ class CNNEncoder(encoder.CNNEncoder, abstract=True):
         return {**self.__dict__, "_folded": None}
 
 
+def chunk_size(images: UInt8[Tensor, "B 3 H W"] | Float[Tensor, "B 3 H W"]) -> int:
+    """Return how many images of this size are computed together on their device."""
+    pixels = CPU_PIXELS if images.device.type == "cpu" else DEVICE_PIXELS
+    return max(1, pixels // (images.shape[2] * images.shape[3]))
+
+
 def fold(network: Backbone, example: Float[Tensor, "B 3 H W"]) -> Backbone:
     """Return a copy of a network with fewer operations on its feature maps.
 
@@ -68,6 +78,7 @@ def fold(network: Backbone, example: Float[Tensor, "B 3 H W"]) -> Backbone:
     - TensorFlow's ``SAME`` padding can be one pixel larger after the input than before it. Equal
       padding on both sides gives the same result if zeros are put before the kernel. It needs no
       padded copy of the input.
+    - The weights are put into oneDNN's order once, for one image and for a chunk of images.
 
     Args:
         network: in eval mode; it is not changed.
@@ -89,6 +100,7 @@ def fold(network: Backbone, example: Float[Tensor, "B 3 H W"]) -> Backbone:
             folded.set_submodule(norm, getattr(folding, "act", nn.Identity()))
         for convolution, (before, after) in sizes.items():
             _pad_alike(cast(nn.Conv2d, folded.get_submodule(convolution)), before, after)
+        keep_order(folded, frozenset({1, chunk_size(example)}))
         equal = all(
             (actual - plain).norm() <= TOLERANCE * plain.norm()
             for actual, plain in zip(folded(example), expected, strict=True)
