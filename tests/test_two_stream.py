@@ -210,8 +210,8 @@ def test_the_cache_holds_both_streams(encoder, files, tmp_path):
     assert (cache.grid, cache.key_grid) == ((2, 2), (4, 4))
     expected = encoder(photos(64, 5))
     for i, path in enumerate(files):
-        for read, stream in ((cache[path], expected), (cache.keys(path), expected.keys)):
-            np.testing.assert_allclose(read, stream.vectors[i].half(), rtol=2e-3, atol=2e-3)
+        for stored, stream in ((cache[path], expected), (cache.keys(path), expected.keys)):
+            np.testing.assert_allclose(stored, stream.vectors[i].half(), rtol=2e-3, atol=2e-3)
     shard = sorted(cache.folder.glob("*.safetensors"))[1]
     content = bytearray(shard.read_bytes())
     content[-3] ^= 1  # the last tensor
