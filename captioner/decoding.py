@@ -85,7 +85,7 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Beam:
-    """The unfinished hypotheses of every image in the search: K, at most the beam size, of t words."""
+    """The unfinished hypotheses of every image: K, at most the beam size, with t words each."""
 
     state: Any  # of the decoder before it reads ``last``
     totals: Float[Tensor, "B K"]  # log-probabilities of the hypotheses
@@ -106,8 +106,9 @@ def search(
 
     Each step extends every hypothesis by every word and keeps the ``beam_size`` best extensions that
     do not end. An extension that ends and is among the ``beam_size`` best is finished. An image is
-    done when it has ``beam_size`` finished hypotheses, or at ``max_length``, where all end. Captions are
-    not empty and contain no ``<pad>``, ``<start>`` or ``<unk>``. The images of a batch are independent.
+    done when it has ``beam_size`` finished hypotheses, or at ``max_length``, where all hypotheses
+    end. Captions are not empty and contain no ``<pad>``, ``<start>`` or ``<unk>``. The images of a
+    batch are independent.
 
     Args:
         decoder: in eval mode.
@@ -199,7 +200,7 @@ def _allowed_log_probs(
         runs = tokens.unfold(-1, run, 1)  # (B, K, t - run + 1, run)
         last = tokens[..., None, tokens.shape[-1] - run + 1 :]
         repeated = (runs[..., :-1] == last).all(-1)
-        # Ban the word that would complete a run again; else <pad>, which is banned anyway.
+        # Ban the word that would repeat a run; elsewhere <pad>, which is banned anyway.
         log_probs.scatter_(-1, runs[..., -1].where(repeated, PAD), -torch.inf)
     return log_probs
 
@@ -228,7 +229,7 @@ def _finish(
 def _compact(
     beam: Beam, finished: list[list[Hypothesis]], active: list[int]
 ) -> tuple[Beam, list[list[Hypothesis]]]:
-    """Keep the images of these rows only."""
+    """Keep only the images in the ``active`` rows."""
     rows = torch.tensor(active, device=beam.last.device)
     return index_batch(beam, rows), [finished[row] for row in active]
 
@@ -254,7 +255,8 @@ def sample(
     """Sample captions word by word from the decoder's distribution.
 
     Args:
-        decoder, annotations, sampling: as for ``search``; in training mode with dropout.
+        decoder, annotations, sampling: as for ``search``; in training mode, the decoder applies
+            dropout.
         count: S, the number of captions per image.
         max_length: maximal number of words; a caption of this length has no end token.
 

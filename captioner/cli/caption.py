@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     text = "records per shard; an interruption loses at most one shard (default: 1000)"
     folder.add_argument("--shard-size", type=positive, metavar="N", help=text)
-    text = "try photos again that failed in an earlier call"
+    text = "retry photos that failed in an earlier call"
     folder.add_argument("--retry", action="store_true", help=text)
 
 
@@ -104,7 +104,7 @@ def _write_file(options: argparse.Namespace, file_format: str) -> int:
 
 
 def _in_order(photos: Iterable[Path], rows: Iterator[Row]) -> Iterator[Row]:
-    """Yield the rows of engines, which arrive in the order of completion, in the order of photos."""
+    """Yield an engine's rows in the order of the photos; they arrive in the order of completion."""
     arrived: dict[str, Row] = {}
     for path in photos:
         name = encodable(str(path))
@@ -162,7 +162,7 @@ def _engine(
 
     warnings.filterwarnings("ignore", module="PIL")  # about damaged files that it can read
     keep_memory()
-    # On a busy machine, several threads wait for each other, which takes three times as long.
+    # On a busy machine, several threads wait for each other and take three times as long as one.
     torch.set_num_threads(1)
     return InProcess(arguments)
 

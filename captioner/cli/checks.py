@@ -72,7 +72,7 @@ PHOTOS = {
         ".x3f",
     ),
 }
-"""The suffixes of photos and drawings, also of those that cannot be read."""
+"""The suffixes of photos and drawings, including formats that the package cannot read."""
 
 
 def check(command: str, options: argparse.Namespace) -> None:
@@ -97,7 +97,7 @@ def check(command: str, options: argparse.Namespace) -> None:
     for photos in (given.get("inputs", ()), given.get("examples", ())):
         # Raises if nothing matches.
         next(paths.iterate([name for name in photos if "://" not in name]), None)
-    if "device" in given and given.get("engine") != "ray":  # which uses those of its cluster
+    if "device" in given and given.get("engine") != "ray":  # Ray uses the devices of its cluster
         _check_gpu(options.device)
     if command == "demo":
         _check_address(options.host, options.port)

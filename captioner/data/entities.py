@@ -3,7 +3,7 @@
     Annotations/ID.xml + Sentences/ID.txt ─▶ read_photo() ─▶ EntityPhoto ── phrases_of(caption) ─▶ Phrase
 
 ``ID`` is the number before the first ``_`` of a photo's name. A phrase belongs to a coreference chain,
-whose number joins it to its boxes. Chains without a box (``scene``, ``nobndbox``) are counted.
+whose number identifies its boxes. Phrases without boxes (``scene``, ``nobndbox``) are counted.
 """
 
 import re
@@ -25,7 +25,7 @@ from captioner.text import Tokenizer
 TYPES = ("people", "clothing", "bodyparts", "animals", "vehicles", "instruments", "scene", "other")
 """The eight types of entities."""
 
-SIMILAR = 0.7  # least share of equal words for a sentence to count as a caption's
+SIMILAR = 0.7  # smallest share of equal words for a sentence and a caption to count as the same
 
 NOT_VISUAL = "0"  # the chain of phrases that name nothing in the photo
 
@@ -33,7 +33,7 @@ _PHRASE = re.compile(r"\[/EN#(\d+)((?:/\w+)+) ([^\]]*)\]")
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 Box = tuple[int, int, int, int]
-"""Left, top, right and bottom edge in pixels of the original photo; right and bottom are outside."""
+"""Left, top, right and bottom edge in pixels of the original photo; the last two are exclusive."""
 
 
 class Phrase(NamedTuple):
@@ -41,7 +41,7 @@ class Phrase(NamedTuple):
 
     Attributes:
         words: the positions of its words in the caption.
-        types: of its entity; some phrases have two.
+        types: the types of its entity; some phrases have two.
         boxes: all boxes of its coreference chain; empty if it has none.
     """
 
@@ -66,10 +66,10 @@ class EntityPhoto(NamedTuple):
     left_out: Counter[str]
 
     def phrases_of(self, words: Sequence[str]) -> list[Phrase] | None:
-        """Return the phrases of a caption; None if no sentence is like it.
+        """Return the phrases of a caption; None if no sentence is similar to it.
 
-        The sentences of the data set are corrected captions of Flickr30k. If none is equal, the phrases
-        of the most similar one are taken, without the words that differ.
+        The sentences of the data set are corrected captions of Flickr30k. If none equals the
+        caption, the phrases of the most similar one are used, without the words that differ.
         """
         if (phrases := self.captions.get(tuple(words))) is not None:
             return phrases
@@ -94,7 +94,7 @@ class EntityPhoto(NamedTuple):
     def coverage(
         self, boxes: Iterable[Box], grid: tuple[int, int]
     ) -> Float64[np.ndarray, "rows columns"]:
-        """Return the fraction of every grid cell that some boxes cover."""
+        """Return the fraction of every grid cell that the boxes cover together."""
         width, height = self.size
         inside = np.zeros((height, width), bool)
         for left, top, right, bottom in boxes:
@@ -117,7 +117,7 @@ def check(folder: Path, paths: Iterable[str]) -> None:
 
 
 def photo_id(path: str | Path) -> str:
-    """Return the number by which the data set names a photo's annotations."""
+    """Return the number that names a photo's annotation files."""
     return Path(path).stem.partition("_")[0]
 
 
@@ -191,7 +191,7 @@ def _read_boxes(
 
 
 def _numbers(element: ElementTree.Element | None, names: Sequence[str]) -> tuple[int, ...]:
-    """Return whole numbers that are the texts of an element's children."""
+    """Read whole numbers from the children of an element."""
     found = [None if element is None else element.findtext(name) for name in names]
     if any(text is None or not re.fullmatch(r"\s*-?\d{1,9}\s*", text) for text in found):
         raise ValueError(f"expected whole numbers {', '.join(names)}, got {found}")
@@ -199,7 +199,7 @@ def _numbers(element: ElementTree.Element | None, names: Sequence[str]) -> tuple
 
 
 def _clipped(corners: Box, size: tuple[int, int]) -> Box:
-    """Convert corners, whose pixels count from 1 and are all inside, to edges within the photo."""
+    """Convert corners, which are inclusive and count from 1, to edges clipped to the photo."""
     left, top, right, bottom = corners
     box = max(left - 1, 0), max(top - 1, 0), min(right, size[0]), min(bottom, size[1])
     if box[0] >= box[2] or box[1] >= box[3]:

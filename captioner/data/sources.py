@@ -16,8 +16,8 @@ class Source:
     Attributes:
         name: the kind of data set, as ``data.name``.
         root: its folder.
-        splits: those of its splits whose photos are used; its other photos are left out.
-        held_out: the number of these photos, those with the last ids, that join the test split instead.
+        splits: the splits whose photos are used; photos of other splits are left out.
+        held_out: how many of these photos, those with the last ids, join the test split instead.
     """
 
     name: str

@@ -30,7 +30,7 @@ Target = tuple[tuple[int, ...], Float32[np.ndarray, " L"]]
 
 
 class Supervision:
-    """Gives the target of every word of a caption; ``grid`` is (rows, columns) of the vectors."""
+    """Gives every word of a caption its target; ``grid`` is (rows, columns) of the annotations."""
 
     def __init__(self, grid: tuple[int, int]) -> None:
         self.grid = grid
@@ -40,7 +40,7 @@ class Supervision:
     def __call__(
         self, record: Record, number: int, ids: Sequence[int]
     ) -> Float32[np.ndarray, "T L"]:
-        """The targets of a caption: for each token the fraction of every cell that it may look at.
+        """Return the target of each token: the fraction of every cell that its object covers.
 
         ``number`` is the index of the caption. ``ids`` begins with ``<start>`` and may be cut.
         Tokens without a target, and ``<unk>``, get zeros.
@@ -55,12 +55,12 @@ class Supervision:
         return targets
 
     def find(self, record: Record, words: Sequence[str]) -> list[Target]:
-        """The positions of words in a caption, with their common target."""
+        """Return groups of word positions in a caption, each group with its target."""
         raise NotImplementedError
 
 
 class MaskSupervision(Supervision):
-    """The mask of an object for every word that names it.
+    """The target of a word that names an object is the object's mask.
 
     The masks are in COCO's layout, which generated scenes share: ``annotations/instances_X.json`` for
     the images in folder ``X``. A mask that fills the image carries no information and is left out. All
@@ -76,7 +76,7 @@ class MaskSupervision(Supervision):
             self._images |= {image.image_id: (data, image) for image in data.images}
 
     def find(self, record: Record, words: Sequence[str]) -> list[Target]:
-        """The mentions of objects with masks."""
+        """Return the mentions of objects that have masks."""
         if record.image_id not in self._images:
             return []
         data, image = self._images[record.image_id]
@@ -91,7 +91,7 @@ class MaskSupervision(Supervision):
 
 
 class BoxSupervision(Supervision):
-    """The boxes of a phrase for each of its content words, from Flickr30k Entities.
+    """The target of a content word is the boxes of its phrase in Flickr30k Entities.
 
     Boxes that fill the image carry no information and are left out. Images without annotations get no
     targets; a line is logged for each whose annotations cannot be read.
@@ -102,7 +102,7 @@ class BoxSupervision(Supervision):
         self.folder = folder
 
     def find(self, record: Record, words: Sequence[str]) -> list[Target]:
-        """The phrases with boxes."""
+        """Return the phrases that have boxes."""
         name = entities.photo_id(record.path)
         if not entities.has(self.folder, name):
             return []
@@ -121,7 +121,7 @@ class BoxSupervision(Supervision):
 
 
 def masks_of(records: Sequence[Record]) -> dict[Path, list[Record]]:
-    """The instances files of some images, with the images of each; DataError if one is missing."""
+    """Return the instances files with the images of each; DataError if a file is missing."""
     files: dict[Path, list[Record]] = defaultdict(list)
     for record in records:
         folder = Path(record.path).parent
@@ -137,13 +137,13 @@ def masks_of(records: Sequence[Record]) -> dict[Path, list[Record]]:
 
 
 def _is_rotated(image: MaskedImage) -> bool:
-    """Whether width and height of the image file are exchanged relative to its masks."""
+    """Return whether width and height of the image file are swapped relative to its masks."""
     try:
         with Image.open(image.path) as file:
             upright = (
                 file.getexif().get(Base.Orientation, 1) < 5
-            )  # values from 5 exchange the sides
+            )  # values of 5 and more swap the sides
             size = file.size if upright else file.size[::-1]
-    except Exception:  # reading its pixels reports the error
+    except Exception:  # the error is reported when the pixels are read
         return True
     return size == image.size[::-1] != image.size

@@ -39,7 +39,8 @@ def keep_order(network: nn.Module, batch_sizes: frozenset[int]) -> None:
 
     Args:
         network: its weights must not change afterwards.
-        batch_sizes: the batch sizes that recur; for others, torch reorders the weights as before.
+        batch_sizes: the batch sizes that recur; for others, torch reorders the weights
+            at every call.
     """
     if not available():
         return

@@ -74,7 +74,7 @@ def fold(network: Backbone, example: Float[Tensor, "B 3 H W"]) -> Backbone:
     """Return a copy of a network with fewer operations on its feature maps.
 
     - The weights and the bias of a convolution absorb the factor and the constant that the batch
-      norm behind it applies to each channel (Jacob et al. 2018, arXiv 1712.05877, §3.2).
+      norm after it applies to each channel (Jacob et al. 2018, arXiv 1712.05877, §3.2).
     - TensorFlow's ``SAME`` padding can be one pixel larger after the input than before it. Equal
       padding on both sides gives the same result if zeros are put before the kernel. It needs no
       padded copy of the input.
@@ -96,7 +96,7 @@ def fold(network: Backbone, example: Float[Tensor, "B 3 H W"]) -> Backbone:
             folding: Any = folded.get_submodule(norm)
             fused = fuse_conv_bn_eval(folded.get_submodule(convolution), folding)  # type: ignore[type-var]
             folded.set_submodule(convolution, fused.to(memory_format=torch.channels_last))
-            # timm's norms contain the activation behind them.
+            # timm's norms contain the activation that follows them.
             folded.set_submodule(norm, getattr(folding, "act", nn.Identity()))
         for convolution, (before, after) in sizes.items():
             _pad_alike(cast(nn.Conv2d, folded.get_submodule(convolution)), before, after)

@@ -81,7 +81,7 @@ def _use_onednn(rows: Tensor, weight: Tensor) -> bool:
         and rows.ndim > 1
         and rows.numel() > 0
         and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()  # it supports this operator for constant weights only
+        and not torch.compiler.is_compiling()  # it needs constant weights here
         and bool(torch.backends.mkldnn.enabled)
         and onednn_is_faster()
     )

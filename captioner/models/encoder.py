@@ -1,4 +1,4 @@
-"""Image → annotation vectors: a network up to one of its feature maps."""
+"""Image → annotation vectors: by a CNN, a Vision Transformer, or both."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -41,7 +41,7 @@ class Encoder(Component, kind="encoder"):
 
     @property
     def widths(self) -> dict[str, int | None]:
-        """What a neck has to know of this encoder."""
+        """The widths that a neck needs to know."""
         return {"in_dim": self.out_dim, "key_dim": self.key_dim}
 
     @property
@@ -50,7 +50,7 @@ class Encoder(Component, kind="encoder"):
         return False
 
     def load_pretrained(self) -> None:
-        """Fetch the pretrained weights, which the constructor does not, at the first call."""
+        """Fetch the pretrained weights at the first call; the constructor does not fetch them."""
         raise NotImplementedError
 
     def fingerprint(self) -> str:
@@ -63,7 +63,7 @@ class Encoder(Component, kind="encoder"):
 
 
 class BackboneEncoder(Encoder, abstract=True):
-    """Base of encoders that are a library's network; ``make`` makes it, cut at feature maps."""
+    """Base of encoders that wrap one network; ``make`` builds it, cut at feature maps."""
 
     mean: Tensor
     std: Tensor
@@ -144,7 +144,7 @@ class BackboneEncoder(Encoder, abstract=True):
         return self.backbone(pixels)
 
     def train(self, mode: bool = True) -> "BackboneEncoder":
-        """Keep the network in eval mode: its batch-norm statistics are those of ImageNet."""
+        """Keep the network in eval mode, so that pretrained batch-norm statistics do not change."""
         super().train(mode)
         self.backbone.eval()
         return self
@@ -213,7 +213,8 @@ class ViTEncoder(BackboneEncoder):
         trainable: True trains the network; a number trains only that many of its last layers.
 
     Raises:
-        ModelError: unknown name, weights or layers, or an image size that patches do not fill.
+        ModelError: unknown name, weights or layers, or an image size that is not a multiple of the
+            patch size.
     """
 
     def __init__(
@@ -230,12 +231,12 @@ class ViTEncoder(BackboneEncoder):
 class TwoStreamEncoder(Encoder):
     """The keys of one encoder and the values of another: A(q, K, V) with K ≠ V.
 
-    A Vision Transformer's patches separate objects sharply, a fine-tuned CNN knows better what they
-    are. The streams keep their own grids; the neck brings the values to the grid of the keys.
+    A Vision Transformer separates objects sharply, but a fine-tuned CNN identifies them better.
+    Each stream keeps its own grid; the neck interpolates the values to the grid of the keys.
 
     Args:
-        keys: the encoder, of one stream, whose vectors are compared with the query.
-        values: the encoder, of one stream, whose vectors are averaged.
+        keys: a one-stream encoder; its vectors are compared with the query.
+        values: a one-stream encoder; its vectors are averaged.
     """
 
     parts: ClassVar[dict[str, str]] = {"keys": "encoder", "values": "encoder"}
@@ -258,7 +259,7 @@ class TwoStreamEncoder(Encoder):
 
     @property
     def external(self) -> bool:
-        """Whether the weights of a stream come from an installed package."""
+        """Whether the weights of at least one stream come from an installed package."""
         return any(encoder.external for encoder in self._streams)
 
     def load_pretrained(self) -> None:
@@ -272,7 +273,7 @@ class TwoStreamEncoder(Encoder):
         return hashlib.sha256(fingerprints.encode()).hexdigest()
 
     def forward(self, images: UInt8[Tensor, "B 3 H W"]) -> Annotations:
-        """Encode images of the larger of the two sizes."""
+        """Encode images, given in the larger of the two input sizes."""
         keys, values = (encoder(_resized(images, encoder)) for encoder in self._streams)
         return replace(values, keys=keys)
 
@@ -301,7 +302,7 @@ def _last_layers(backbone: nn.Module, number: bool | int) -> list[nn.Module]:
 def _before_load(
     encoder: nn.Module, state_dict: dict[str, Tensor], prefix: str, *_: object
 ) -> None:
-    """Fill in the weights of a package, which state dicts leave out; mark all others as ready."""
+    """Fill in the weights of a package; mark others as ready if all their weights are given."""
     assert isinstance(encoder, BackboneEncoder)
     own = {f"{prefix}backbone.{key}": t for key, t in encoder.backbone.state_dict().items()}
     if encoder.external:

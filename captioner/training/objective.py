@@ -100,7 +100,9 @@ class Objective(Component, kind="objective"):
     def forward(
         self, decoded: Decoded, words: Tokens, rewards: Rewards = None, masks: Masks = None
     ) -> Loss:
-        """Return the loss of the decoder's output for the words before each target.
+        """Return the loss of the decoder's predictions.
+
+        Each word is predicted from the words before it.
 
         Every term is a sum over this process's words or captions divided by ``count``, so that the mean
         over processes is the loss of the whole batch.
@@ -108,7 +110,7 @@ class Objective(Component, kind="objective"):
         Args:
             decoded: the decoder's output.
             words: the words to predict; ``<pad>`` does not count.
-            rewards: of the rollout; None outside training.
+            rewards: those of the rollout; None outside training.
             masks: as ``Batch.masks``; None outside training and without supervision.
         """
         raise NotImplementedError
@@ -116,7 +118,8 @@ class Objective(Component, kind="objective"):
     def count(self, valid: Bool[Tensor, "*n"]) -> Shaped[Tensor, ""]:
         """Return the number of valid entries, at least 1.
 
-        In training, return the total over all processes divided by their number; all must call it.
+        In training, return the total over all processes divided by their number; every process must
+        call it.
         """
         return distributed.share(valid.sum()) if self.training else valid.sum().clamp(min=1)
 
@@ -140,9 +143,9 @@ class Objective(Component, kind="objective"):
             terms["doubly_stochastic"] = penalty / self.count(valid.any(-1))
         if self.supervision and self.training:
             assert probs is not None
-            # Without masks, this process could read no image, but must take part in the sum.
+            # A process that could read none of its images has no masks, but must call ``count``.
             masks = torch.zeros_like(probs) if masks is None else masks
-            copies = probs.shape[1] // masks.shape[1]  # rows for each caption; their mean counts
+            copies = probs.shape[1] // masks.shape[1]  # rows per caption; the loss is their mean
             losses = SUPERVISION_LOSSES[self.supervision_loss](
                 probs, masks.repeat_interleave(copies, 1)
             )
@@ -186,7 +189,7 @@ def doubly_stochastic(weights: Float[Tensor, "B R T L"], valid: Tensor) -> Float
 def cross_entropy(
     weights: Float[Tensor, "B R T L"], masks: Float[Tensor, "B R T L"]
 ) -> Float[Tensor, "B R T"]:
-    """Return ``−Σ_i m̂_i log α_i`` with ``m̂ = m / Σ_i m_i`` (Liu et al. 2017): fill the whole mask.
+    """Return ``−Σ_i m̂_i log α_i`` with ``m̂ = m / Σ_i m_i`` (Liu et al. 2017), minimal at α = m̂.
 
     Args:
         weights: α at every step.
@@ -200,9 +203,10 @@ def cross_entropy(
 def negative_log_mass(
     weights: Float[Tensor, "B R T L"], masks: Float[Tensor, "B R T L"]
 ) -> Float[Tensor, "B R T"]:
-    """Return ``−log Σ_i m_i α_i``: stay inside the mask, anywhere; arguments as above.
+    """Return ``−log Σ_i m_i α_i``, which is 0 wherever all attention lies inside the mask.
 
-    A box also contains background, which attention need not fill.
+    The arguments are those of ``cross_entropy``. A box also contains background, which attention
+    need not fill.
     """
     mass = (masks * weights).sum(-1)
     return -(mass.clamp(min=LEAST_MASS).log() * masks.any(-1))
