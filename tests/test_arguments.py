@@ -238,7 +238,7 @@ WRONG = [
     (f"explain x.png --output=out --caption={'a' * 101}", "at most 200 words of 100 letters"),
     ("explain x.png --output=file", "is a file"),
     ("explain x.png --output=loop", "is a broken link"),
-    ("explain x.png --output=. --formats png", "'x.png' would be overwritten"),
+    ("explain x.png --output=. --formats png", "it is an input or holds one"),
     ("evaluate file", "--references"),
     ("evaluate file --references=nowhere.json", "nowhere.json"),
     ("evaluate nowhere.json --references=file", "nowhere.json"),
@@ -284,7 +284,7 @@ WRONG = [
     ("fit --config=x.png", "'x.png' is no configuration"),
     (
         "fit --config=configs/shapes.yaml --trainer.devices=9999",
-        "--trainer.devices: expected at most",
+        "--trainer.devices: expected 1 to",
     ),
     ("fit --data.shapes.train=1000000", "must be a whole number from 1 to 999,999"),
     ("fit --data.naem=coco", "did you mean --data.name?"),

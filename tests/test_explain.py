@@ -120,8 +120,8 @@ def test_a_layer_a_head_and_earlier_words(photos, tmp_path, transformer):
         (["--layer", "4"], "no layer 4: there are 3"),
         (["--head", "3"], "no head 3: there are 2"),
         (["--output", "a-file/out"], "is a file"),
-        (["--output", "in"], "would be overwritten"),
-        (["in", "--output", "in"], "it is an input; give another folder"),
+        (["--output", "in"], "it is an input or holds one"),
+        (["in", "--output", "in"], "it is an input or holds one"),
     ],
 )
 def test_a_wrong_call_is_one_line_and_status_2(

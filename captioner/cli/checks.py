@@ -253,7 +253,10 @@ def _check_output(command: str, options: argparse.Namespace, given: dict[str, An
     output = Path(options.output)
     if command == "explain":
         folders = [_model_path(given["model"])] if "model" in given else []
-        check_directory(output, [*folders, *map(Path, options.inputs)])
+        inputs = list(map(Path, options.inputs))
+        # A figure among the photos could replace a photo of its name, and would be captioned next time.
+        beside = [path.parent for path in inputs if not path.is_dir()]
+        check_directory(output, [*folders, *inputs, *beside])
     elif command == "compare":
         check_directory(output, [Path(run) / "results" for run in options.runs])
     elif command == "caption" and writes_folder(options):
@@ -290,7 +293,9 @@ def check_directory(folder: Path, inputs: Iterable[Path] = ()) -> None:
         found = "a file" if existing.exists() else "a broken link"
         raise UsageError(f"cannot write into '{folder}': '{existing}' is {found}; give a folder")
     if folder.exists() and any(path.is_dir() and folder.samefile(path) for path in inputs):
-        raise UsageError(f"cannot write into '{folder}': it is an input; give another folder")
+        raise UsageError(
+            f"cannot write into '{folder}': it is an input or holds one; give another folder"
+        )
     _check_writable(existing)
 
 

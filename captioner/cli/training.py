@@ -159,9 +159,11 @@ def check(command: str, arguments: list[str]) -> None:
         if name in checks.DATA:
             raise UsageError(f"data set '{name}' needs its folder: give --data.root DIR")
     cores = os.cpu_count() or 1
-    if str(devices).isdecimal() and int(devices) > cores:
+    number = re.fullmatch(r"\w+", str(devices)) and str(devices) not in ("auto", "None")
+    if number and not (str(devices).isdecimal() and 1 <= int(devices) <= cores):
         raise UsageError(
-            f"--trainer.devices: expected at most {cores}, the cores of this machine, got {devices}"
+            f"--trainer.devices: expected 1 to {cores}, the cores of this machine, or auto, "
+            f"got {devices}"
         )
     for model in given.get("--model.init_from", ()):
         checks.CHECKS["model"]("--model.init_from", model)
