@@ -55,7 +55,7 @@ def test_bundled_files_have_their_recorded_checksums():
 def test_the_card_states_the_measured_scores(name):
     card = (resources.models()[name] / "README.md").read_text("utf-8")
     sections = ("Data", "Intended use and limits", "Scores", "Where it looks")
-    for section in (*sections, "Errors seen by a person", "How it was made"):
+    for section in (*sections, "Errors seen by eye", "How it was made"):
         assert f"## {section}\n" in card
     assert "Not measured yet" not in card
     scores = json.loads((RESULTS / f"pretrained-{name}.json").read_text("utf-8"))["scores"]
