@@ -1,35 +1,27 @@
-"""Images in, pixels out, and the way back from a cell of the annotation grid to the image.
-
-    path, bytes, stream ── load ─▶ upright RGB image ── to_tensor ─▶ uint8 (3, height, width)
-                                          └─ Geometry: cell (row, column) ⇄ box in its pixels
-
-The rest of the package uses images only in these forms.
-"""
+"""Images of any form → upright RGB, and the way back from the annotation grid to the image."""
 
 import base64
-import errno
 import re
-import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Float64, Real, UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.ExifTags import Base
-from torch import Tensor
 
 from captioner.errors import NAME_LIMIT, ImageError, printable
 
-# BytesIO is a BinaryIO to mypy, but not to run-time checkers: it has no name and no mode.
-Source = str | Path | bytes | BinaryIO | BytesIO | Image.Image | np.ndarray | Tensor
-"""What ``load`` takes: a path, the bytes of a file, a binary stream, a Pillow image, or a NumPy array or
-tensor (H, W, 3) of uint8 from 0 to 255 or of floats from 0 to 1."""
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    Source = str | Path | bytes | BinaryIO | BytesIO | Image.Image | np.ndarray | Tensor
+else:  # torch takes seconds to import
+    Source = Any
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 """The formats read, by Pillow's names. MPO (JPEG with a second view, from phones) opens as JPEG."""
@@ -57,17 +49,14 @@ _KINDS = {
     rb"[\t\r\n -~]+\Z": "text",
     rb"\Z": "an empty file",
 }
-_NOT_FILES = {
-    stat.S_IFDIR: "a folder",
-    stat.S_IFIFO: "a named pipe",
-    stat.S_IFSOCK: "a socket",
-    stat.S_IFCHR: "a device",
-    stat.S_IFBLK: "a device",
-}
 
 
 def load(source: Source, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Read one image as upright RGB, 8 bits a channel.
+
+    The source is a path, the bytes of a file, a binary stream, a Pillow image, or a NumPy array or
+    tensor of shape (H, W) for grey, (H, W, 3) for RGB or (H, W, 4) for RGBA, with uint8 from 0 to 255
+    or floats from 0 to 1.
 
     - The EXIF or XMP orientation is applied; one that cannot be read is ignored.
     - Transparency is laid over white; CMYK, YCbCr, LAB and palettes become RGB. Colour profiles are
@@ -88,8 +77,8 @@ def load(source: Source, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """
     head: bytes | None = None
     try:
-        if isinstance(source, np.ndarray | Tensor):
-            return _from_array(source)
+        if isinstance(source, np.ndarray) or hasattr(source, "numpy"):
+            return _rgb(_from_array(source))
         if isinstance(source, Image.Image):
             _check_size(source, max_pixels)
             # A copy, because converting a palette with transparency writes to the palette.
@@ -140,27 +129,6 @@ class Geometry:
         return np.asarray(np.clip(means, values.min(), values.max()))
 
 
-def to_tensor(
-    image: Image.Image,
-    size: tuple[int, int],
-    interpolation: Literal["bicubic", "bilinear"] = "bicubic",
-) -> UInt8[Tensor, "3 height width"]:
-    """Resize the whole image to (height, width) pixels: RGB values 0…255, not normalised.
-
-    Uses Pillow's antialiased resize; an image that already has the size is not resampled.
-
-    Raises:
-        ValueError: the image is not RGB (see ``load``), or the size is not positive.
-    """
-    if image.mode != "RGB":
-        raise ValueError(f"expected an RGB image, got {image.mode}; read it with images.load")
-    height, width = size
-    if image.size != (width, height):
-        image = image.resize((width, height), Image.Resampling[interpolation.upper()])
-    # Copied by numpy: torch would start threads that compete with the network's.
-    return torch.from_numpy(np.asarray(image).transpose(2, 0, 1).copy())
-
-
 def _check_size(image: Image.Image, max_pixels: int) -> None:
     width, height = image.size
     if width * height == 0:  # only possible for Pillow images
@@ -172,21 +140,22 @@ def _check_size(image: Image.Image, max_pixels: int) -> None:
         )
 
 
-def _from_array(array: np.ndarray | Tensor) -> Image.Image:
-    """An array as a new RGB image; see ``Source``."""
-    if isinstance(array, Tensor):
+def _from_array(array: Any) -> Image.Image:
+    """Return a new image from an array or tensor of the shapes in ``load``."""
+    if hasattr(array, "numpy"):
         array = array.detach().cpu()
         array = (array.float() if array.is_floating_point() else array).numpy()
-    if array.ndim == 3 and array.shape[2] == 3 and array.size:
+    if array.size and (array.ndim == 2 or (array.ndim == 3 and array.shape[2] in (3, 4))):
+        if np.issubdtype(array.dtype, np.floating) and array.min() >= 0 and array.max() <= 1:
+            array = (array * 255).round().astype(np.uint8)
         if array.dtype == np.uint8:
             return Image.fromarray(np.ascontiguousarray(array))
-        if np.issubdtype(array.dtype, np.floating) and array.min() >= 0 and array.max() <= 1:
-            return Image.fromarray((array * 255).round().astype(np.uint8))
     numbers = np.issubdtype(array.dtype, np.number) and array.size
     values = f", values from {array.min():.4g} to {array.max():.4g}" if numbers else ""
     raise ImageError(
-        f"has shape {array.shape}, type {array.dtype}{values}; expected (height, width, 3) with uint8 "
-        "from 0 to 255 or floats from 0 to 1; give several images as a list"
+        f"has shape {array.shape}, type {array.dtype}{values}; expected (height, width), (height, "
+        "width, 3) or (height, width, 4) with uint8 from 0 to 255 or floats from 0 to 1; give several "
+        "images as a list"
     )
 
 
@@ -236,15 +205,18 @@ def _upright(rgb: Image.Image, original: Image.Image) -> Image.Image:
 
 
 @contextmanager
-def _stream(source: str | Path | bytes | BinaryIO | BytesIO) -> Iterator[BinaryIO]:
+def _stream(source: Any) -> Iterator[BinaryIO]:
     """Open the source as a seekable stream; only files opened here are closed."""
     if isinstance(source, str | Path):
-        kind = stat.S_IFMT(Path(source).stat().st_mode)
+        path = Path(source)
         opened = str(source).startswith(("/dev/fd/", "/dev/stdin"))  # by the calling process
-        if kind in _NOT_FILES and not (opened and kind == stat.S_IFIFO):
-            advice = "name the files in it" if kind == stat.S_IFDIR else "give a file"
-            raise ImageError(f"is {_NOT_FILES[kind]}, not an image; {advice}")
-        with Path(source).open("rb") as file:
+        if not str(source):
+            raise ImageError("is an empty name; give the path of a photo")
+        if path.is_dir():
+            raise ImageError("is a folder, not an image; name the files in it")
+        if path.exists() and not (path.is_file() or (opened and path.is_fifo())):
+            raise ImageError("is a pipe or a device, not an image; give a file")
+        with path.open("rb") as file:
             yield file if file.seekable() else BytesIO(file.read(MAX_PIPE))  # a pipe cannot seek
     elif isinstance(source, bytes):
         yield BytesIO(source)
@@ -261,7 +233,6 @@ def _stream(source: str | Path | bytes | BinaryIO | BytesIO) -> Iterator[BinaryI
 
 def _diagnose(error: Exception, source: Source, head: bytes | None) -> str:
     """What is wrong with the source and what to do; ``head`` is its beginning, None if unread."""
-    again = "download, copy or export it again"
     reason = printable(str(error)) or type(error).__name__
     match error:
         case ImageError():
@@ -270,30 +241,19 @@ def _diagnose(error: Exception, source: Source, head: bytes | None) -> str:
             if Path(str(source)).is_symlink():
                 return "is a link to a file that does not exist; check the link"
             return "does not exist; check the path (web addresses are not fetched)"
-        case OSError(errno=errno.ELOOP):
-            return "is a link that leads back to itself; check the link"
-        case Image.DecompressionBombError() | Image.DecompressionBombWarning():
-            pixels = "".join(f": {int(n):,} pixels" for n in re.findall(r"\d+", reason)[:1])
-            return f"is too large{pixels}; scale it down"
-        case MemoryError():
-            return "is too large for the memory; scale it down"
+        case Image.DecompressionBombError() | Image.DecompressionBombWarning() | MemoryError():
+            return f"is too large ({reason}); scale it down"
         case OSError(errno=int(), strerror=str(cause)):
             return (
                 f"cannot be read ({printable(cause)}); check its name, its permissions and its disk"
             )
-    if isinstance(source, Image.Image):
-        return (
-            f"of mode {source.mode!r} and size {source.size} cannot be decoded ({reason}); {again}"
-        )
     if head is None:
         return f"cannot be read ({reason}); check it"
-    unknown = f"unknown data ({head[:8].hex(' ')})"
     known = (kind for mark, kind in _KINDS.items() if re.match(mark, head, re.DOTALL))
-    kind = next(known, unknown)
-    if kind in FORMATS or not isinstance(error, UnidentifiedImageError):
-        kind = f"a {kind} file" if kind in FORMATS else kind.partition(";")[0]
+    kind = next(known, f"unknown data ({head[:8].hex(' ')})")
+    if kind in FORMATS:
         cause = "" if isinstance(error, UnidentifiedImageError) else f" ({reason})"
-        return f"is {kind} that cannot be decoded{cause}; {again}"
+        return f"is a {kind} file that cannot be decoded{cause}; download, copy or export it again"
     if ";" in kind:
         return f"is {kind}"
     return f"is {kind}, not an image; give a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file"
@@ -311,9 +271,7 @@ def name_of(source: Source) -> str:
     name = source if isinstance(source, str | Path) else getattr(source, "name", None)
     if isinstance(name, str | Path):
         return printable(str(name), NAME_LIMIT) or "''"
-    kinds = {Image.Image: "<PIL image>", np.ndarray: "<array>", Tensor: "<tensor>"}
-    fallback = "<stream>" if hasattr(source, "read") else f"<{type(source).__name__}>"
-    return next((text for kind, text in kinds.items() if isinstance(source, kind)), fallback)
+    return f"<{type(source).__name__}>"
 
 
 def _overlaps(length: int, cells: int) -> Float64[np.ndarray, "cells length"]:

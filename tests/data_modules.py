@@ -8,9 +8,9 @@ import pytest
 import torch
 from PIL import Image
 
-from captioner import images
 from captioner.data.dataset import Batch
 from captioner.data.module import CaptionDataModule, ShapesOptions
+from captioner.data.pixels import to_tensor
 from captioner.data.records import TEST, TRAIN, VAL
 from captioner.training.likelihood import Likelihood
 from layouts import flickr8k, picture
@@ -102,7 +102,7 @@ def direct(path: str, mirrored=False, cache=True) -> torch.Tensor:
     """The pixels of a file, mirrored or not, or their annotation vectors."""
     with Image.open(path) as file:
         picture = file.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirrored else file.copy()
-    pixels = images.to_tensor(picture, (HEIGHT, WIDTH), "bilinear")
+    pixels = to_tensor(picture, (HEIGHT, WIDTH), "bilinear")
     return FakeEncoder()(pixels.unsqueeze(0)).vectors[0].half() if cache else pixels
 
 

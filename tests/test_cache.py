@@ -12,6 +12,7 @@ import torch
 
 from captioner import images
 from captioner.data.cache import AnnotationCache, PixelEncoder
+from captioner.data.pixels import to_tensor
 from captioner.errors import DataError
 from captioner.models.encoder import Preprocessing
 from layouts import picture
@@ -43,7 +44,7 @@ class FakeEncoder:
 
 def expected(path) -> np.ndarray:
     """The (L, D) means of the cells, by plain loops."""
-    pixels = images.to_tensor(images.load(path), (24, 36), "bilinear").double().numpy()
+    pixels = to_tensor(images.load(path), (24, 36), "bilinear").double().numpy()
     cells = [
         pixels[:, 12 * r : 12 * r + 12, 12 * c : 12 * c + 12] for r in (0, 1) for c in range(3)
     ]
@@ -91,7 +92,7 @@ def test_vectors_are_the_encoders_as_float16(batch_size, tmp_path, paths):
     assert (cache.grid, cache.failed) == (GRID, {})
     assert is_complete(cache, paths)
     for path in paths:
-        pixels = images.to_tensor(images.load(path), (24, 36), "bilinear")
+        pixels = to_tensor(images.load(path), (24, 36), "bilinear")
         direct = FakeEncoder()(pixels.unsqueeze(0)).vectors[0]
         assert cache[path].dtype == np.float16
         assert np.array_equal(cache[path], direct.half().numpy())
@@ -108,7 +109,7 @@ def test_pixels_for_a_trainable_encoder(tmp_path, paths):
     cache = open_cache(tmp_path, paths, PixelEncoder(PREPROCESSING), shard_size=3)
     assert cache.grid == (0, 0)
     for path in readable:
-        pixels = images.to_tensor(images.load(path), (24, 36), "bilinear")
+        pixels = to_tensor(images.load(path), (24, 36), "bilinear")
         assert cache[path].dtype == np.uint8
         assert np.array_equal(cache[path], pixels.numpy())
     assert list(cache.failed) == [paths[4]]

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -39,10 +39,21 @@ class ImageFiles:
         """Return None: images have no keys."""
 
 
+def to_tensor(
+    image: Image.Image, size: tuple[int, int], interpolation: Literal["bicubic", "bilinear"]
+) -> UInt8[Tensor, "3 H W"]:
+    """Resize a whole RGB image to (height, width) with Pillow's antialiasing: values 0…255."""
+    height, width = size
+    if image.size != (width, height):
+        image = image.resize((width, height), Image.Resampling[interpolation.upper()])
+    # Copied by numpy: torch would start threads that compete with the network's.
+    return torch.from_numpy(np.asarray(image).transpose(2, 0, 1).copy())
+
+
 def resized(image: Image.Image, preprocessing: Preprocessing) -> UInt8[Tensor, "3 H W"]:
     """The pixels of an image at the input size of an encoder."""
     size = preprocessing.height, preprocessing.width
-    return images.to_tensor(image, size, preprocessing.interpolation)
+    return to_tensor(image, size, preprocessing.interpolation)
 
 
 def read_batch(
