@@ -53,12 +53,12 @@ def test_shards_on_a_disk_that_fills_up(command, tmp_path, in_process, capsys):
 
 
 def test_a_disk_that_fills_up_keeps_the_old_file(command, tmp_path, capsys):
-    target = tmp_path / "captions.jsonl"
-    target.write_text("precious")
+    target, precious = tmp_path / "captions.jsonl", '{"image": "precious.jpg"}\n'
+    target.write_text(precious)
     with disk(600):
-        assert main([*command, "--format=jsonl", "--output", str(target)]) == 2
+        assert main([*command, "--output", str(target)]) == 2
     one_line(capsys.readouterr().err)
-    assert target.read_text() == "precious"
+    assert target.read_text() == precious
     assert {file.name for file in tmp_path.iterdir()} == {"captions.jsonl", "photos"}
 
 

@@ -24,8 +24,7 @@ class BatchCaptioner:
             compute=ray.data.ActorPoolStrategy(size=4))
 
     Args:
-        model: as ``captioner.load`` takes it.
-        device: ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
+        model, device: as ``captioner.load`` takes them.
         sources: where the photos are; None for files on this machine.
         options: fields of ``Decoding`` that replace the model's own.
 
@@ -66,6 +65,11 @@ class BatchCaptioner:
                 rows.append({**result.to_dict(), "image": encodable(name)})
         return {field: [row.get(field) for row in rows] for field in FIELDS}
 
+    def rows(self, batches: Iterable[list[str]]) -> Iterator[Row]:
+        """Yield the row of every photo in order; the method that all engines have."""
+        for names in batches:
+            yield from from_columns(self({"image": names}))
+
     @property
     def identity(self) -> dict[str, Any]:
         """The model's name and SHA-256 (configuration, vocabulary and weights), and the decoding."""
@@ -76,26 +80,5 @@ class BatchCaptioner:
         for name, tensor in sorted(captioner.state_dict().items()):
             digest.update(name.encode())
             digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-        return {
-            "model": {"name": self.predictor.name, "sha256": digest.hexdigest()},
-            "decoding": asdict(self.decoding),
-        }
-
-
-class InProcess:
-    """The engine for few photos, with the interface of ``LocalEngine``; workers start slowly."""
-
-    def __init__(self, options: Mapping[str, Any]) -> None:
-        self._captioner = BatchCaptioner(**options)
-        self.identity = self._captioner.identity
-
-    def __enter__(self) -> "InProcess":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def __call__(self, batches: Iterable[list[str]]) -> Iterator[Row]:
-        """Yield the row of every photo in order."""
-        for names in batches:
-            yield from from_columns(self._captioner({"image": names}))
+        model = {"name": self.predictor.name, "sha256": digest.hexdigest()}
+        return {"model": model, "decoding": asdict(self.decoding)}

@@ -8,13 +8,11 @@ the batch is repeated one image at a time, and only that image fails.
 import os
 import signal
 import sys
-import time
-from collections import deque
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from math import ceil
 from multiprocessing import get_context
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Any
 
 from captioner.batch.rows import Row, failure, from_columns
@@ -42,60 +40,59 @@ class LocalEngine:
         cores = _cores()
         self._options, self._threads = options, max(1, cores // (count or cores))
         self._workers: list[_Worker] = []
-        greeting = self._start_worker().receive()
-        self.identity: dict[str, Any] = greeting["identity"]
-        self._count = count or (cores if greeting["device"] == "cpu" else 1)
+        self._closed = False
+        first = self._start_worker()
+        self._idle = [first]
+        self.identity: dict[str, Any] = first.greeting["identity"]
+        self._count = count or (cores if first.greeting["device"] == "cpu" else 1)
 
     def __enter__(self) -> "LocalEngine":
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._closed = True
         for worker in self._workers:
-            worker.kill()
+            worker.process.kill()
 
-    def __call__(self, batches: Iterable[list[str]]) -> Iterator[Row]:
+    def rows(self, batches: Iterable[list[str]]) -> Iterator[Row]:
         """Yield the row of every photo, in the order of completion."""
-        source = iter(batches)
-        queue: deque[list[str]] = deque()  # the next batch, and photos of failed batches
-        while True:
-            if not queue:
-                queue.extend(islice(source, 1))
-            idle = [worker for worker in self._workers if worker.ready and not worker.names]
-            if queue and idle:
-                idle[0].send(queue.popleft())
-            elif queue and len(self._workers) < self._count:
-                self._start_worker()
-            elif queue or any(worker.names for worker in self._workers):
-                yield from self._finished(queue)
-            else:
-                return
+        pending: set[Future[list[Row]]] = set()
+        threads = ThreadPoolExecutor(self._count)  # each waits for the process of its batch
+        try:
+            for names in batches:
+                pending.add(threads.submit(self._caption, names))
+                if len(pending) > self._count:
+                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
+                    for future in done:
+                        yield from future.result()
+            for future in pending:
+                yield from future.result()
+        finally:
+            self.__exit__()
+            threads.shutdown(cancel_futures=True)
 
     def _start_worker(self) -> "_Worker":
         worker = _Worker(self._options, self._threads)
         self._workers.append(worker)
+        worker.greet()
         return worker
 
-    def _finished(self, queue: deque[list[str]]) -> Iterator[Row]:
-        """Wait for answers and yield their rows; photos of a dead worker go back to the queue."""
-        readable = wait([worker.connection for worker in self._workers], timeout=1.0)
-        for worker in list(self._workers):
-            if worker.connection not in readable:
-                if worker.overdue:
-                    worker.kill()
-                continue
-            names, overdue = worker.names, worker.overdue
-            try:
-                answer = worker.receive()
-            except EOFError:
-                self._workers.remove(worker)
-                worker.kill()
-                if len(names) == 1:
-                    yield _failed(names[0], overdue)
-                else:
-                    queue.extendleft([name] for name in reversed(names))
-                continue
-            if names:
-                yield from from_columns(answer)
+    def _caption(self, names: list[str]) -> list[Row]:
+        try:
+            worker = self._idle.pop()
+        except IndexError:
+            worker = self._start_worker()
+        try:
+            rows = worker.caption(names)
+        except (EOFError, OSError) as error:
+            worker.process.kill()
+            if self._closed:
+                return []
+            if len(names) > 1:
+                return [row for name in names for row in self._caption([name])]
+            return [_failed(names[0], isinstance(error, TimeoutError))]
+        self._idle.append(worker)
+        return rows
 
 
 def _failed(name: str, overdue: bool) -> Row:
@@ -105,7 +102,7 @@ def _failed(name: str, overdue: bool) -> Row:
 
 
 class _Worker:
-    """One process, and the names of the photos that it is working on."""
+    """A process, and the connection to it."""
 
     def __init__(self, options: dict[str, Any], threads: int) -> None:
         context = get_context("spawn")  # forking a process with threads can deadlock
@@ -114,40 +111,28 @@ class _Worker:
         self.process = context.Process(target=_serve, args=arguments, daemon=True)
         self.process.start()
         remote.close()  # so that the end of the process closes the connection
-        self.names: list[str] = []
-        self.ready = False
-        self._sent_at = 0.0
 
-    @property
-    def overdue(self) -> bool:
-        """Whether the current batch has exceeded its time."""
-        limit = TIMEOUT * ceil(len(self.names) / 10)
-        return bool(self.names) and time.monotonic() - self._sent_at > limit
-
-    def send(self, names: list[str]) -> None:
-        self.names, self._sent_at = names, time.monotonic()
-        self.connection.send(names)
-
-    def receive(self) -> Any:
-        """Return the worker's answer or raise its error; EOFError if it died after loading."""
+    def greet(self) -> None:
+        """Wait until the model is loaded."""
         try:
-            answer = self.connection.recv()
+            self.greeting = self._receive()
         except (EOFError, OSError) as error:
-            if not self.ready:
-                raise CaptionerError(
-                    "a worker process ended while it loaded the model; is there enough memory for "
-                    "--workers?"
-                ) from error
-            raise EOFError from error
+            raise CaptionerError(
+                "a worker process ended while it loaded the model; is there enough memory for --workers?"
+            ) from error
+
+    def caption(self, names: list[str]) -> list[Row]:
+        """Raise TimeoutError, or another OSError or EOFError if the process has ended."""
+        self.connection.send(names)
+        if not self.connection.poll(TIMEOUT * ceil(len(names) / 10)):
+            raise TimeoutError
+        return list(from_columns(self._receive()))
+
+    def _receive(self) -> Any:
+        answer = self.connection.recv()
         if isinstance(answer, Exception):
             raise answer
-        self.names, self.ready = [], True
         return answer
-
-    def kill(self) -> None:
-        """Kill the process; its connection becomes readable and raises EOFError."""
-        self.process.kill()
-        self.process.join()
 
 
 def _serve(connection: Connection, options: dict[str, Any], threads: int) -> None:
@@ -166,8 +151,7 @@ def _serve(connection: Connection, options: dict[str, Any], threads: int) -> Non
         captioner = BatchCaptioner(**options)
         connection.send({"identity": captioner.identity, "device": captioner.predictor.device.type})
         while True:
-            names = connection.recv()
-            connection.send(captioner({"image": names}))
+            connection.send(captioner({"image": connection.recv()}))
     except (EOFError, BrokenPipeError):
         return
     except Exception as error:  # the parent raises it

@@ -10,12 +10,10 @@ manifest is written anew from the shards at every start.
 
 import json
 import os
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from io import BytesIO
 from pathlib import Path
@@ -32,7 +30,6 @@ MAX_LISTED = 1000
 """Largest number of failures that the manifest lists; the shards hold all of them."""
 
 
-@dataclass
 class Shards:
     """The shards of a folder, between the start and the end of ``opened``.
 
@@ -48,16 +45,19 @@ class Shards:
         retried: photos whose failure was dropped, so that they are tried again.
     """
 
-    folder: Path
-    file_format: str
-    identity: Mapping[str, Any]
-    shard_size: int = 1000
-    retry: bool = False
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        file_format: str,
+        identity: Mapping[str, Any],
+        shard_size: int = 1000,
+        retry: bool = False,
+    ) -> None:
+        self.folder, self.file_format, self.identity = folder, file_format, identity
+        self.shard_size, self.retry = shard_size, retry
         self.counts: Counter[str] = Counter()
-        self.failures: list[Row] = []
         self.retried: list[str] = []
+        self._failures: list[Row] = []
         self._claimed: set[bytes] = set()
         self._rows: list[Row] = []
         self._next_number = 0
@@ -76,9 +76,7 @@ class Shards:
             self._check_manifest()
             for part in self.folder.glob(".*.part"):  # left by a killed process
                 part.unlink()
-            name = re.compile(rf"captions-\d{{6,}}\.{self.file_format}")
-            files = [file for file in self.folder.iterdir() if name.fullmatch(file.name)]
-            for file in sorted(files, key=_number):
+            for file in sorted(self.folder.glob(f"captions-*.{self.file_format}"), key=_number):
                 self._resume(file)
             self._write_manifest()
             try:
@@ -123,23 +121,19 @@ class Shards:
             return
         try:
             manifest = json.loads(file.read_bytes())
-            version = manifest["format_version"]
+            stored = {"format": manifest["format"], "decoding": manifest["decoding"]}
+            stored["model"] = manifest["model"]["sha256"]  # its name may differ
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"'{file}' cannot be read ({error}); give another folder") from error
-        if version != VERSION:
-            raise DataError(
-                f"'{file}' has format version {version!r:.20}, this captioner ({__version__}) resumes "
-                f"version {VERSION}: give another folder"
-            )
-        identity = json.loads(json.dumps(self.identity))  # comparable with the manifest
-        for key, expected in (("format", self.file_format), *identity.items()):
-            stored = manifest.get(key)
-            if key == "model" and isinstance(stored, dict):
-                stored = {**stored, "name": expected["name"]}  # its name may differ
-            if stored != expected:
+            raise DataError(f"'{file}' cannot be read ({error!r}); give another folder") from error
+        if manifest["format_version"] != VERSION:
+            raise DataError(f"'{file}' is of another version of captioner; give another folder")
+        now = {"format": self.file_format, "decoding": self.identity["decoding"]}
+        now["model"] = self.identity["model"]["sha256"]
+        for key, expected in now.items():
+            if stored[key] != expected:
                 raise UsageError(
-                    f"'{self.folder}' holds captions of another {key} ({json.dumps(stored):.120}, now "
-                    f"{json.dumps(expected):.120}): give another --output folder"
+                    f"'{self.folder}' holds captions of another {key} ({stored[key]!s:.120}, now "
+                    f"{expected!s:.120}): give another --output folder"
                 )
 
     def _resume(self, file: Path) -> None:
@@ -160,7 +154,7 @@ class Shards:
     def _count(self, rows: list[Row]) -> None:
         failed = [row for row in rows if "error" in row]
         self.counts.update(shards=1, captioned=len(rows) - len(failed), failed=len(failed))
-        self.failures += failed[: MAX_LISTED - len(self.failures)]
+        self._failures += failed[: MAX_LISTED - len(self._failures)]
 
     def _write_manifest(self, finished: bool = False) -> None:
         manifest = {
@@ -171,7 +165,7 @@ class Shards:
             "finished": finished,
             "images": self.counts["captioned"] + self.counts["failed"],
             **{name: self.counts[name] for name in ("captioned", "failed", "shards")},
-            "failures": [{"image": row["image"], **row["error"]} for row in self.failures],
+            "failures": [{"image": row["image"], **row["error"]} for row in self._failures],
         }
         text = json.dumps(manifest, indent=1, ensure_ascii=False)
         write_text(self.folder / MANIFEST, f"{text}\n")
@@ -190,8 +184,7 @@ class Shards:
                     yield row
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise DataError(
-                f"'{file}' cannot be read ({' '.join(str(error).split()):.200}); remove it to caption "
-                "its photos again"
+                f"'{file}' cannot be read ({error!s:.200}); remove it to caption its photos again"
             ) from error
 
     def _write(self, file: Path, rows: list[Row]) -> None:
@@ -232,14 +225,13 @@ def _lock(folder: Path) -> Iterator[None]:
 
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise UsageError(
-                f"another captioner is writing into '{folder}'; wait for it, or give another folder"
-            ) from error
-        except OSError:  # some network file systems cannot lock folders
-            pass
+        with suppress(OSError):  # some network file systems cannot lock folders
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UsageError(
+                    f"another captioner is writing into '{folder}'; wait for it, or give another folder"
+                ) from error
         yield
     finally:
         os.close(descriptor)

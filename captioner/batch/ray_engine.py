@@ -63,7 +63,7 @@ class RayEngine:
     def __exit__(self, *_: object) -> None:
         self._ray.shutdown()
 
-    def __call__(self, batches: Iterable[list[str]]) -> Iterator[Row]:
+    def rows(self, batches: Iterable[list[str]]) -> Iterator[Row]:
         """Yield the row of every photo, in the order of completion."""
         import pyarrow as pa
         from ray import data
@@ -74,18 +74,17 @@ class RayEngine:
             blocks.append(pa.table({"image": pa.array(map(os.fsencode, block), pa.binary())}))
         if not blocks:
             return
-        with _one_line("Ray cannot be started"):
+        with _one_line():
             _start(self._ray)
-        count, gpus = self._resources()
-        results = data.from_arrow(blocks).map_batches(
-            _Actor,
-            fn_constructor_kwargs=self._options,
-            batch_size=self._batch_size,
-            compute=data.ActorPoolStrategy(size=count),
-            num_cpus=0 if gpus else 1,
-            num_gpus=gpus,
-        )
-        with _one_line("Ray failed"):
+            count, gpus = self._resources()
+            results = data.from_arrow(blocks).map_batches(
+                _Actor,
+                fn_constructor_kwargs=self._options,
+                batch_size=self._batch_size,
+                compute=data.ActorPoolStrategy(size=count),
+                num_cpus=0 if gpus else 1,
+                num_gpus=gpus,
+            )
             for table in results.iter_batches(batch_size=None, batch_format="pyarrow"):
                 yield from from_columns(cast(pa.Table, table).to_pydict())
 
@@ -101,54 +100,38 @@ class RayEngine:
 
 
 def _start(ray: Any) -> None:
+    """Start Ray without what its C++ code writes to the standard error of the process."""
     from ray.data import DataContext
 
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}
     if "RAY_ADDRESS" not in os.environ:
-        options |= {
-            "include_dashboard": False,
-            "object_store_memory": 256 * 2**20,  # names and rows are small
-            "_temp_dir": _short_folder(),
-        }
-    with _silence():
+        # Names and rows are small, and the paths of Ray's sockets must be shorter than 108 bytes.
+        options |= {"include_dashboard": False, "object_store_memory": 256 * 2**20}
+        if "RAY_TMPDIR" not in os.environ and len(os.fsencode(tempfile.gettempdir())) > 36:
+            options["_temp_dir"] = f"/tmp/ray-{os.getuid()}"
+    sys.stderr.flush()
+    saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
         ray.init(ignore_reinit_error=True, **options)
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(null)
     logging.getLogger("ray.data").setLevel(logging.ERROR)
     DataContext.get_current().enable_progress_bars = False
 
 
 @contextmanager
-def _silence() -> Iterator[None]:
-    """Silence the C++ code of Ray, which writes to the standard error of the process."""
-    sys.stderr.flush()
-    saved, null = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 2)
-    try:
-        yield
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
-        os.close(null)
-
-
-def _short_folder() -> str:
-    """A folder for Ray's sockets, whose paths must be shorter than 108 bytes."""
-    folder = os.environ.get("RAY_TMPDIR") or os.path.join(tempfile.gettempdir(), "ray")  # noqa: PTH118
-    return folder if len(os.fsencode(folder)) <= 40 else f"/tmp/ray-{os.getuid()}"
-
-
-@contextmanager
-def _one_line(problem: str) -> Iterator[None]:
+def _one_line() -> Iterator[None]:
     """Shorten errors of Ray, which contain tracebacks of several processes, to one line."""
     try:
         yield
-    except CaptionerError:
-        raise
     except Exception as error:
         cause = getattr(error, "cause", None) or error
         if isinstance(cause, CaptionerError):
             raise cause from error
-        lines = [line.strip() for line in str(cause).splitlines() if line.strip()]
-        reason = lines[-1] if lines else type(cause).__name__
+        reason = (str(cause).strip() or type(cause).__name__).splitlines()[-1]
         raise CaptionerError(
-            f"{problem}: {reason:.300}; use --engine local to work without Ray"
+            f"Ray failed: {reason:.300}; use --engine local to work without Ray"
         ) from error

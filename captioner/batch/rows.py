@@ -13,18 +13,15 @@ FIELDS = ("image", "caption", "words", "log_prob", "word_log_probs", "model", "e
 
 def failure(name: str, error: CaptionerError) -> Row:
     """Return the row of a photo that has no caption."""
-    return {
-        "image": encodable(name),
-        "error": {"type": type(error).__name__, "message": str(error)},
-    }
+    description = {"type": type(error).__name__, "message": str(error)}
+    return {"image": encodable(name), "error": description}
 
 
 def from_columns(columns: Mapping[str, Sequence[Any]]) -> Iterator[Row]:
     """Yield the rows of a batch without the fields that are None."""
     for values in zip(*(columns[field] for field in FIELDS), strict=True):
-        yield {
-            field: value for field, value in zip(FIELDS, values, strict=True) if value is not None
-        }
+        row = zip(FIELDS, values, strict=True)
+        yield {field: value for field, value in row if value is not None}
 
 
 def encodable(name: str) -> str:

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from io import BytesIO
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from captioner import paths
@@ -67,8 +67,7 @@ class _Store:
             raise UsageError(
                 f"'{self.address}' is in an object store, which needs pyarrow: {INSTALL}"
             ) from error
-        self._selector = fs.FileSelector
-        self._types = fs.FileType
+        self._selector, self._types = fs.FileSelector, fs.FileType
         try:
             self.filesystem, self.path = fs.FileSystem.from_uri(uri)
         except (OSError, ValueError) as error:  # Arrow's errors are subclasses of these
@@ -76,45 +75,40 @@ class _Store:
         self.prefix = f"{self.scheme}://{self.path}"
 
     def names(self) -> Iterator[str]:
+        """List the object itself, or the images in the folder and its subfolders, sorted."""
         info = self._info(self.path)
         if info.type == self._types.NotFound:
             raise UsageError(f"'{self.address}': no such object or folder in the store; check it")
         if info.type == self._types.File:
             yield f"{self.scheme}://{info.path}"
             return
-        path = None
-        for path in self._walk(self.path):
-            yield f"{self.scheme}://{path}"
-        if path is None:
+        found = self._info(self._selector(self.path, recursive=True))
+        photos = sorted(entry.path for entry in found if self._is_photo(entry))
+        if not photos:
             raise UsageError(
                 f"'{self.address}': no photo in it ({' '.join(paths.SUFFIXES)}); check the address"
             )
+        yield from (f"{self.scheme}://{path}" for path in photos)
+
+    def _is_photo(self, entry: Any) -> bool:
+        path = PurePosixPath(entry.path.removeprefix(self.path))
+        hidden = any(part.startswith(".") for part in path.parts)
+        return entry.is_file and not hidden and path.suffix.lower() in paths.SUFFIXES
 
     def fetch(self, name: str) -> BytesIO | ImageError:
-        path = name.removeprefix(f"{self.scheme}://")
+        """Return the content of an object; errors about it show the stream's name."""
         try:
-            with self.filesystem.open_input_file(path) as file:
-                size = file.size()
-                if size > MAX_BYTES:
-                    raise OSError(f"{size} bytes, at most {MAX_BYTES} are fetched")
+            with self.filesystem.open_input_file(name.removeprefix(f"{self.scheme}://")) as file:
+                if file.size() > MAX_BYTES:
+                    raise OSError(f"{file.size()} bytes, at most {MAX_BYTES} are fetched")
                 stream = BytesIO(file.read())
         except (OSError, ValueError) as error:
             return ImageError(
-                f"{name}: found an object that cannot be fetched ({_one_line(error)}); check that it "
+                f"{name}: found an object that cannot be fetched ({error!s:.300}); check that it "
                 "exists and may be read"
             )
-        stream.name = name  # shown in errors about its content
+        stream.name = name
         return stream
-
-    def _walk(self, folder: str) -> Iterator[str]:
-        entries = sorted(self._info(self._selector(folder)), key=lambda entry: str(entry.base_name))
-        for entry in entries:
-            if entry.base_name.startswith("."):
-                continue
-            if entry.type == self._types.Directory:
-                yield from self._walk(entry.path)
-            elif paths.has_image_suffix(entry.base_name):
-                yield entry.path
 
     def _info(self, selection: Any) -> Any:
         try:
@@ -124,10 +118,6 @@ class _Store:
 
     def _unreachable(self, error: Exception) -> UsageError:
         return UsageError(
-            f"'{self.address}' cannot be reached: {_one_line(error)}; check the address, your "
+            f"'{self.address}' cannot be reached: {error!s:.300}; check the address, your "
             "credentials and the network"
         )
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]

@@ -1,7 +1,7 @@
 """Write captions for photos.
 
 captioner caption photo.jpg holiday/ 'scans/*.tif'
-captioner caption holiday/ --model transformer --format csv --output captions.csv
+captioner caption holiday/ --model transformer --output captions.csv
 captioner caption library/ --output captions/    # any number of photos, resumable
 """
 
@@ -9,25 +9,21 @@ import argparse
 import sys
 import warnings
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from itertools import chain, islice, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from captioner import paths
 from captioner.batch.output_folder import MANIFEST, Shards
-from captioner.batch.rows import Row, encodable
+from captioner.batch.rows import Row, encodable, failure
 from captioner.batch.sources import Sources
 from captioner.cli.arguments import add_inputs, open_output, positive, writes_folder
 from captioner.cli.progress import captioning, loading, report_failures
-from captioner.cli.writers import WRITERS
-from captioner.errors import UsageError
+from captioner.cli.writers import WRITERS, check_replaced, format_of
+from captioner.errors import ImageError, UsageError
 
-if TYPE_CHECKING:
-    from captioner.batch.batch_captioner import InProcess
-    from captioner.batch.local_engine import LocalEngine
-    from captioner.batch.ray_engine import RayEngine
-
-ADVANCED = ("batch_size", "engine", "workers", "shard_size", "retry")
+ADVANCED = ("batch_size", "engine", "workers", "shard_size", "retry", "overwrite")
 FEW = 128
 """With fewer photos than this, one process finishes before worker processes have started."""
 FOLDER_FORMATS = ("jsonl", "parquet")
@@ -36,28 +32,27 @@ FOLDER_FORMATS = ("jsonl", "parquet")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``caption``."""
     add_inputs(parser)
-    files, folders = " ".join(sorted(WRITERS)), " ".join(FOLDER_FORMATS)
-    parser.add_argument(
-        "--format",
-        choices=sorted({*WRITERS, *FOLDER_FORMATS}),
-        default=argparse.SUPPRESS,
-        help=f"a file: {files} (default: text); a folder: {folders} (default: jsonl)",
+    add, files = parser.add_argument, " ".join(sorted(WRITERS))
+    text = (
+        f"a file: {files} (default: by the suffix, or text); a folder: {' '.join(FOLDER_FORMATS)} "
     )
-    parser.add_argument(
-        "--output",
-        metavar="FILE|DIR",
-        help="file or folder to write (default: standard output). A folder, or a name that ends with /, "
-        "gets shards and a manifest, and the same call resumes after an interruption. --format "
-        "parquet and the options below always write a folder",
+    text += "(default: jsonl)"
+    choices = sorted({*WRITERS, *FOLDER_FORMATS})
+    add("--format", choices=choices, default=argparse.SUPPRESS, help=text)
+    text = (
+        "file or folder to write (default: standard output). A folder, or a name that ends with /, "
     )
+    text += "gets shards and a manifest, and the same call resumes after an interruption. --format "
+    text += "parquet and the options below always write a folder"
+    add("--output", metavar="FILE|DIR", help=text)
+    text = "replace an existing file that holds something other than captions"
+    add("--overwrite", action="store_true", help=text)
     folder = parser.add_argument_group("options for a folder", argument_default=argparse.SUPPRESS)
     text = "processes on this machine, or Ray Data on a cluster (default: local)"
     folder.add_argument("--engine", choices=("local", "ray"), help=text)
-    text = "processes that each load the model"
-    default = "one per CPU core; on a GPU, one; with Ray, one per GPU"
-    folder.add_argument(
-        "--workers", type=positive, metavar="N", help=f"{text} (default: {default})"
-    )
+    text = "processes that each load the model (default: one per CPU core; on a GPU, one; with Ray, one "
+    text += "per GPU)"
+    folder.add_argument("--workers", type=positive, metavar="N", help=text)
     text = "records per shard; an interruption loses at most one shard (default: 1000)"
     folder.add_argument("--shard-size", type=positive, metavar="N", help=text)
     text = "retry photos that failed in an earlier call"
@@ -67,8 +62,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write the captions; return 0, or 1 if some photos could not be read."""
     file_format = vars(options).get("format")
+    for name in options.inputs:
+        if name.startswith(("http://", "https://")):
+            raise UsageError(f"'{name}' is a web address: download the photo and give the file")
+        if "://" in name and not writes_folder(options):
+            raise UsageError(f"'{name}' is in an object store: give a folder with --output DIR/")
     if not writes_folder(options):
-        return _write_file(options, file_format or "text")
+        return _write_file(options, file_format or format_of(options.output))
     if options.output is None:
         raise UsageError("these options write into a folder: give it with --output DIR")
     if file_format not in (None, *FOLDER_FORMATS):
@@ -80,27 +80,44 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _write_file(options: argparse.Namespace, file_format: str) -> int:
-    for name in options.inputs:
-        if "://" in name:
-            raise UsageError(f"'{name}' is in an object store: give a folder with --output DIR/")
+    if options.output is not None and not options.overwrite:
+        check_replaced(Path(options.output))
+    warnings.filterwarnings("ignore", module="PIL")  # about damaged files that it can read
     photos = paths.find(options.inputs)
+    # The error of a single photo is reported at once; more photos are not read twice.
+    broken = _unreadable(photos[0]) if len(photos) == 1 else None
+    few = len(photos) < FEW
+    opened: Any = nullcontext() if broken else _engine(options, {}, few)
     failed = 0
 
     def results() -> Iterator[tuple[Path, Row]]:
         nonlocal failed
-        rows = engine(_batches(map(str, photos), options.batch_size))
+        names = map(str, photos)
+        rows = iter([broken]) if broken else engine.rows(_batches(names, options.batch_size))
         for path, row in zip(photos, _in_order(photos, rows), strict=True):
             failed += _reported(row)
             yield path, row
             advance()
 
     with (
-        _engine(options, {}, few=len(photos) < FEW) as engine,
+        opened as engine,
         captioning(lambda: len(photos)) as advance,
         open_output(options.output) as stream,
     ):
         WRITERS[file_format](results(), stream)
     return report_failures(failed, len(photos))
+
+
+def _unreadable(photo: Path) -> Row | None:
+    """Return the row of a file that is no photo."""
+    from captioner import images
+
+    try:
+        if not photo.is_fifo():  # a pipe can be read only once
+            images.load(photo)
+    except ImageError as error:
+        return failure(str(photo), error)
+    return None
 
 
 def _in_order(photos: Iterable[Path], rows: Iterator[Row]) -> Iterator[Row]:
@@ -130,20 +147,19 @@ def _write_folder(options: argparse.Namespace, file_format: str) -> int:
         captioning(count, shards.counts["captioned"] + shards.counts["failed"]) as advance,
     ):
         pending = (name for name in chain(shards.retried, first, names) if shards.claim(name))
-        for row in engine(_batches(pending, options.batch_size)):
+        for row in engine.rows(_batches(pending, options.batch_size)):
             _reported(row)
             shards.add(row)
             advance()
     captioned, failed = shards.counts["captioned"], shards.counts["failed"]
-    print(f"{captioned} captions in {folder}")
+    print(f"{captioned} caption{'' if captioned == 1 else 's'} in {folder}")
     listing = f"; '{folder / MANIFEST}' lists them; try them again with --retry"
     return report_failures(failed, captioned + failed, listing)
 
 
 @loading()
-def _engine(
-    options: argparse.Namespace, arguments: dict[str, Any], few: bool = False
-) -> "InProcess | LocalEngine | RayEngine":
+def _engine(options: argparse.Namespace, arguments: dict[str, Any], few: bool = False) -> Any:
+    """Return a context manager of an object with ``rows(batches)`` and ``identity``."""
     given = vars(options)
     common = {"model": options.model, "device": options.device, "beam_size": options.beam_size}
     arguments = common | arguments
@@ -157,14 +173,13 @@ def _engine(
         return LocalEngine(arguments, given.get("workers"))
     import torch
 
-    from captioner.batch.batch_captioner import InProcess
+    from captioner.batch.batch_captioner import BatchCaptioner
     from captioner.fast.malloc import keep_memory
 
-    warnings.filterwarnings("ignore", module="PIL")  # about damaged files that it can read
     keep_memory()
     # On a busy machine, several threads wait for each other and take three times as long as one.
     torch.set_num_threads(1)
-    return InProcess(arguments)
+    return nullcontext(BatchCaptioner(**arguments))
 
 
 def _reported(row: Row) -> bool:

@@ -15,16 +15,11 @@ def _bar(**options: Any) -> "Progress":
     from rich.console import Console
 
     console = Console(stderr=True, soft_wrap=True)  # a caption that is copied has no line breaks
-    return progress.Progress(
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        progress.MofNCompleteColumn(),
-        progress.TimeElapsedColumn(),
-        progress.TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-        **options,
-    )
+    columns = [progress.TextColumn("{task.description}"), progress.BarColumn()]
+    columns += [progress.MofNCompleteColumn(), progress.TimeElapsedColumn()]
+    columns += [progress.TimeRemainingColumn()]
+    disable = not console.is_terminal
+    return progress.Progress(*columns, console=console, disable=disable, **options)
 
 
 @contextmanager

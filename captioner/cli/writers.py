@@ -5,12 +5,14 @@ A writer takes pairs of the path and the row of a photo; ``captioner.batch.rows`
 
 import csv
 import json
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from captioner.batch.rows import Row
-from captioner.errors import printable
+from captioner.errors import UsageError, printable
+from captioner.paths import SUFFIXES
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -42,25 +44,48 @@ def write_csv(results: Results, stream: "TextIO") -> None:
 
 
 def write_coco(results: Results, stream: "TextIO") -> None:
-    """Write COCO's results format; photos without a caption are left out."""
-    rows = [
-        {"image_id": _coco_id(path), "caption": row["caption"]}
-        for path, row in results
-        if "error" not in row
-    ]
+    """Write COCO's results format; photos without a caption are left out.
+
+    The id of a COCO photo is the 12-digit number at the end of its name, of others the name.
+    """
+    rows = []
+    for path, row in results:
+        if "error" not in row:
+            digits = re.fullmatch(r"(?:.*_)?(\d{12})", path.stem)
+            image_id = int(digits[1]) if digits else path.name
+            rows.append({"image_id": image_id, "caption": row["caption"]})
     json.dump(rows, stream, ensure_ascii=False, indent=1)
     stream.write("\n")
 
 
-def _coco_id(path: Path) -> int | str:
-    """The 12-digit number at the end of a COCO file name; for other files, the name."""
-    digits = path.stem.rpartition("_")[2]
-    return int(digits) if digits.isdigit() and len(digits) == 12 else path.name
+WRITERS = {"text": write_text, "jsonl": write_jsonl, "csv": write_csv, "coco": write_coco}
+_FORMATS = {"": "text", ".txt": "text", ".jsonl": "jsonl", ".csv": "csv", ".json": "coco"}
+# How the files of the writers begin.
+_OWN = re.compile(
+    rf'[^\t\n]+({"|".join(SUFFIXES)})\t|\{{"image": "|image,caption,log_prob,error\r?\n|'
+    r'\[\n \{\n  "image_id": |\[\]\n|\Z',
+    re.IGNORECASE,
+)
 
 
-WRITERS: "dict[str, Callable[[Results, TextIO], None]]" = {
-    "text": write_text,
-    "jsonl": write_jsonl,
-    "csv": write_csv,
-    "coco": write_coco,
-}
+def format_of(file: str | None) -> str:
+    """Return the format that the suffix of a file names; raise ``UsageError`` if it names none."""
+    suffix = Path(file or "").suffix.lower()
+    if suffix not in _FORMATS:
+        raise UsageError(
+            f"cannot tell the format of '{file}': give --format {', '.join(WRITERS)}, or a name that "
+            f"ends with {', '.join(filter(None, _FORMATS))}"
+        )
+    return _FORMATS[suffix]
+
+
+def check_replaced(file: Path) -> None:
+    """Raise ``UsageError`` if a file exists and does not begin like the output of a writer."""
+    if file.is_file():
+        with file.open(encoding="utf-8", errors="replace", newline="") as stream:
+            beginning = stream.read(5000)
+        if not _OWN.match(beginning):
+            raise UsageError(
+                f"'{file}' exists and holds something other than captions: give another name, or "
+                "--overwrite to replace it"
+            )
