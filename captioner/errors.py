@@ -74,3 +74,12 @@ def one_line(text: str) -> str:
     """
     shorter = re.sub(rf"\S{{{NAME_LIMIT},}}", lambda name: printable(name[0], NAME_LIMIT), text)
     return printable(shorter, limit=2000)
+
+
+def plural(count: int, noun: str) -> str:
+    """Return a number of things.
+
+    >>> plural(1, "photo"), plural(1200, "photo")
+    ('1 photo', '1,200 photos')
+    """
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -21,7 +21,7 @@ from captioner.batch.sources import Sources
 from captioner.cli.arguments import add_inputs, open_output, positive, writes_folder
 from captioner.cli.progress import captioning, loading, report_failures
 from captioner.cli.writers import WRITERS, check_replaced, format_of
-from captioner.errors import ImageError, UsageError
+from captioner.errors import ImageError, UsageError, plural
 
 ADVANCED = ("batch_size", "engine", "workers", "shard_size", "retry", "overwrite")
 FEW = 128
@@ -152,7 +152,7 @@ def _write_folder(options: argparse.Namespace, file_format: str) -> int:
             shards.add(row)
             advance()
     captioned, failed = shards.counts["captioned"], shards.counts["failed"]
-    print(f"{captioned} caption{'' if captioned == 1 else 's'} in {folder}")
+    print(f"{plural(captioned, 'caption')} in {folder}")
     listing = f"; '{folder / MANIFEST}' lists them; try them again with --retry"
     return report_failures(failed, captioned + failed, listing)
 
