@@ -3,7 +3,7 @@
 import base64
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -23,14 +23,10 @@ if TYPE_CHECKING:
 else:  # torch takes seconds to import
     Source = Any
 
+# By Pillow's names. MPO (JPEG with a second view, from phones) opens as JPEG.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
-"""The formats read, by Pillow's names. MPO (JPEG with a second view, from phones) opens as JPEG."""
-
-MAX_PIXELS = 80_000_000
-"""Default limit: above the images of common cameras, below Pillow's warning at 89 million."""
-
-MAX_PIPE = 1 << 28
-"""The largest file read from a pipe, in bytes."""
+MAX_PIXELS = 80_000_000  # above the images of common cameras, below Pillow's warning at 89 million
+MAX_PIPE = 1 << 28  # bytes of the largest file read from a pipe
 
 # The beginnings of files, for error messages. After a semicolon follows what to do.
 _KINDS = {
@@ -61,10 +57,8 @@ def load(source: Source, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
     - The EXIF or XMP orientation is applied; one that cannot be read is ignored.
     - Transparency is laid over white; CMYK, YCbCr, LAB and palettes become RGB. Colour profiles are
       not applied.
-    - 16-bit grey is scaled from 0…65535. 32-bit integers ("I") and floats ("F") have no fixed range:
-      white is the smallest of 1 (floats only), 255 and 65535 that no value exceeds. If a value is
-      larger or negative, the range of the values is scaled to black … white. Values that are not
-      finite become black.
+    - 16-bit grey is scaled from 0…65535. Grey of 32 bits ("I", "F") has no fixed range: the range of
+      its values is scaled to black … white. Values that are not finite become black.
     - Animations and multi-page files give their first frame, an open Pillow image its current one.
 
     A stream is read from its beginning and stays open; a Pillow image is not changed. The result has
@@ -101,9 +95,8 @@ def load(source: Source, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
 class Geometry:
     """Where the cells of the annotation grid are in an image.
 
-    Images are resized for the encoder, not cropped or padded, so the grid covers the whole image
-    evenly: cell (r, c) spans c · width / columns … (c + 1) · width / columns from the left. The pixel
-    in row i and column j covers the unit square from (j, i) to (j + 1, i + 1).
+    Images are resized for the encoder, not cropped or padded: cell (r, c) spans c · width / columns …
+    (c + 1) · width / columns from the left. Pixel (i, j) covers the unit square from (j, i).
 
     Args:
         width, height: of the upright image, in pixels.
@@ -121,12 +114,19 @@ class Geometry:
 
         A pixel on a border counts with the area that it shares with the cell.
         """
-        rows, columns = self.grid
-        values = mask.astype(np.float64)
         # The area that two boxes share is a product of lengths, so each axis has its own matrix.
-        means = _overlaps(self.height, rows) @ values @ _overlaps(self.width, columns).T
+        rows, columns = _overlaps(self.height, self.grid[0]), _overlaps(self.width, self.grid[1])
+        means = rows @ mask.astype(np.float64) @ columns.T
         # Rounding must not make a full cell 1.0000000000000002.
-        return np.asarray(np.clip(means, values.min(), values.max()))
+        return np.asarray(np.clip(means, mask.min(), mask.max()))
+
+
+def _overlaps(length: int, cells: int) -> Float64[np.ndarray, "cells length"]:
+    """Compute the fraction of each cell in each pixel along one axis; rows sum to 1."""
+    borders, pixels = np.arange(cells + 1) * length / cells, np.arange(length)
+    right = np.minimum(borders[1:, None], pixels + 1)
+    left = np.maximum(borders[:-1, None], pixels)
+    return np.asarray(np.clip(right - left, 0, None) * (cells / length))
 
 
 def _check_size(image: Image.Image, max_pixels: int) -> None:
@@ -176,31 +176,20 @@ def _rgb(image: Image.Image) -> Image.Image:
 def _grey(image: Image.Image) -> UInt8[np.ndarray, "height width"]:
     """Scale the values of a deep grey image to 0…255 as described in ``load``."""
     values = np.asarray(image, dtype=np.float64)
-    finite = np.isfinite(values)
-    if not finite.any():
+    finite = values[np.isfinite(values)]
+    if not finite.size:
         raise ValueError("no pixel is a finite number")
-    low, high = float(values[finite].min()), float(values[finite].max())
-    whites = [65535.0] if ";16" in image.mode else [255.0, 65535.0]
-    if image.mode == "F":
-        whites.insert(0, 1.0)
-    if low >= 0 and high <= whites[-1]:
-        low, high = 0.0, next(white for white in whites if high <= white)
-    share = np.where(finite, values - low, 0.0) / ((high - low) or 1.0)
-    grey = np.round(share * 255).astype(np.uint8)
-    transparent = image.info.get("transparency")
-    if isinstance(transparent, int):  # one value of a PNG can be transparent
-        grey[values == transparent] = 255
-    return grey
+    low, high = (0, 65535) if ";16" in image.mode else (finite.min(), finite.max())
+    share = (np.nan_to_num(values, nan=low, posinf=low, neginf=low) - low) / ((high - low) or 1)
+    return np.round(share * 255).astype(np.uint8)
 
 
 def _upright(rgb: Image.Image, original: Image.Image) -> Image.Image:
     """Apply the orientation in the metadata of the original; damaged metadata is ignored."""
-    try:
+    with suppress(Exception):
         # Only the orientation is copied, because Pillow fails to rewrite a damaged block.
         rgb.getexif()[Base.Orientation] = original.getexif().get(Base.Orientation, 1)
         ImageOps.exif_transpose(rgb, in_place=True)
-    except Exception:  # noqa: S110
-        pass
     return rgb
 
 
@@ -272,11 +261,3 @@ def name_of(source: Source) -> str:
     if isinstance(name, str | Path):
         return printable(str(name), NAME_LIMIT) or "''"
     return f"<{type(source).__name__}>"
-
-
-def _overlaps(length: int, cells: int) -> Float64[np.ndarray, "cells length"]:
-    """Compute the fraction of each cell in each pixel along one axis; rows sum to 1."""
-    borders, pixels = np.arange(cells + 1) * length / cells, np.arange(length)
-    right = np.minimum(borders[1:, None], pixels + 1)
-    left = np.maximum(borders[:-1, None], pixels)
-    return np.asarray(np.clip(right - left, 0, None) * (cells / length))
