@@ -28,7 +28,7 @@ MECHANISMS: dict[str, list[str]] = {
     ).items()
 }
 SCENES = 200
-HARDER = ("level=varied", "max_objects=5")
+HARDER = ("max_objects=6",)
 FORCED = ("pointing", "discrimination", "mass")  # measured on reference captions
 
 

@@ -11,10 +11,10 @@ import torch.distributed as dist
 import runs
 from captioner import distributed
 from captioner.cli.main import main
-from captioner.data.dataset import Augmentation, CaptionDataset
+from captioner.data.dataset import CaptionDataset
 from captioner.data.pixels import ImageFiles
 from captioner.data.records import TRAIN, Record
-from captioner.data.sampler import Draw, InOrder, Shuffled
+from captioner.data.sampler import Draw, EpochSampler
 from captioner.errors import DataError
 from captioner.models.annotations import Annotations
 from captioner.models.decoder import Decoded
@@ -93,7 +93,7 @@ def everything(images: slice) -> dict[str, torch.Tensor]:
 def orders(size: int, batch_size: int) -> list[list[list]]:
     """Two epochs of batches of a shuffled and of an ordered data set."""
     epochs = []
-    for order in (Shuffled(range(size), batch_size, 1), InOrder(range(size), batch_size)):
+    for order in (EpochSampler(range(size), batch_size, 1), EpochSampler(range(size), batch_size)):
         for epoch in range(2):
             order.set_epoch(epoch)
             items = [list(item) if isinstance(item, Draw) else [item] for item in order]
@@ -113,7 +113,7 @@ def worker(rank: int, folder: str) -> None:
     results = everything(slice(rank, None, 2))
     epochs = [orders(*size) for size in SIZES]
     try:
-        InOrder(range(9), 3)
+        EpochSampler(range(9), 3)
         error = ""
     except DataError as refused:
         error = str(refused)
@@ -191,8 +191,8 @@ def test_padding_of_a_batch_reads_no_image():
             return torch.zeros(3, 2, 2, dtype=torch.uint8)
 
     source = Source(Preprocessing(2, 2, "bilinear", (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)))
-    data = CaptionDataset([record] * 3, [[[1, 2]]] * 3, source, 1, Augmentation())
-    assert data.collate([data[2], data[None]]).image_ids == [1]
+    data = CaptionDataset([record] * 3, [[[1, 2]]] * 3, source, 1)
+    assert data.collate([data[Draw(2, None)], data[None]]).image_ids == [1]
     assert data.collate([data[None]]).image_ids == []
     assert read == ["1.png"]
 

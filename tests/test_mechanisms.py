@@ -29,7 +29,7 @@ def test_each_mechanism_is_trained_once_and_measured_twice():
     count = len(mechanisms_table.MECHANISMS)
     assert count >= 10
     assert [line[1] for line in lines] == ["fit", "ground", "ground"] * count
-    assert sum("level=varied" in line for line in lines) == count
+    assert sum("max_objects=6" in line for line in lines) == count
 
 
 @pytest.mark.parametrize(

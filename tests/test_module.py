@@ -131,7 +131,6 @@ def test_the_error_for_an_empty_split_names_the_others(photos):
         ({"name": "coco"}, r"data set 'coco' needs its folder: give --data\.root DIR"),
         ({"crop": 0.0}, r"data\.crop must be a number above 0 and at most 1, got 0"),
         ({"mirror": 1.5}, r"data\.mirror must be a number from 0 to 1, got 1\.5"),
-        ({"test_split": "dev"}, r"data\.test_split is 'dev'; expected one of train, val, test"),
     ],
 )
 def test_wrong_options(options, message):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from captioner.data.readers import read
+from captioner.data import readers
 from captioner.data.records import TEST, TRAIN, VAL, Record
 from layouts import captions_txt, coco, csv_text, entry, flickr8k, karpathy, write
 
@@ -16,6 +16,10 @@ FLICKR = {
     TEST: {"1.jpg": ["a boy", "a girl", "a child"]},
 }
 PART = {f"{i}.jpg": ["a caption", "another caption"] for i in range(400)}
+
+
+def read(name: str, root: Path) -> list[Record]:
+    return list(readers.read(name, root))
 
 
 def splits_of(records: list[Record]) -> dict[str, str]:
@@ -74,24 +78,22 @@ BARS = """image_name| comment_number| comment
 COMMAS = """image_name,comment_number,comment
 1000092795.jpg,0," Two young guys , one ""cool"" , talk | look ."
 1000092795.jpg, 1, Two men .
+2199200615.jpg, 3, A dog runs across the grass .
 2199200615.jpg, 4   A dog runs across the grass .,
-"""
+"""  # the last line has its caption in the wrong column
 FILES_30K = {"results_20130124.token": TOKENS, "results.csv": BARS, "captions.txt": COMMAS}
 
 
 @pytest.mark.parametrize(
-    ("name", "images", "texts", "newline"),
+    ("name", "images", "texts"),
     [
-        ("results_20130124.token", "flickr30k-images", ".", "\n"),
-        ("results_20130124.token", "flickr30k_images", ".", "\r\n"),
-        ("captions.txt", "Images", ".", "\n"),
-        ("results.csv", "flickr30k_images/flickr30k_images", "flickr30k_images", "\n"),
-        ("results.csv", "data/flickr30k_images/flickr30k_images", "data", "\r\n"),
-        ("captions.txt", "flickr30k-images", "data", "\r\n"),
+        ("results_20130124.token", "flickr30k-images", "."),
+        ("captions.txt", "Images", "data"),
+        ("results.csv", "data/flickr30k_images/flickr30k_images", "data"),
     ],
 )
-def test_flickr30k(name, images, texts, newline, tmp_path):
-    write(tmp_path / texts / name, FILES_30K[name].replace("\n", newline))
+def test_flickr30k(name, images, texts, tmp_path):
+    write(tmp_path / texts / name, FILES_30K[name].replace("\n", "\r\n"))
     for image in ("1000092795.jpg", "2199200615.jpg"):
         write(tmp_path / images / image)
     captions = ('Two young guys , one "cool" , talk | look .', "Two men .")

@@ -7,8 +7,16 @@ from multiprocessing.reduction import ForkingPickler
 import pytest
 import torch.multiprocessing as mp
 
-from captioner.data.records import SPLITS, TEST, TRAIN, VAL, Record, Records, SharedList
-from captioner.data.tokenized import TokenizedCaptions
+from captioner.data.records import (
+    SPLITS,
+    TEST,
+    TRAIN,
+    VAL,
+    Record,
+    Records,
+    SharedList,
+    TokenizedCaptions,
+)
 from captioner.errors import DataError
 from captioner.text import END, START, UNK, Tokenizer, Vocabulary
 
@@ -45,17 +53,14 @@ def in_order(records: list[Record]) -> list[Record]:
 def test_records_equal_the_sorted_list(seed):
     unsorted = random_records(seed, 50)
     records, expected = Records(iter(unsorted)), in_order(unsorted)
-    assert records == expected
-    assert records != expected[::-1]
-    assert records != 7
     assert [records[i] for i in range(-50, 50)] == expected * 2
-    assert records[3:40:7] == expected[3:40:7]
-    assert records.take([5, 5, 2]) == [expected[5], expected[5], expected[2]]
+    assert list(records[3:40:7]) == expected[3:40:7]
+    assert list(records.take([5, 5, 2])) == [expected[5], expected[5], expected[2]]
     for split in SPLITS:
         part = records.of_split(split)
-        assert part == [r for r in expected if r.split == split]
-        assert part[1:].of_split(split) == list(part)[1:]
-    assert pickle.loads(pickle.dumps(records.of_split(VAL))) == records.of_split(VAL)
+        assert list(part) == [r for r in expected if r.split == split]
+        assert list(part[1:].of_split(split)) == list(part)[1:]
+        assert list(pickle.loads(pickle.dumps(part))) == list(part)
     with pytest.raises(IndexError):
         records[50]
     assert list(Records()) == list(Records().of_split(TRAIN)) == list(Records().take([])) == []
@@ -102,12 +107,11 @@ CAPTIONED = [
 
 
 @pytest.mark.parametrize("max_words", [1, 7, 8])
-@pytest.mark.parametrize("indices", [[], [0, 1, 2], [2, 0, 0]])
-def test_encoded_captions(max_words, indices):
+def test_encoded_captions(max_words):
     vocabulary = Vocabulary(["a", "dog", "cat", "'s"])
     tokenizer = Tokenizer()
-    encoded = TokenizedCaptions(CAPTIONED).encoded(vocabulary, max_words, indices)
-    for record, sentences in zip([CAPTIONED[i] for i in indices], encoded, strict=True):
+    encoded = TokenizedCaptions(CAPTIONED).encoded(vocabulary, max_words)
+    for record, sentences in zip(CAPTIONED, encoded, strict=True):
         for caption, ids in zip(record.captions, sentences, strict=True):
             words = tokenizer(caption)
             assert ids[0] == START

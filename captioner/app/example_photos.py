@@ -9,7 +9,7 @@ from pathlib import Path
 
 from captioner import images
 from captioner.app.served_models import Models
-from captioner.data.scene_objects import SHAPES
+from captioner.data.scene_grammar import SHAPES
 from captioner.data.shapes import scene
 from captioner.errors import ImageError
 

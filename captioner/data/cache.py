@@ -31,7 +31,7 @@ from torch import Tensor
 
 from captioner import images
 from captioner.data.pixels import PixelBatch, read_batches
-from captioner.errors import DataError, ImageError, printable
+from captioner.errors import DataError, ImageError, plural, printable
 from captioner.fast.malloc import give_back_memory
 from captioner.files import atomic
 from captioner.models.encoder import Preprocessing
@@ -77,7 +77,7 @@ class AnnotationCache:
         *,
         batch_size: int = 64,
         device: torch.device | str = "cpu",
-        progress: Callable[[Iterable[Any], int], Iterable[Any]] | None = None,
+        progress: Callable[[Iterable[Any], int], Iterable[Any]] = lambda batches, _: batches,
         verify: bool = False,
         shard_size: int = SHARD_SIZE,
     ) -> "AnnotationCache":
@@ -97,30 +97,31 @@ class AnnotationCache:
             DataError: no image can be read, or the folder cannot be written.
         """
         folder /= _key(paths, encoder, shard_size)
-        filler = _Filler(folder, paths, shard_size, encoder, batch_size, torch.device(device))
+        shards = [
+            _Shard(folder / f"{number:05d}.safetensors", number * shard_size, of_shard)
+            for number in range(math.ceil(len(paths) / shard_size))
+            if (of_shard := paths[number * shard_size : (number + 1) * shard_size])
+        ]
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            if verify:
-                filler.delete_damaged()
-            if missing := [shard for shard in filler.shards if not filler.is_finished(shard)]:
-                total = sum(math.ceil(len(filler.span(shard)) / batch_size) for shard in missing)
-                batches = filler.fill(missing)
-                for _ in progress(batches, total) if progress else batches:
+            for shard in shards if verify else ():
+                shard.delete_if_damaged()
+            if missing := [shard for shard in shards if not shard.is_finished()]:
+                total = sum(math.ceil(len(shard.paths) / batch_size) for shard in missing)
+                for _ in progress(_fill(missing, encoder, batch_size, device), total):
                     pass
                 give_back_memory()
             for lock in folder.glob("*.lock"):
                 lock.unlink(missing_ok=True)
         except OSError as error:
             raise DataError(f"cannot write the annotation cache '{folder}': {error}") from error
-        notes = [n for shard in filler.shards if (n := _notes(_file(folder, shard))) is not None]
-        if len(notes) < len(filler.shards):
-            raise DataError(
-                f"files of the annotation cache '{folder}' were deleted meanwhile; start again"
-            )
+        notes = [shard.notes() or {"grid": None, "failed": {}} for shard in shards]
         failed = {paths[int(row)]: message for n in notes for row, message in n["failed"].items()}
         if len(failed) == len(set(paths)):
             first = next(iter(failed.values()))
-            raise DataError(f"none of {len(paths):,} photos could be read; the first: {first}")
+            raise DataError(
+                f"none of {plural(len(paths), 'photo')} could be read; the first: {first}"
+            )
         for path, message in failed.items():
             _LOG.warning("left out: %s (%s)", printable(path), message)
         rows = {path: row for row, path in enumerate(paths) if path not in failed}
@@ -143,124 +144,109 @@ class AnnotationCache:
 
     def _read(self, name: str, path: str) -> np.ndarray:
         shard, index = divmod(self.rows[path], self.shard_size)
-        with safe_open(_file(self.folder, shard), "np") as stored:
+        with safe_open(self.folder / f"{shard:05d}.safetensors", "np") as stored:
             values: np.ndarray = stored.get_slice(name)[index]
             return values
 
 
 @dataclass(frozen=True)
-class _Filler:
-    """Computes missing shards."""
+class _Shard:
+    """One file of a cache: the images ``paths``, whose first row in the cache is ``first``."""
 
-    folder: Path
+    file: Path
+    first: int
     paths: Sequence[str]
-    shard_size: int
-    encoder: Any
-    batch_size: int
-    device: torch.device
 
-    @property
-    def shards(self) -> range:
-        return range(math.ceil(len(self.paths) / self.shard_size))
+    def notes(self) -> dict[str, Any] | None:
+        """The metadata; None if the file is missing or truncated."""
+        try:
+            with safe_open(self.file, "np") as stored:
+                notes: dict[str, Any] = json.loads(stored.metadata()["notes"])
+                return notes
+        except (OSError, SafetensorError):
+            return None
 
-    def span(self, shard: int) -> range:
-        """The rows of a shard; the last shard may be smaller."""
-        return range(len(self.paths))[shard * self.shard_size : (shard + 1) * self.shard_size]
+    def delete_if_damaged(self) -> None:
+        if (notes := self.notes()) is not None:
+            with safe_open(self.file, "np") as stored:
+                arrays = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+            if _sha256(arrays) != notes["sha256"]:
+                self.file.unlink()
+                _LOG.warning("computed again: the damaged shard '%s'", self.file)
 
-    def delete_damaged(self) -> None:
-        """Delete the shards whose checksum is wrong."""
-        for shard in self.shards:
-            file = _file(self.folder, shard)
-            if (notes := _notes(file)) is not None:
-                with safe_open(file, "np") as stored:
-                    arrays = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-                if _sha256(arrays) != notes["sha256"]:
-                    file.unlink()
-                    _LOG.warning("computed again: damaged shard %05d of '%s'", shard, self.folder)
-
-    def is_finished(self, shard: int) -> bool:
-        """Whether a shard exists and none of the images that it left out can be read by now.
+    def is_finished(self) -> bool:
+        """Whether it exists and none of the images that it left out can be read by now.
 
         A disk that was offline, or a missing permission, changes neither size nor time of a file.
         """
-        notes = _notes(_file(self.folder, shard))
-        if notes is None:
-            return False
-        for row in notes["failed"]:
+        notes = self.notes()
+        for row in notes["failed"] if notes is not None else ():
             with suppress(ImageError):
-                images.load(self.paths[int(row)])
+                images.load(self.paths[int(row) - self.first])
                 return False
-        return True
+        return notes is not None
 
-    def fill(self, missing: Sequence[int]) -> Iterator[PixelBatch]:
-        """Yield every computed batch: first of unlocked shards, then of those whose process failed."""
-        for timeout in (0, -1):  # -1 waits until another process releases its lock
-            for shard in missing:
-                if self.is_finished(shard):
-                    continue
-                lock = FileLock(self.folder / f"{shard:05d}.lock", timeout=timeout)
-                with suppress(Timeout), lock:
-                    if not self.is_finished(shard):
-                        yield from self._fill_shard(shard)
 
-    def _fill_shard(self, shard: int) -> Iterator[PixelBatch]:
-        """Compute and write one shard; the rows of unreadable images are zeros."""
-        span = self.span(shard)
-        notes: dict[str, Any] = {"grid": None, "failed": {}}
-        arrays = {"values": np.zeros((len(span), 0), np.float16)}
-        paths = [self.paths[row] for row in span]
-        for batch in read_batches(paths, self.batch_size, self.encoder.preprocessing):
-            notes["failed"] |= {span[index]: str(error) for index, error in batch.failed.items()}
-            if batch.indices:
-                with torch.inference_mode():
-                    encoded = self.encoder(batch.pixels.to(self.device, non_blocking=True))
-                rows = {"values": _stored(encoded.vectors)}
-                if encoded.keys is not None:
-                    rows["keys"] = _stored(encoded.keys.vectors)
-                    notes["key_grid"] = encoded.keys.grid
-                if notes["grid"] is None:
-                    self._check_free_space(sum(array[0].nbytes for array in rows.values()))
-                    arrays = {
-                        name: np.zeros((len(span), *array.shape[1:]), array.dtype)
-                        for name, array in rows.items()
-                    }
-                    notes["grid"] = encoded.grid
-                for name, array in rows.items():
-                    arrays[name][batch.indices] = array
-            yield batch
-        notes["sha256"] = _sha256(arrays)
-        with atomic(_file(self.folder, shard)) as stream:
-            stream.write(save(arrays, {"notes": json.dumps(notes)}))
+def _fill(
+    missing: Sequence[_Shard], encoder: Any, batch_size: int, device: torch.device | str
+) -> Iterator[PixelBatch]:
+    """Yield every computed batch: first of unlocked shards, then of those whose process failed."""
+    for timeout in (0, -1):  # -1 waits until another process releases its lock
+        for number, shard in enumerate(missing):
+            if shard.is_finished():
+                continue
+            with suppress(Timeout), FileLock(shard.file.with_suffix(".lock"), timeout=timeout):
+                if not shard.is_finished():
+                    left = sum(len(other.paths) for other in missing[number:])
+                    yield from _fill_shard(shard, encoder, batch_size, device, left)
 
-    def _check_free_space(self, row_bytes: int) -> None:
-        """Raise DataError if the shards will not fit on the disk."""
-        left = [s for s in self.shards if _notes(_file(self.folder, s)) is None]
-        needed = sum(len(self.span(shard)) for shard in left) * row_bytes
-        free = shutil.disk_usage(self.folder).free
-        if needed > free:
-            raise DataError(
-                f"the annotation cache needs {needed / 1e9:.1f} GB, '{self.folder.parent}' has "
-                f"{free / 1e9:.1f} GB free; choose another folder with --data.cache_dir"
-            )
+
+def _fill_shard(
+    shard: _Shard, encoder: Any, batch_size: int, device: torch.device | str, left: int
+) -> Iterator[PixelBatch]:
+    """Compute and write one shard; the rows of unreadable images are zeros.
+
+    ``left`` is the number of images for which the disk must have room.
+    """
+    size = len(shard.paths)
+    notes: dict[str, Any] = {"grid": None, "failed": {}}
+    arrays = {"values": np.zeros((size, 0), np.float16)}
+    for batch in read_batches(shard.paths, batch_size, encoder.preprocessing):
+        for index, error in batch.failed.items():
+            notes["failed"][shard.first + index] = str(error)
+        if batch.indices:
+            with torch.inference_mode():
+                encoded = encoder(batch.pixels.to(device, non_blocking=True))
+            rows = {"values": _stored(encoded.vectors)}
+            if encoded.keys is not None:
+                rows["keys"] = _stored(encoded.keys.vectors)
+                notes["key_grid"] = encoded.keys.grid
+            if notes["grid"] is None:
+                notes["grid"] = encoded.grid
+                _check_free_space(shard.file.parent, left, rows)
+                arrays = {n: np.zeros((size, *a.shape[1:]), a.dtype) for n, a in rows.items()}
+            for name, array in rows.items():
+                arrays[name][batch.indices] = array
+        yield batch
+    notes["sha256"] = _sha256(arrays)
+    with atomic(shard.file) as stream:
+        stream.write(save(arrays, {"notes": json.dumps(notes)}))
+
+
+def _check_free_space(folder: Path, count: int, rows: dict[str, np.ndarray]) -> None:
+    """Raise DataError unless the disk has room for ``count`` such rows."""
+    needed = count * sum(array[0].nbytes for array in rows.values())
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise DataError(
+            f"the annotation cache needs {needed / 1e9:.1f} GB, '{folder.parent}' has "
+            f"{free / 1e9:.1f} GB free; choose another folder with --data.cache_dir"
+        )
 
 
 def _stored(vectors: Tensor) -> np.ndarray:
     dtype = torch.uint8 if vectors.dtype == torch.uint8 else torch.float16
     return np.asarray(vectors.to("cpu", dtype))
-
-
-def _file(folder: Path, shard: int) -> Path:
-    return folder / f"{shard:05d}.safetensors"
-
-
-def _notes(file: Path) -> dict[str, Any] | None:
-    """The metadata of a shard; None if the file is missing or truncated."""
-    try:
-        with safe_open(file, "np") as stored:
-            notes: dict[str, Any] = json.loads(stored.metadata()["notes"])
-            return notes
-    except (OSError, SafetensorError):
-        return None
 
 
 def _sha256(arrays: dict[str, np.ndarray]) -> str:

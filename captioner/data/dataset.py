@@ -4,7 +4,6 @@ import logging
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -42,21 +41,13 @@ class Batch(NamedTuple):
 
 
 class Item(NamedTuple):
-    """One image before collation."""
+    """One image before collation; the longest caption is first, because decoders drop ended rows."""
 
     image_id: int | str
     values: Tensor
     keys: Tensor | None
     captions: list[list[int]]
-    masks: list[Tensor] | None = None
-
-
-@dataclass(frozen=True)
-class Augmentation:
-    """Random changes of a training image. Colours do not change, because captions name them."""
-
-    mirror: float = 0.0  # the probability of mirroring, unless a caption says left or right
-    crop: float = 1.0  # the least fraction of the area that a crop keeps; 1 does not crop
+    masks: list[Tensor]  # of each caption; empty without supervision
 
 
 class CaptionDataset(Dataset[Item | None]):
@@ -67,7 +58,9 @@ class CaptionDataset(Dataset[Item | None]):
         captions: the token ids of each image's captions.
         source: reads the annotation vectors or the pixels of a path.
         rows: R, the number of captions per image in a batch.
-        augmentation: applied to images that are drawn with a seed; crops need pixels.
+        mirror: the probability of mirroring an image that is drawn with a seed, unless a caption says
+            left or right. Colours do not change, because captions name them.
+        crop: the least fraction of the area that a crop of such an image keeps; 1 does not crop.
         supervision: gives the target masks of captions, if attention is supervised.
     """
 
@@ -77,22 +70,22 @@ class CaptionDataset(Dataset[Item | None]):
         captions: Sequence[list[list[int]]],
         source: AnnotationCache | ImageFiles,
         rows: int,
-        augmentation: Augmentation,
+        mirror: float = 0.0,
+        crop: float = 1.0,
         supervision: Supervision | None = None,
     ) -> None:
         self.records, self.captions, self.source, self.rows = records, captions, source, rows
-        self.augmentation, self.supervision = augmentation, supervision
+        self.mirror, self.crop, self.supervision = mirror, crop, supervision
         self._has_side = np.array([any(map(_SIDE.search, r.captions)) for r in records], bool)
 
     def __len__(self) -> int:
         return len(self.records)
 
-    def __getitem__(self, draw: int | Draw | None) -> Item | None:
+    def __getitem__(self, draw: Draw | None) -> Item | None:
         """Read an image; None for padding, and, with a warning, for an unreadable image."""
         if draw is None:
             return None
-        row, seed = draw if isinstance(draw, Draw) else (draw, None)
-        record, captions = self.records[row], self.captions[row]
+        record, captions = self.records[draw.row], self.captions[draw.row]
         try:
             values = torch.as_tensor(self.source[record.path])
         except ImageError as error:
@@ -100,23 +93,23 @@ class CaptionDataset(Dataset[Item | None]):
             return None
         stored = self.source.keys(record.path)
         keys = None if stored is None else torch.as_tensor(stored)
-        if seed is None:
-            return Item(record.image_id, values, keys, captions[: self.rows])
-        rng = np.random.default_rng(seed)
-        mirrored = rng.random() < self.augmentation.mirror * (not self._has_side[row])
-        if mirrored:
-            values = _mirrored(values, self.source.grid)
-            keys = None if keys is None else _mirrored(keys, self.source.key_grid)
-        chosen = rng.permutation(len(captions))[: self.rows]
-        if self.augmentation.crop < 1:
-            values = cropped(values, self.augmentation.crop, rng)
-        masks = None
-        if self.supervision is not None:
-            targets = (self.supervision(record, int(i), captions[i]) for i in chosen)
-            masks = [torch.from_numpy(target) for target in targets]
+        chosen, mirrored = list(range(len(captions))), False
+        if draw.seed is not None:
+            rng = np.random.default_rng(draw.seed)
+            mirrored = rng.random() < self.mirror * (not self._has_side[draw.row])
+            chosen = rng.permutation(len(captions)).tolist()
             if mirrored:
-                grid = self.supervision.grid
-                masks = [mask.view(-1, *grid).flip(-1).flatten(1) for mask in masks]
+                values = _mirrored(values, self.source.grid)
+                keys = None if keys is None else _mirrored(keys, self.source.key_grid)
+            if self.crop < 1:
+                values = cropped(values, self.crop, rng)
+        chosen = sorted(chosen[: self.rows], key=lambda i: -len(captions[i]))
+        masks: list[Tensor] = []
+        if self.supervision is not None:
+            grid = self.supervision.grid
+            for i in chosen:
+                target = torch.from_numpy(self.supervision(record, i, captions[i])).view(-1, *grid)
+                masks.append((target.flip(-1) if mirrored else target).flatten(1))
         return Item(record.image_id, values, keys, [captions[i] for i in chosen], masks)
 
     def collate(self, items: Sequence[Item | None]) -> Batch:
@@ -131,20 +124,17 @@ class CaptionDataset(Dataset[Item | None]):
         if self.supervision is not None:
             masks = torch.zeros(*tokens.shape, math.prod(self.supervision.grid))
         for b, item in enumerate(readable):
-            # Longest first, because decoders drop rows as captions end.
-            order = sorted(range(len(item.captions)), key=lambda i: -len(item.captions[i]))
-            for r, i in enumerate(order):
-                length = len(item.captions[i])
-                tokens[b, r, :length] = torch.tensor(item.captions[i])
-                if masks is not None and item.masks is not None:
-                    masks[b, r, :length] = item.masks[i]
+            for r, caption in enumerate(item.captions):
+                tokens[b, r, : len(caption)] = torch.tensor(caption)
+                if masks is not None:
+                    masks[b, r, : len(caption)] = item.masks[r]
         values = torch.stack([item.values for item in readable])
-        ids, grid, key_grid = [i.image_id for i in readable], self.source.grid, self.source.key_grid
+        ids, grid = [item.image_id for item in readable], self.source.grid
         if grid == (0, 0):
             return Batch(ids, tokens, None, grid, values, masks)
         keys = [item.keys for item in readable if item.keys is not None]
         stacked = torch.stack(keys) if keys else None
-        return Batch(ids, tokens, values, grid, None, masks, stacked, key_grid)
+        return Batch(ids, tokens, values, grid, None, masks, stacked, self.source.key_grid)
 
 
 def _mirrored(values: Tensor, grid: tuple[int, int] | None) -> Tensor:

@@ -3,11 +3,11 @@
     Annotations/ID.xml + Sentences/ID.txt ─▶ read_photo() ─▶ EntityPhoto ── phrases_of(caption) ─▶ Phrase
 
 ``ID`` is the number before the first ``_`` of a photo's name. A phrase belongs to a coreference chain,
-whose number identifies its boxes. Phrases without boxes (``scene``, ``nobndbox``) are counted.
+whose number identifies its boxes.
 """
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -22,14 +22,9 @@ from captioner.errors import DataError
 from captioner.images import MAX_PIXELS, Geometry
 from captioner.text import Tokenizer
 
-TYPES = ("people", "clothing", "bodyparts", "animals", "vehicles", "instruments", "scene", "other")
-"""The eight types of entities."""
-
 SIMILAR = 0.7  # smallest share of equal words for a sentence and a caption to count as the same
 
-NOT_VISUAL = "0"  # the chain of phrases that name nothing in the photo
-
-_PHRASE = re.compile(r"\[/EN#(\d+)((?:/\w+)+) ([^\]]*)\]")
+_PHRASE = re.compile(r"\[/EN#(\d+)/\S+ ([^\]]*)\]")
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 Box = tuple[int, int, int, int]
@@ -37,17 +32,10 @@ Box = tuple[int, int, int, int]
 
 
 class Phrase(NamedTuple):
-    """A phrase of a caption.
-
-    Attributes:
-        words: the positions of its words in the caption.
-        types: the types of its entity; some phrases have two.
-        boxes: all boxes of its coreference chain; empty if it has none.
-    """
+    """A phrase of a caption: the positions of its words, and all boxes of its coreference chain."""
 
     words: tuple[int, ...]
-    types: tuple[str, ...]
-    boxes: tuple[Box, ...]
+    boxes: tuple[Box, ...]  # empty if the chain has none
 
 
 class EntityPhoto(NamedTuple):
@@ -56,17 +44,13 @@ class EntityPhoto(NamedTuple):
     Attributes:
         size: (width, height) of the photo that was annotated. The photo at hand may have been resized.
         captions: the phrases of every sentence, by the sentence's words.
-        problems: a line for each box or phrase that cannot be used.
-        left_out: the number of phrases without boxes, by reason.
     """
 
     size: tuple[int, int]
     captions: dict[tuple[str, ...], list[Phrase]]
-    problems: list[str]
-    left_out: Counter[str]
 
-    def phrases_of(self, words: Sequence[str]) -> list[Phrase] | None:
-        """Return the phrases of a caption; None if no sentence is similar to it.
+    def phrases_of(self, words: Sequence[str]) -> list[Phrase]:
+        """Return the phrases of a caption; none if no sentence is similar to it.
 
         The sentences of the data set are corrected captions of Flickr30k. If none equals the
         caption, the phrases of the most similar one are used, without the words that differ.
@@ -79,14 +63,14 @@ class EntityPhoto(NamedTuple):
         }
         nearest = max(matchers, key=lambda s: matchers[s].ratio(), default=())
         if not nearest or matchers[nearest].ratio() < SIMILAR:
-            return None
+            return []
         same = {
             start + step: other + step
             for start, other, length in matchers[nearest].get_matching_blocks()
             for step in range(length)
         }
         moved = [
-            phrase._replace(words=tuple(same[word] for word in phrase.words if word in same))
+            Phrase(tuple(same[word] for word in phrase.words if word in same), phrase.boxes)
             for phrase in self.captions[nearest]
         ]
         return [phrase for phrase in moved if phrase.words]
@@ -102,106 +86,75 @@ class EntityPhoto(NamedTuple):
         return Geometry(width, height, grid).to_grid(inside)
 
 
-def has(folder: Path, name: str) -> bool:
+def has(folder: Path, path: str) -> bool:
     """Return whether a photo has annotations."""
-    return (folder / "Annotations" / f"{name}.xml").exists()
+    return _file(folder, "Annotations", path).exists()
 
 
 def check(folder: Path, paths: Iterable[str]) -> None:
     """Raise ``DataError`` unless at least one of these photos has annotations."""
-    if not any(has(folder, photo_id(path)) for path in paths):
+    if not any(has(folder, path) for path in paths):
         raise DataError(
             f"'{folder}' has no annotations of these photos: expected the folder of Flickr30k Entities, "
             "with Annotations/ID.xml and Sentences/ID.txt for photos whose names begin with ID_"
         )
 
 
-def photo_id(path: str | Path) -> str:
-    """Return the number that names a photo's annotation files."""
-    return Path(path).stem.partition("_")[0]
+def _file(folder: Path, part: str, path: str) -> Path:
+    suffix = "xml" if part == "Annotations" else "txt"
+    return folder / part / f"{Path(path).stem.partition('_')[0]}.{suffix}"
 
 
-def read_photo(folder: Path, name: str, tokenizer: Tokenizer) -> EntityPhoto:
-    """Read the annotations of one photo.
-
-    Args:
-        folder: contains ``Annotations`` and ``Sentences``.
-        name: the photo's number.
-        tokenizer: splits the sentences into words.
+def read_photo(folder: Path, path: str, tokenizer: Tokenizer) -> EntityPhoto:
+    """Read the annotations of the photo at ``path``; ``tokenizer`` splits the sentences into words.
 
     Raises:
         DataError: a file is missing or malformed.
     """
-    problems: list[str] = []
-    size, boxes, reasons = _read_boxes(folder / "Annotations" / f"{name}.xml", problems)
-    left_out: Counter[str] = Counter()
+    size, boxes = _read_boxes(_file(folder, "Annotations", path))
     captions = {}
-    for line in read_lines(folder / "Sentences" / f"{name}.txt"):
+    for line in read_lines(_file(folder, "Sentences", path)):
         words: list[str] = []
         phrases = []
         position = 0
         for match in _PHRASE.finditer(line):
             words += tokenizer(line[position : match.start()])
-            position = match.end()
-            first = len(words)
-            words += tokenizer(match[3])
-            types = tuple(match[2].strip("/").split("/"))
-            chain = match[1]
-            if not boxes[chain]:
-                left_out["not visual" if chain == NOT_VISUAL else reasons.get(chain, "no box")] += 1
-            phrases.append(Phrase(tuple(range(first, len(words))), types, tuple(boxes[chain])))
+            position, first = match.end(), len(words)
+            words += tokenizer(match[2])
+            if len(words) > first:
+                phrases.append(Phrase(tuple(range(first, len(words))), tuple(boxes[match[1]])))
         words += tokenizer(line[position:])
         if words:
-            captions[tuple(words)] = [phrase for phrase in phrases if phrase.words]
-    return EntityPhoto(size, captions, problems, left_out)
+            captions[tuple(words)] = phrases
+    return EntityPhoto(size, captions)
 
 
-def _read_boxes(
-    file: Path, problems: list[str]
-) -> tuple[tuple[int, int], dict[str, list[Box]], dict[str, str]]:
-    """Read the size of a photo, the boxes of every chain, and why other chains have none."""
+def _read_boxes(file: Path) -> tuple[tuple[int, int], dict[str, list[Box]]]:
+    """Read the size of a photo and the boxes of every chain; boxes outside the photo are empty."""
+    boxes: dict[str, list[Box]] = defaultdict(list)
     try:
         root = ElementTree.fromstring("\n".join(read_lines(file)))
         width, height = _numbers(root.find("size"), ("width", "height"))
-        size = (width, height)
-        if min(size) < 1 or width * height > MAX_PIXELS:
+        if min(width, height) < 1 or width * height > MAX_PIXELS:
             raise ValueError(f"a photo of {width} × {height} pixels")
+        for entity in root.iter("object"):
+            if (outline := entity.find("bndbox")) is not None:
+                # Corners are inclusive and count from 1.
+                left, top, right, bottom = _numbers(outline, _CORNERS)
+                box = (max(left - 1, 0), max(top - 1, 0), max(right, 0), max(bottom, 0))
+                for name in entity.findall("name"):
+                    boxes[(name.text or "").strip()].append(box)
     except (ElementTree.ParseError, ValueError) as error:
         raise DataError(
             f"'{file}' cannot be used: {error}; expected an annotation of Flickr30k Entities with "
             "the size of its photo"
         ) from error
-    boxes: dict[str, list[Box]] = defaultdict(list)
-    reasons: dict[str, str] = {}
-    for entity in root.iter("object"):
-        chains = [(name.text or "").strip() for name in entity.findall("name")]
-        if (outline := entity.find("bndbox")) is None:
-            kind = "scene" if entity.findtext("scene") == "1" else "no box"
-            reasons |= dict.fromkeys(chains, kind)
-            continue
-        try:
-            left, top, right, bottom = _numbers(outline, _CORNERS)
-            box = _clipped((left, top, right, bottom), size)
-        except ValueError as error:
-            problems.append(f"'{file}', chain {', '.join(chains)}: {error}")
-            continue
-        for chain in chains:
-            boxes[chain].append(box)
-    return size, boxes, reasons
+    return (width, height), boxes
 
 
 def _numbers(element: ElementTree.Element | None, names: Sequence[str]) -> tuple[int, ...]:
     """Read whole numbers from the children of an element."""
     found = [None if element is None else element.findtext(name) for name in names]
-    if any(text is None or not re.fullmatch(r"\s*-?\d{1,9}\s*", text) for text in found):
+    if not all(re.fullmatch(r"\s*-?\d{1,9}\s*", text or "") for text in found):
         raise ValueError(f"expected whole numbers {', '.join(names)}, got {found}")
     return tuple(int(text or 0) for text in found)
-
-
-def _clipped(corners: Box, size: tuple[int, int]) -> Box:
-    """Convert corners, which are inclusive and count from 1, to edges clipped to the photo."""
-    left, top, right, bottom = corners
-    box = max(left - 1, 0), max(top - 1, 0), min(right, size[0]), min(bottom, size[1])
-    if box[0] >= box[2] or box[1] >= box[3]:
-        raise ValueError(f"the box {corners} lies outside its photo of {size} pixels")
-    return box

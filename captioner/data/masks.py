@@ -18,17 +18,11 @@ from pycocotools import mask as rle
 
 from captioner.data.object_words import CategoryWords
 from captioner.data.readers.files import MALFORMED, read_json
-from captioner.data.scene_grammar import Mention, find_mentions
-from captioner.data.scene_objects import SceneObject
+from captioner.data.scene_grammar import Mention, SceneObject, find_mentions
 from captioner.errors import DataError
 from captioner.images import MAX_PIXELS, Geometry
 
 MAX_OUTLINE = 1e6  # largest length of a polygon's outline, in pixels
-
-_EXPECTED = (
-    "COCO instances: images (id, file_name, height, width), categories (id, name), and annotations "
-    "(image_id, category_id, segmentation)"
-)
 
 
 @dataclass(frozen=True)
@@ -60,8 +54,7 @@ class MaskedImage:
     def overlap(self, first: Sequence[int], second: Sequence[int]) -> float:
         """The intersection of two unions of instances, divided by the area of the smaller one."""
         both = [self.union(first), self.union(second)]
-        shared = rle.area(rle.merge(both, intersect=True))
-        return float(shared / min(rle.area(one) for one in both))
+        return float(rle.area(rle.merge(both, intersect=True)) / min(map(rle.area, both)))
 
 
 @dataclass(frozen=True)
@@ -105,23 +98,27 @@ def read(
             or no image is left.
     """
     content = read_json(instances)
+    dropped: Counter[str] = Counter()
     try:
         names = {entry["id"]: str(entry["name"]) for entry in content["categories"]}
         annotations: dict[int, list[Any]] = defaultdict(list)
         for annotation in content["annotations"]:
             annotations[annotation["image_id"]].append(annotation)
         is_scene = any("thing" in annotation for annotation in content["annotations"])
-        dropped: Counter[str] = Counter()
         entries = [e for e in content["images"] if captions is None or captions.get(e["id"])]
         images = []
         for entry in entries[:limit]:
-            of_image = annotations[entry["id"]]
-            texts = (captions or {}).get(entry["id"], ())
-            images.append(_image(entry, of_image, folder, texts, names, is_scene, dropped))
+            image_id, path = entry["id"], str(folder / entry["file_name"])
+            size = int(entry["width"]), int(entry["height"])
+            texts = tuple((captions or {}).get(image_id, ()))
+            found = _instances(annotations[image_id], size, names, is_scene, dropped)
+            images.append(MaskedImage(image_id, path, size, texts, *found))
         words = None if is_scene else CategoryWords(names.values())
     except MALFORMED as error:
         raise DataError(
-            f"'{instances}' cannot be used: {type(error).__name__} {error}; expected {_EXPECTED}"
+            f"'{instances}' cannot be used: {type(error).__name__} {error}; expected COCO instances: "
+            "images (id, file_name, height, width), categories (id, name), and annotations (image_id, "
+            "category_id, segmentation)"
         ) from error
     if not images:
         raise DataError(
@@ -130,35 +127,27 @@ def read(
     return MaskedImages(tuple(images), words, str(instances), dropped["crowd"], dropped["empty"])
 
 
-def _image(
-    entry: Any,
+def _instances(
     annotations: list[Any],
-    folder: Path,
-    captions: Iterable[str],
+    size: tuple[int, int],
     names: dict[Any, str],
     is_scene: bool,
     dropped: Counter[str],
-) -> MaskedImage:
-    size = int(entry["width"]), int(entry["height"])
+) -> tuple[tuple[str, ...], tuple[Any, ...], tuple[SceneObject, ...], frozenset[str]]:
+    """The last four fields of a `MaskedImage`."""
     if min(size) < 1 or size[0] * size[1] > MAX_PIXELS:
-        raise ValueError(f"image {entry['id']} has {size[0]} × {size[1]} pixels")
+        raise ValueError(f"an image has {size[0]} × {size[1]} pixels")
     single = [a for a in annotations if not a.get("iscrowd")]
     masked = [(a, mask) for a in single if rle.area(mask := _mask(a, size))]
     dropped["crowd"] += len(annotations) - len(single)
     dropped["empty"] += len(single) - len(masked)
-    objects = tuple(SceneObject.from_json(a["thing"]) for a, _ in masked) if is_scene else ()
-    named = [o.category for o in objects] or [names[a["category_id"]] for a, _ in masked]
-    present = named if is_scene else [names[a["category_id"]] for a in annotations]
-    return MaskedImage(
-        image_id=entry["id"],
-        path=str(folder / entry["file_name"]),
-        size=size,
-        captions=tuple(captions),
-        categories=tuple(named),
-        masks=tuple(mask for _, mask in masked),
-        objects=objects,
-        present=frozenset(present),
-    )
+    masks = tuple(mask for _, mask in masked)
+    if is_scene:
+        objects = tuple(SceneObject.from_json(a["thing"]) for a, _ in masked)
+        categories = tuple(o.category for o in objects)
+        return categories, masks, objects, frozenset(categories)
+    categories = tuple(names[a["category_id"]] for a, _ in masked)
+    return categories, masks, (), frozenset(names[a["category_id"]] for a in annotations)
 
 
 def _mask(annotation: Any, size: tuple[int, int]) -> Any:

@@ -14,23 +14,16 @@ from torch.utils.data import DataLoader
 from captioner import distributed, limits
 from captioner.data import shapes_dataset
 from captioner.data.cache import AnnotationCache, PixelEncoder
-from captioner.data.dataset import Augmentation, CaptionDataset
+from captioner.data.dataset import CaptionDataset
 from captioner.data.pixels import ImageFiles
 from captioner.data.readers import READERS, read
-from captioner.data.records import SPLITS, TEST, TRAIN, VAL, Records
-from captioner.data.sampler import InOrder, ResumableLoader, Shuffled
+from captioner.data.records import SPLITS, TRAIN, VAL, Records, TokenizedCaptions
+from captioner.data.sampler import EpochSampler, ResumableLoader
 from captioner.data.sources import Source, join
 from captioner.data.supervision import BoxSupervision, MaskSupervision, Supervision
-from captioner.data.tokenized import TokenizedCaptions
 from captioner.errors import DataError, unknown
 from captioner.fast.malloc import give_back_memory
 from captioner.text import Vocabulary
-
-
-def default_cache() -> Path:
-    """``$CAPTIONER_CACHE``, or ``captioner`` in the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.environ.get("CAPTIONER_CACHE") or f"{base}/captioner").expanduser()
 
 
 @dataclass
@@ -43,7 +36,7 @@ class ShapesOptions:
         test: number of test scenes.
         image_size: side of a scene in pixels.
         max_objects: largest number of objects in a scene.
-        level: difficulty: ``plain``, or ``varied`` with more shapes, textures and occlusion.
+        level: only ``plain``; kept for the configurations of older runs.
         seed: another seed gives other scenes.
     """
 
@@ -52,7 +45,7 @@ class ShapesOptions:
     test: int = 200
     image_size: int = 224
     max_objects: int = 3
-    level: str = "plain"
+    level: Literal["plain"] = "plain"
     seed: int = 0
 
     def write(self, root: str | None, cache_dir: Path) -> Path:
@@ -62,6 +55,7 @@ class ShapesOptions:
         name = "-".join(map(str, [*sizes.values(), *options.values()]))
         folder = Path(root).expanduser() if root else cache_dir / "shapes" / name
         progress = partial(_progress, total=sum(sizes.values()), title="drawing scenes")
+        del options["level"]
         shapes_dataset.write(folder, sizes=sizes, progress=progress, **options)
         return folder
 
@@ -87,7 +81,8 @@ class CaptionDataModule(pl.LightningDataModule):
             Cropping needs pixels: a trainable encoder, or ``cache`` images or false.
         cache: true keeps the annotation vectors of a frozen encoder on disk; images keeps resized
             images, for a trainable encoder; false reads the image files in every epoch.
-        cache_dir: the cache folder; by default in the user's cache folder.
+        cache_dir: the cache folder; by default ``$CAPTIONER_CACHE``, or ``captioner`` in the user's
+            cache folder.
         test_split: the split used by ``test`` and ``predict``.
         num_workers: processes that read images.
         shapes: the scenes of ``name: shapes``.
@@ -108,36 +103,32 @@ class CaptionDataModule(pl.LightningDataModule):
         crop: float = 1.0,
         cache: bool | Literal["images"] = True,
         cache_dir: str | None = None,
-        test_split: str = TEST,
+        test_split: Literal["train", "val", "test"] = "test",
         num_workers: int = 0,
         shapes: ShapesOptions = ShapesOptions(),  # noqa: B008 - never changed
         entities: str | None = None,
         sources: list[Source] | None = None,
     ) -> None:
         super().__init__()
-        numbers = {"batch_size": batch_size, "captions_per_image": captions_per_image}
-        numbers |= {"max_words": max_words, "min_count": min_count}
-        for option, value in {**numbers, "mirror": mirror, "crop": crop}.items():
-            if not limits.DATA[option].accepts(value):
-                raise DataError(f"data.{option} must be {limits.DATA[option]}, got {value}")
-        if test_split not in SPLITS:
-            raise DataError(
-                f"data.test_split is {test_split!r}; expected one of {', '.join(SPLITS)}"
-            )
+        numbers = (batch_size, captions_per_image, max_words, min_count, mirror, crop)
+        for (option, expected), value in zip(limits.DATA.items(), numbers, strict=True):
+            if not expected.accepts(value):
+                raise DataError(f"data.{option} must be {expected}, got {value}")
         self.name = " + ".join([name, *(source.name for source in sources or [])])
         self.test_split, self.num_workers = test_split, num_workers
         self.batch_size, self.captions_per_image = batch_size, captions_per_image
-        self.max_words, self.augmentation = max_words, Augmentation(mirror, crop)
-        self.cache = cache
+        self.max_words, self.mirror, self.crop, self.cache = max_words, mirror, crop, cache
         self.entities = Path(entities).expanduser() if entities else None
-        self.cache_dir = Path(cache_dir).expanduser() if cache_dir else default_cache()
+        user_cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        default_cache = os.environ.get("CAPTIONER_CACHE") or f"{user_cache}/captioner"
+        self.cache_dir = Path(cache_dir or default_cache).expanduser()
         self.scenes = shapes.write(root, self.cache_dir) if name == "shapes" else None
         """The folder of generated scenes; None for photos."""
         if self.scenes is not None:
             name, root = "coco", str(self.scenes)
         elif name not in READERS:
             raise DataError(unknown("data set", name, [*READERS, "shapes"]))
-        elif root is None:
+        elif not root:
             raise DataError(f"data set {name!r} needs its folder: give --data.root DIR")
         self.records = join(read(name, root), sources or [])
         self._tokenized: dict[str, TokenizedCaptions] = {}
@@ -163,8 +154,7 @@ class CaptionDataModule(pl.LightningDataModule):
 
     def references(self, split: str) -> dict[int | str, list[str]]:
         """The reference captions of a split's images, except those that the cache could not read."""
-        records = self.of_split(split)
-        return {r.image_id: list(r.captions) for r in records.take(self._readable(records))}
+        return {record.image_id: list(record.captions) for record in self.of_split(split)}
 
     def in_order(self, captions: Mapping[int | str, str]) -> dict[int | str, str]:
         """Captions by image id, in the order of the records."""
@@ -183,9 +173,13 @@ class CaptionDataModule(pl.LightningDataModule):
             [record.path for record in self.records],
             PixelEncoder(encoder.preprocessing) if self.cache == "images" else encoder.to(device),
             device=device,
-            progress=_progress if distributed.rank() == 0 else None,
+            progress=_progress if distributed.rank() == 0 else lambda batches, _: batches,
             verify=verify,
         )
+        if failed := self._cache.failed:
+            readable = [i for i, record in enumerate(self.records) if record.path not in failed]
+            self.records = self.records.take(readable)
+            self._tokenized.clear()
         return self._cache
 
     def caches(self, trainable: bool) -> bool:
@@ -198,43 +192,50 @@ class CaptionDataModule(pl.LightningDataModule):
         task: Any = self.trainer.lightning_module
         encoder = task.captioner.encoder
         encoder.load_pretrained()
-        cropping, caches = self.augmentation.crop < 1, self.caches(encoder.trainable)
-        if cropping and caches and self.cache != "images":
+        caches = self.caches(encoder.trainable)
+        if self.crop < 1 and caches and self.cache != "images":
             raise DataError(
                 "data.crop needs pixels, and annotation vectors are cached: give --data.cache images"
             )
-        if cropping and task.objective.needs_masks:
+        if self.crop < 1 and task.objective.needs_masks:
             raise DataError(
                 "attention supervised by masks needs whole photos: leave data.crop at 1"
             )
-        self._files = ImageFiles(encoder.preprocessing)
-        self._mask_grid: tuple[int, int] | None = None
+        device = self.trainer.strategy.root_device
         if self._cache is None and caches:
-            self.fill_cache(encoder, self.trainer.strategy.root_device)
-        if task.objective.needs_masks:
-            self._mask_grid = _grid(encoder, self.trainer.strategy.root_device)
+            self.fill_cache(encoder, device)
+        self._source = self._cache or ImageFiles(encoder.preprocessing)
+        self._mask_grid = _grid(encoder, device) if task.objective.needs_masks else None
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Training batches, in an order that depends on seed and epoch only."""
-        dataset = self._dataset(TRAIN)
-        options = self._options(dataset, Shuffled(dataset, self.batch_size, global_seed()))
+        supervision: Supervision | None = None
+        if self._mask_grid is not None and self.entities is not None:
+            supervision = BoxSupervision(self.entities, self._mask_grid)
+        elif self._mask_grid is not None:
+            supervision = MaskSupervision(self.of_split(TRAIN), self._mask_grid)
+        dataset = self._dataset(TRAIN, self.mirror, self.crop, supervision)
+        options = self._options(dataset, EpochSampler(dataset, self.batch_size, global_seed()))
         return ResumableLoader(completed_batches=self._completed_batches, **options)
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Every validation image once."""
-        return self._evaluation_loader(VAL)
+        dataset = self._dataset(VAL)
+        return DataLoader(**self._options(dataset, EpochSampler(dataset, self.batch_size)))
 
     def test_dataloader(self) -> DataLoader[Any]:
         """Every image of ``test_split`` once."""
-        return self._evaluation_loader(self.test_split)
+        dataset = self._dataset(self.test_split)
+        return DataLoader(**self._options(dataset, EpochSampler(dataset, self.batch_size)))
 
     predict_dataloader = test_dataloader
 
-    def _evaluation_loader(self, split: str) -> DataLoader[Any]:
-        dataset = self._dataset(split)
-        return DataLoader(**self._options(dataset, InOrder(dataset, self.batch_size)))
+    def _dataset(self, split: str, *augmentation: Any) -> CaptionDataset:
+        captions = self._captions(split).encoded(self.vocabulary, self.max_words)
+        rows = self.captions_per_image
+        return CaptionDataset(self.of_split(split), captions, self._source, rows, *augmentation)
 
-    def _options(self, dataset: CaptionDataset, sampler: InOrder) -> dict[str, Any]:
+    def _options(self, dataset: CaptionDataset, sampler: EpochSampler) -> dict[str, Any]:
         """The options of a loader."""
         if self.num_workers:
             give_back_memory()
@@ -253,26 +254,6 @@ class CaptionDataModule(pl.LightningDataModule):
         """The number of batches of this epoch that a resumed run has completed."""
         assert self.trainer is not None
         return self.trainer.fit_loop.epoch_loop.batch_progress.current.ready
-
-    def _dataset(self, split: str) -> CaptionDataset:
-        readable = self._readable(self.of_split(split))
-        records = self.of_split(split).take(readable)
-        captions = self._captions(split).encoded(self.vocabulary, self.max_words, readable)
-        augmentation: Augmentation = Augmentation()
-        supervision: Supervision | None = None
-        if split == TRAIN:
-            augmentation = self.augmentation
-            if self._mask_grid is not None and self.entities is not None:
-                supervision = BoxSupervision(self.entities, self._mask_grid)
-            elif self._mask_grid is not None:
-                supervision = MaskSupervision(records, self._mask_grid)
-        source, rows = self._cache or self._files, self.captions_per_image
-        return CaptionDataset(records, captions, source, rows, augmentation, supervision)
-
-    def _readable(self, records: Records) -> list[int]:
-        """The indices of the images that the cache could read."""
-        failed: Mapping[str, str] = self._cache.failed if self._cache is not None else {}
-        return [index for index, record in enumerate(records) if record.path not in failed]
 
     def _captions(self, split: str) -> TokenizedCaptions:
         """The captions of a split, tokenized once."""

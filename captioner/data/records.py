@@ -1,4 +1,4 @@
-"""The common form of every data set: one `Record` per image, in memory that processes share.
+"""The common form of every data set: records and tokenized captions in memory that processes share.
 
 Reading a Python object changes its reference count, so each forked worker of a ``DataLoader`` soon
 holds its own copy of a long list. Here every item is pickled into one tensor of bytes. PyTorch passes
@@ -8,13 +8,15 @@ https://ppwwyyxx.com/blog/2022/Demystify-RAM-Usage-in-Multiprocess-DataLoader/
 
 import pickle
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from captioner.text import END, START, Tokenizer, Vocabulary
 
 Item = TypeVar("Item")
 
@@ -85,11 +87,6 @@ class Records(Sequence[Record]):
         rows = self._rows[index]
         return self._select(rows) if isinstance(index, slice) else Record(*self._items[int(rows)])
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Sequence) and list(self) == list(other)
-
-    __hash__ = None  # type: ignore[assignment]
-
     def of_split(self, split: str) -> "Records":
         """The records of ``train``, ``val`` or ``test``; may be empty."""
         return self._select(self._rows[self._splits[self._rows] == SPLITS.index(split)])
@@ -102,3 +99,39 @@ class Records(Sequence[Record]):
         part = object.__new__(Records)
         part._items, part._splits, part._rows = self._items, self._splits, rows
         return part
+
+
+class TokenizedCaptions:
+    """The captions of some images, split into words once."""
+
+    def __init__(self, records: Iterable[Record]) -> None:
+        self.words: dict[str, int] = {}  # the number of every distinct word
+        tokenizer = Tokenizer()
+        # For each image, its captions as lists of such numbers.
+        self.sentences: SharedList[list[list[int]]] = SharedList(
+            [
+                [self.words.setdefault(word, len(self.words)) for word in tokenizer(caption)]
+                for caption in record.captions
+            ]
+            for record in records
+        )
+
+    def __iter__(self) -> Iterator[list[str]]:
+        """The words of every caption."""
+        words = list(self.words)
+        for sentences in self.sentences:
+            for sentence in sentences:
+                yield [words[number] for number in sentence]
+
+    def encoded(self, vocabulary: Vocabulary, max_words: int) -> SharedList[list[list[int]]]:
+        """The captions as token ids, from ``<start>`` to ``<end>``.
+
+        Captions of more than ``max_words`` words are cut to this length and get no ``<end>``.
+        """
+        ids = vocabulary.encode(self.words)
+
+        def encode(sentence: list[int]) -> list[int]:
+            end = [END] if len(sentence) <= max_words else []
+            return [START, *(ids[number] for number in sentence[:max_words]), *end]
+
+        return SharedList(list(map(encode, sentences)) for sentences in self.sentences)

@@ -1,4 +1,4 @@
-"""A small grammar for generating and parsing captions of generated scenes.
+"""The objects of generated scenes, and a small grammar for generating and parsing their captions.
 
 objects ──────────▶ captions_of()   ─▶ different true captions
 caption, objects ─▶ true_of()       ─▶ whether the caption is true of the scene
@@ -8,39 +8,71 @@ caption  = [opening] (list | relation)
 opening  = "there is" | "there are" | "a picture of" | "the picture shows"
 list     = phrase | phrase {", " phrase} " and " phrase
 relation = phrase ("above" | "below" | "to the left of" | "to the right of") phrase
-phrase   = ("a" | "an" | "two" | …) ["small" | "large"] ["striped" | …] colour shape
+phrase   = ("a" | "an" | "two" | …) ["small" | "large"] colour shape
 """
 
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-
-from captioner.data.scene_objects import COLOURS, FIGURES, PLAIN, SIZES, TEXTURES, SceneObject
 
 T = TypeVar("T")
 
 CAPTIONS = 3  # different captions per scene
 
-# Probabilities that a caption has an opening, names sizes, names textures, or states a relation.
-OPENING, SIZE, TEXTURE, RELATION = 0.25, 0.8, 0.8, 0.5
+# Probabilities that a caption has an opening, names sizes, or states a relation.
+OPENING, SIZE, RELATION = 0.25, 0.8, 0.5
 
+# Backgrounds are light or dark greys with a slight tint.
+COLOURS = {
+    "red": (214, 34, 42),
+    "orange": (245, 127, 24),
+    "yellow": (252, 222, 40),
+    "green": (38, 160, 66),
+    "blue": (36, 92, 220),
+    "purple": (124, 48, 176),
+    "pink": (246, 120, 182),
+}
+# The range of radii, relative to the image's side; the gap keeps the words unambiguous.
+SIZES = {"small": (0.09, 0.115), "large": (0.165, 0.2)}
+SHAPES = ("circle", "square", "triangle", "star", "cross", "ring", "diamond")
 COUNTS = ("a", "two", "three", "four", "five", "six")
 OPENINGS = ("there is", "a picture of", "the picture shows")
 # The axis of (x, y) and the sign of the first object's offset from the second; y points down.
-RELATIONS: Mapping[str, tuple[int, int]] = {
+RELATIONS = {
     "above": (1, -1),
     "below": (1, 1),
     "to the left of": (0, -1),
     "to the right of": (0, 1),
 }
-_IRREGULAR = {"fish": "fish", "cross": "crosses"}
-_NOUNS = {shape: (shape, _IRREGULAR.get(shape, shape + "s")) for shape in FIGURES}
-_SHAPE_OF = {noun: shape for shape, nouns in _NOUNS.items() for noun in nouns}
+_PLURALS = {shape: "crosses" if shape == "cross" else f"{shape}s" for shape in SHAPES}
+_SHAPE_OF = {**{shape: shape for shape in SHAPES}, **{n: shape for shape, n in _PLURALS.items()}}
+
+
+@dataclass(frozen=True)
+class SceneObject:
+    """One object of a scene; the top left pixel covers x and y from 0 to 1."""
+
+    shape: str  # one of SHAPES
+    colour: str  # a name in COLOURS
+    size: str  # a name in SIZES
+    centre: tuple[float, float]  # (x, y) of the circumscribed circle, in pixels
+    radius: float  # of this circle, in pixels
+
+    @property
+    def category(self) -> str:
+        """Colour and shape, such as "red circle"."""
+        return f"{self.colour} {self.shape}"
+
+    @classmethod
+    def from_json(cls, fields: dict[str, Any]) -> "SceneObject":
+        """Build an object from the attributes above, read from JSON."""
+        x, y = fields["centre"]
+        return cls(fields["shape"], fields["colour"], fields["size"], (x, y), fields["radius"])
 
 
 @dataclass(frozen=True)
@@ -63,28 +95,25 @@ def pick(rng: np.random.Generator, items: Iterable[T]) -> T:
 
 @dataclass(frozen=True)
 class _Phrase:
-    """A noun phrase for ``count`` objects of one kind; size and texture may be empty."""
+    """A noun phrase for ``count`` objects of one kind; the size may be empty."""
 
     count: int
     size: str
-    texture: str
     colour: str
     shape: str
 
     def __str__(self) -> str:
-        noun = _NOUNS[self.shape][self.count > 1]
-        words = " ".join(filter(None, (self.size, self.texture, self.colour, noun)))
+        noun = self.shape if self.count == 1 else _PLURALS[self.shape]
+        words = " ".join(filter(None, (self.size, self.colour, noun)))
         article = "an" if self.count == 1 and words[0] in "aeiou" else COUNTS[self.count - 1]
         return f"{article} {words}"
 
-    def referents(self, objects: Sequence[SceneObject]) -> list[SceneObject]:
-        """The objects that the phrase refers to; none if the scene has more or fewer than it says."""
+    def referents(self, objects: Sequence[SceneObject]) -> list[int]:
+        """The indices of the objects it refers to; none if there are more or fewer than it says."""
         matching = [
-            o
-            for o in objects
-            if (o.colour, o.shape) == (self.colour, self.shape)
-            and self.size in ("", o.size)
-            and self.texture in ("", o.texture)
+            index
+            for index, o in enumerate(objects)
+            if (o.colour, o.shape) == (self.colour, self.shape) and self.size in ("", o.size)
         ]
         return matching if len(matching) == self.count else []
 
@@ -109,14 +138,13 @@ class _Statement:
         return f"{opening} {body}".lstrip()
 
     def is_true(self, objects: Sequence[SceneObject]) -> bool:
-        """Whether the statement is true of a scene with these objects."""
         groups = [phrase.referents(objects) for phrase in self.phrases]
         referents = list(itertools.chain(*groups))
         # "a red ring and a large red ring" must not name one ring twice.
         if not all(groups) or len(set(referents)) < len(referents):
             return False
         pairs = itertools.product(*groups) if self.relation else ()
-        return all(_related(self.relation, a, b) for a, b in pairs)
+        return all(_related(self.relation, objects[a], objects[b]) for a, b in pairs)
 
 
 def _related(relation: str, a: SceneObject, b: SceneObject) -> bool:
@@ -141,8 +169,11 @@ def captions_of(rng: np.random.Generator, objects: Sequence[SceneObject]) -> tup
 
 def _statement(rng: np.random.Generator, objects: Sequence[SceneObject]) -> _Statement:
     """Draw a true statement."""
-    phrases = _phrases(rng, objects)
-    phrases = [phrases[int(i)] for i in rng.permutation(len(phrases))]
+    # The size is named for all objects of a colour and shape or for none of them.
+    named = {o.category: rng.random() < SIZE for o in objects}
+    kinds = Counter((o.size if named[o.category] else "", o.colour, o.shape) for o in objects)
+    found = [_Phrase(count, *kind) for kind, count in kinds.items()]
+    phrases = [found[int(i)] for i in rng.permutation(len(found))]
     opening = pick(rng, OPENINGS) if rng.random() < OPENING else ""
     related = [
         statement
@@ -152,40 +183,26 @@ def _statement(rng: np.random.Generator, objects: Sequence[SceneObject]) -> _Sta
     ]
     if related and rng.random() < RELATION:
         return pick(rng, related)
+
+    def left(phrase: _Phrase) -> float:
+        return min(objects[i].centre[0] for i in phrase.referents(objects))
+
     # At most three phrases, from left to right, so that attention has an order to learn.
-    listed = sorted(phrases[:3], key=lambda p: min(o.centre[0] for o in p.referents(objects)))
-    return _Statement(opening, tuple(listed))
+    return _Statement(opening, tuple(sorted(phrases[:3], key=left)))
 
 
-def _phrases(rng: np.random.Generator, objects: Sequence[SceneObject]) -> list[_Phrase]:
-    """Phrases that together name all objects.
-
-    The size is named for all objects of a colour and shape or for none of them. So is the texture, and
-    only if all of them have one, because no word says "plain".
-    """
-    named_size = {o.category: rng.random() < SIZE for o in objects}
-    named_texture = {o.category: rng.random() < TEXTURE for o in objects if o.texture != PLAIN}
-    named_texture |= {o.category: False for o in objects if o.texture == PLAIN}
-    kinds: Counter[tuple[str, ...]] = Counter()
-    for o in objects:
-        size = o.size if named_size[o.category] else ""
-        texture = o.texture if named_texture[o.category] else ""
-        kinds[size, texture, o.colour, o.shape] += 1
-    return [_Phrase(count, *kind) for kind, count in kinds.items()]
-
-
-_OPENING = "|".join((*OPENINGS, "there are"))
-_RELATION = "|".join(RELATIONS)
+_OPENING = re.compile("|".join((*OPENINGS, "there are")))
+_RELATION = re.compile("|".join(RELATIONS))
 _PHRASE = re.compile(
-    rf"\b({'|'.join(COUNTS)}|an) (?:({'|'.join(SIZES)}) )?(?:({'|'.join(TEXTURES)}) )?"
+    rf"\b({'|'.join(COUNTS)}|an) (?:({'|'.join(SIZES)}) )?"
     rf"({'|'.join(COLOURS)}) ({'|'.join(_SHAPE_OF)})\b"
 )
 
 
 def _parse_phrase(match: re.Match[str]) -> _Phrase:
-    count, size, texture, colour, noun = match.groups()
+    count, size, colour, noun = match.groups()
     number = 1 if count == "an" else COUNTS.index(count) + 1
-    return _Phrase(number, size or "", texture or "", colour, _SHAPE_OF[noun])
+    return _Phrase(number, size or "", colour, _SHAPE_OF[noun])
 
 
 def find_mentions(words: Sequence[str], objects: Sequence[SceneObject]) -> list[Mention]:
@@ -199,9 +216,8 @@ def find_mentions(words: Sequence[str], objects: Sequence[SceneObject]) -> list[
         phrase = _parse_phrase(match)
         start = match.end(1) + 1  # after the count
         positions = range(text.count(" ", 0, start), text.count(" ", 0, match.end()) + 1)
-        referents = phrase.referents(objects)
-        indices = tuple(i for i, o in enumerate(objects) if o in referents)
-        mentions.append(Mention(tuple(positions), f"{phrase.colour} {phrase.shape}", indices))
+        referents = tuple(phrase.referents(objects))
+        mentions.append(Mention(tuple(positions), f"{phrase.colour} {phrase.shape}", referents))
     return mentions
 
 
@@ -216,9 +232,12 @@ def true_of(caption: str, objects: Sequence[SceneObject]) -> bool:
     phrases = tuple(map(_parse_phrase, _PHRASE.finditer(text)))
     if not phrases:
         return False
-    opening = "".join(re.findall(f"^(?:{_OPENING})", text)).replace("there are", "there is")
-    relation = next(iter(re.findall(_RELATION, text)), "")
-    statement = _Statement(opening, phrases, relation)
+    opening, relation = _OPENING.match(text), _RELATION.search(text)
+    statement = _Statement(
+        opening[0].replace("there are", "there is") if opening else "",
+        phrases,
+        relation[0] if relation else "",
+    )
     # Writing the parsed caption again detects wrong articles, plurals, order and leftover words.
     return _normalised(str(statement)) == text and statement.is_true(objects)
 

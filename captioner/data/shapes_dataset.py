@@ -14,11 +14,12 @@ import numpy as np
 from joblib import Parallel, delayed
 from pycocotools import mask as rle
 
-from captioner.data.records import SPLITS
-from captioner.data.scene_objects import FIGURES
-from captioner.data.shapes import FORMAT, scene
-from captioner.errors import DataError, UsageError
+from captioner import limits
+from captioner.data.scene_grammar import SHAPES
+from captioner.data.shapes import scene
+from captioner.errors import DataError
 
+FORMAT = 3  # of scenes and their folders; increase it when either changes
 SERIAL = 500  # up to this many scenes, starting other processes does not pay
 SPLIT_ROOM = 1_000_000  # scene numbers per split, so that enlarging a split keeps the others
 
@@ -30,7 +31,6 @@ def write(
     sizes: Mapping[str, int],
     image_size: int = 224,
     max_objects: int = 3,
-    level: str = "plain",
     progress: Callable[[Iterable[int]], Iterable[int]] = iter,
 ) -> None:
     """Write a data set in COCO's layout, completely or not at all.
@@ -44,7 +44,7 @@ def write(
 
     Args:
         root: the folder.
-        seed, image_size, max_objects, level: see `scene`.
+        seed, image_size, max_objects: see `scene`.
         sizes: the number of scenes per split. Splits never share a scene, and enlarging one does not
             change the others.
         progress: wraps the list of image ids, to show a progress bar.
@@ -53,22 +53,24 @@ def write(
         DataError: ``root`` contains something else.
         UsageError: an argument is outside its range.
     """
-    if not sizes or not all(s in SPLITS and 0 < n < SPLIT_ROOM for s, n in sizes.items()):
-        raise UsageError(
-            f"cannot write splits {dict(sizes)}: expected {', '.join(SPLITS)}, each with 1 to "
-            f"{SPLIT_ROOM - 1} scenes"
-        )
+    for split, size in sizes.items():
+        limits.check(f"the scenes of {split}", size, limits.SCENES)
+    options = {"image_size": image_size, "max_objects": max_objects}
     # The splits as pairs, because their order determines the scenes of each.
-    options = {"image_size": image_size, "max_objects": max_objects, "level": level}
-    splits = [list(pair) for pair in sizes.items()]
-    stamp = {"format": FORMAT, "seed": seed, "splits": splits, "options": options}
+    stamp = {
+        "format": FORMAT,
+        "seed": seed,
+        "splits": list(map(list, sizes.items())),
+        "options": {**options, "level": "plain"},
+    }
     if _contains(root, stamp):
         return
     root.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{root.name}-", dir=root.parent) as staging:
         # A folder inside the temporary folder, which only this user may read.
         target = Path(staging) / "unfinished"
-        _write_files(target, stamp, progress)
+        _write_files(target, sizes, seed, options, progress)
+        (target / "shapes.json").write_text(json.dumps(stamp), "utf-8")
         try:
             target.replace(root)
         except OSError:  # another process may have written the same data set first
@@ -87,67 +89,64 @@ def _contains(root: Path, stamp: dict[str, Any]) -> bool:
         raise DataError(f"{root} exists and is no generated shapes data set: {advice}") from None
     if found != stamp:
         raise DataError(f"{root} holds shapes made with {found}, not with {stamp}: {advice}")
-    for split, size in stamp["splits"]:
-        files = [*root.glob(f"{split}/*.png"), *root.glob(f"annotations/*_{split}.json")]
-        if len(files) < size + 2:
-            raise DataError(f"{root} has lost files of its split {split!r}: {advice}")
     return True
 
 
 def _write_files(
-    target: Path, stamp: dict[str, Any], progress: Callable[[Iterable[int]], Iterable[int]]
+    target: Path,
+    sizes: Mapping[str, int],
+    seed: int,
+    options: dict[str, int],
+    progress: Callable[[Iterable[int]], Iterable[int]],
 ) -> None:
-    side = stamp["options"]["image_size"]
     files: dict[int, Path] = {}  # by image id
-    documents: dict[str, dict[str, Any]] = {}  # by file name
-    for position, (split, size) in enumerate(stamp["splits"]):
+    for position, (split, size) in enumerate(sizes.items()):
         (target / split).mkdir(parents=True)
         for number in range(1, size + 1):
             files[position * SPLIT_ROOM + number] = target / split / f"{split}_{number:06d}.png"
-        for kind in ("captions", "instances"):
-            info = {"description": "generated shapes", **stamp}
-            documents[f"{kind}_{split}.json"] = {"info": info, "images": [], "annotations": []}
-        documents[f"instances_{split}.json"]["categories"] = [
-            {"id": i, "name": shape, "supercategory": "shape"} for i, shape in enumerate(FIGURES, 1)
-        ]
     draw = delayed(_draw)
     drawn = Parallel(n_jobs=-1 if len(files) > SERIAL else 1, return_as="generator")(
-        draw(stamp["seed"], stamp["options"], image_id, file) for image_id, file in files.items()
+        draw(seed, image_id, options, file) for image_id, file in files.items()
     )
-    for image_id, annotations in zip(progress(list(files)), drawn, strict=True):
-        file = files[image_id]
-        image = {"id": image_id, "file_name": file.name, "height": side, "width": side}
-        for kind, of_image in annotations.items():
-            document = documents[f"{kind}_{file.parent.name}.json"]
-            document["images"].append(image)
-            document["annotations"] += [
-                {"id": 10 * image_id + i, "image_id": image_id, **annotation}
-                for i, annotation in enumerate(of_image)
-            ]
+    annotations = dict(zip(progress(list(files)), drawn, strict=True))
+    side = options["image_size"]
+    categories = [{"id": i, "name": shape} for i, shape in enumerate(SHAPES, 1)]
+    kinds: dict[str, dict[str, Any]] = {"captions": {}, "instances": {"categories": categories}}
     (target / "annotations").mkdir()
-    for name, document in documents.items():
-        (target / "annotations" / name).write_text(json.dumps(document), "utf-8")
-    (target / "shapes.json").write_text(json.dumps(stamp), "utf-8")
+    for split in sizes:
+        members = {i: file.name for i, file in files.items() if file.parent.name == split}
+        images = [
+            {"id": i, "file_name": name, "height": side, "width": side}
+            for i, name in members.items()
+        ]
+        for kind, more in kinds.items():
+            of_kind = [entry for i in members for entry in annotations[i][kind]]
+            content = {"images": images, "annotations": of_kind, **more}
+            file = target / "annotations" / f"{kind}_{split}.json"
+            file.write_text(json.dumps(content), "utf-8")
 
 
 def _draw(
-    seed: int, options: dict[str, Any], image_id: int, file: Path
+    seed: int, image_id: int, options: dict[str, int], file: Path
 ) -> dict[str, list[dict[str, Any]]]:
     """Write the image of one scene; return its captions and instances as annotations."""
     drawn = scene(seed, image_id, **options)
     drawn.image.save(file, compress_level=1)
-    instances = []
+    captions: list[dict[str, Any]] = [{"caption": text} for text in drawn.captions]
+    instances: list[dict[str, Any]] = []
     for scene_object, mask in zip(drawn.objects, drawn.masks, strict=True):
         encoded = rle.encode(np.asfortranarray(mask, np.uint8))
-        counts = encoded["counts"].decode("ascii")
         instances.append(
             {
-                "category_id": list(FIGURES).index(scene_object.shape) + 1,
-                "segmentation": {"size": list(mask.shape), "counts": counts},
+                "category_id": SHAPES.index(scene_object.shape) + 1,
+                "segmentation": {**encoded, "counts": encoded["counts"].decode("ascii")},
                 "bbox": rle.toBbox(encoded).tolist(),
                 "area": int(mask.sum()),
                 "iscrowd": 0,
                 "thing": asdict(scene_object),
             }
         )
-    return {"captions": [{"caption": text} for text in drawn.captions], "instances": instances}
+    for annotations in (captions, instances):
+        for i, annotation in enumerate(annotations):
+            annotation |= {"id": 10 * image_id + i, "image_id": image_id}
+    return {"captions": captions, "instances": instances}

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from captioner.data.readers import read
 from captioner.data.records import SPLITS, TEST, TRAIN, Record, Records
-from captioner.errors import DataError
+from captioner.errors import DataError, plural
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Source:
         training = len(found) - self.held_out
         if self.held_out < 0 or training < 1:
             raise DataError(
-                f"the source {self.name!r} in '{self.root}' has {len(found):,} photos in "
+                f"the source {self.name!r} in '{self.root}' has {plural(len(found), 'photo')} in "
                 f"{', '.join(self.splits)}, of which {self.held_out:,} cannot be held out: some must "
                 "be left for training"
             )

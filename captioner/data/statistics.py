@@ -7,8 +7,7 @@ from statistics import fmean, median_low
 from typing import Any
 
 from captioner.data.readers.problems import Problems
-from captioner.data.records import SPLITS, TRAIN, Records
-from captioner.data.tokenized import TokenizedCaptions
+from captioner.data.records import SPLITS, TRAIN, Records, TokenizedCaptions
 from captioner.errors import DataError
 from captioner.text import Vocabulary
 

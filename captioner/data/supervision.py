@@ -9,11 +9,11 @@ attention with the boxes of phrases (§3.2.1) and with segments whose category a
 
 import logging
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-from jaxtyping import Float32
+from jaxtyping import Float, Float32
 from PIL import Image
 from PIL.ExifTags import Base
 
@@ -24,9 +24,10 @@ from captioner.errors import DataError
 from captioner.text import UNK, Tokenizer
 from captioner.word_classes import FUNCTION_WORDS
 
+REMEMBERED = 32_768  # captions whose targets stay in memory: about 100 MB on a grid of 16 × 16
 _LOG = logging.getLogger(__name__)
 
-Target = tuple[tuple[int, ...], Float32[np.ndarray, " L"]]
+Target = tuple[tuple[int, ...], Float[np.ndarray, " L"]]
 
 
 class Supervision:
@@ -43,19 +44,27 @@ class Supervision:
         """Return the target of each token: the fraction of every cell that its object covers.
 
         ``number`` is the index of the caption. ``ids`` begins with ``<start>`` and may be cut.
-        Tokens without a target, and ``<unk>``, get zeros.
+        Tokens without a target, and ``<unk>``, get zeros. A target that fills the image carries no
+        information and counts as none.
         """
-        key = (record.image_id, number)
-        if key not in self._targets:
-            self._targets[key] = self.find(record, self._tokenizer(record.captions[number]))
+        found = self._targets.get((record.image_id, number))
+        if found is None:
+            words = self._tokenizer(record.captions[number])
+            found = [
+                (at, mask.astype(np.float32))
+                for at, mask in self.find(record, words)
+                if mask.min() < 1
+            ]
+            if len(self._targets) < REMEMBERED:
+                self._targets[record.image_id, number] = found
         targets = np.zeros((len(ids), self.grid[0] * self.grid[1]), np.float32)
-        for words, mask in self._targets[key]:
-            targets[[word + 1 for word in words if word + 1 < len(ids)]] = mask
+        for at, mask in found:
+            targets[[word + 1 for word in at if word + 1 < len(ids)]] = mask
         targets[np.array(ids) == UNK] = 0
         return targets
 
-    def find(self, record: Record, words: Sequence[str]) -> list[Target]:
-        """Return groups of word positions in a caption, each group with its target."""
+    def find(self, record: Record, words: Sequence[str]) -> Iterator[Target]:
+        """Yield groups of word positions in a caption, each group with its target."""
         raise NotImplementedError
 
 
@@ -63,8 +72,7 @@ class MaskSupervision(Supervision):
     """The target of a word that names an object is the object's mask.
 
     The masks are in COCO's layout, which generated scenes share: ``annotations/instances_X.json`` for
-    the images in folder ``X``. A mask that fills the image carries no information and is left out. All
-    masks of an image that was rotated after annotation are left out, too.
+    the images in folder ``X``. The masks of an image that was rotated after annotation are left out.
     """
 
     def __init__(self, records: Sequence[Record], grid: tuple[int, int]) -> None:
@@ -75,49 +83,40 @@ class MaskSupervision(Supervision):
             data = read(file, folder, {r.image_id: list(r.captions) for r in members})
             self._images |= {image.image_id: (data, image) for image in data.images}
 
-    def find(self, record: Record, words: Sequence[str]) -> list[Target]:
-        """Return the mentions of objects that have masks."""
-        if record.image_id not in self._images:
-            return []
-        data, image = self._images[record.image_id]
-        if _is_rotated(image):
-            return []
-        masks = [
-            (mention.words, image.truth(mention.instances, self.grid))
-            for mention in data.mentions(words, image)
-            if mention.instances
-        ]
-        return [(words, mask.astype(np.float32)) for words, mask in masks if mask.min() < 1]
+    def find(self, record: Record, words: Sequence[str]) -> Iterator[Target]:
+        """Yield the mentions of objects that have masks."""
+        data, image = self._images.get(record.image_id, (None, None))
+        if data is None or image is None or _is_rotated(image):
+            return
+        for mention in data.mentions(words, image):
+            if mention.instances:
+                yield mention.words, image.truth(mention.instances, self.grid)
 
 
 class BoxSupervision(Supervision):
     """The target of a content word is the boxes of its phrase in Flickr30k Entities.
 
-    Boxes that fill the image carry no information and are left out. Images without annotations get no
-    targets; a line is logged for each whose annotations cannot be read.
+    Images without annotations get no targets; a line is logged for each whose annotations cannot be
+    read.
     """
 
     def __init__(self, folder: Path, grid: tuple[int, int]) -> None:
         super().__init__(grid)
         self.folder = folder
 
-    def find(self, record: Record, words: Sequence[str]) -> list[Target]:
-        """Return the phrases that have boxes."""
-        name = entities.photo_id(record.path)
-        if not entities.has(self.folder, name):
-            return []
+    def find(self, record: Record, words: Sequence[str]) -> Iterator[Target]:
+        """Yield the phrases that have boxes."""
+        if not entities.has(self.folder, record.path):
+            return
         try:
-            photo = entities.read_photo(self.folder, name, self._tokenizer)
+            photo = entities.read_photo(self.folder, record.path, self._tokenizer)
         except DataError as error:
             _LOG.warning("left out: %s", error)
-            return []
-        targets = []
-        for phrase in photo.phrases_of(words) or []:
+            return
+        for phrase in photo.phrases_of(words):
             content = tuple(word for word in phrase.words if words[word] not in FUNCTION_WORDS)
-            mask = photo.coverage(phrase.boxes, self.grid).ravel()
-            if content and mask.max() > 0 and mask.min() < 1:
-                targets.append((content, mask.astype(np.float32)))
-        return targets
+            if content and phrase.boxes:
+                yield content, photo.coverage(phrase.boxes, self.grid).ravel()
 
 
 def masks_of(records: Sequence[Record]) -> dict[Path, list[Record]]:
@@ -140,10 +139,8 @@ def _is_rotated(image: MaskedImage) -> bool:
     """Return whether width and height of the image file are swapped relative to its masks."""
     try:
         with Image.open(image.path) as file:
-            upright = (
-                file.getexif().get(Base.Orientation, 1) < 5
-            )  # values of 5 and more swap the sides
-            size = file.size if upright else file.size[::-1]
+            swapped = file.getexif().get(Base.Orientation, 1) >= 5
+            size = file.size[::-1] if swapped else file.size
     except Exception:  # the error is reported when the pixels are read
         return True
     return size == image.size[::-1] != image.size

@@ -5,6 +5,7 @@ docs/data.md shows the file. The Flickr files have neither ``filepath`` nor ``co
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from captioner.data.readers.files import (
     MALFORMED,
@@ -19,7 +20,6 @@ from captioner.data.records import TRAIN, Record
 from captioner.errors import DataError
 
 SETS = ("coco", "flickr8k", "flickr30k")
-Row = tuple[int | str, str, object, list[str]]  # id, name with its folder, split, captions
 
 
 def read_karpathy(root: Path, problems: Problems, dataset: str = "") -> Iterator[Record]:
@@ -40,10 +40,18 @@ def read_karpathy(root: Path, problems: Problems, dataset: str = "") -> Iterator
     if dataset not in files:
         expected = dataset or f"{{{','.join(SETS)}}}"
         raise DataError(f"no 'dataset_{expected}.json' under '{root}'")
-    problems.sources.append(files[dataset])
-    rows: list[Row] = []
+    file = files[dataset]
+    problems.sources.append(file)
+    rows: list[tuple[int | str, str, Any, list[str]]] = []
     with problems.collect_file_errors():
-        rows = _rows(files[dataset])
+        content = read_json(file)
+        try:
+            rows = list(map(_row, content["images"]))
+        except MALFORMED as error:
+            raise DataError(
+                f"'{file}' is not one of Karpathy's files: expected images with filename, split, "
+                f"imgid and sentences, each with raw ({type(error).__name__}: {error})"
+            ) from error
     folder = root
     if rows and "/" not in rows[0][1]:  # names of COCO include their folder
         folder = find_image_folder(root, rows[0][1])
@@ -53,20 +61,8 @@ def read_karpathy(root: Path, problems: Problems, dataset: str = "") -> Iterator
         yield problems.record(image_id, folder / name, name, captions, split or TRAIN)
 
 
-def _rows(file: Path) -> list[Row]:
-    content = read_json(file)
-    try:
-        return [
-            (
-                parse_id(image["cocoid"] if "cocoid" in image else image["imgid"]),
-                (Path(image.get("filepath", "")) / image["filename"]).as_posix(),
-                image["split"],
-                [sentence["raw"].strip() for sentence in image["sentences"]],
-            )
-            for image in content["images"]
-        ]
-    except MALFORMED as error:
-        raise DataError(
-            f"'{file}' is not one of Karpathy's files: expected images with filename, split, "
-            f"imgid and sentences, each with raw ({type(error).__name__}: {error})"
-        ) from error
+def _row(image: Any) -> tuple[int | str, str, Any, list[str]]:
+    """Id, name with its folder, split and captions of an image."""
+    image_id = parse_id(image["cocoid"] if "cocoid" in image else image["imgid"])
+    name = (Path(image.get("filepath", "")) / image["filename"]).as_posix()
+    return image_id, name, image["split"], [s["raw"].strip() for s in image["sentences"]]

@@ -5,7 +5,7 @@ Paths are relative to the file. The captions of an image may be in several lines
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path, PurePath
 
 from captioner.data.readers.files import (
@@ -22,7 +22,9 @@ from captioner.errors import DataError
 
 Row = tuple[str, list[str], str | None]  # image, captions, split
 
-_CAPTION_COLUMN = re.compile(r"captions?([ _-]?\d+)?")  # caption, caption_1, caption_2, …
+# caption, caption_1, caption_2, …; Flickr30k's table has image_name and comment
+_CAPTION_COLUMN = re.compile(r"captions?([ _-]?\d+)?|comment")
+_ALIASES = {"image_name": "image"}
 
 
 def read_jsonl(root: Path, problems: Problems) -> Iterator[Record]:
@@ -31,7 +33,7 @@ def read_jsonl(root: Path, problems: Problems) -> Iterator[Record]:
     ``caption`` and ``captions`` are one text or a list of texts. If no line has a ``split``, images are
     split by a hash of their paths. Other keys are ignored.
     """
-    return _read(root, "jsonl", _jsonl_rows, problems)
+    return _read(root, "jsonl", problems)
 
 
 def read_csv(root: Path, problems: Problems) -> Iterator[Record]:
@@ -40,7 +42,26 @@ def read_csv(root: Path, problems: Problems) -> Iterator[Record]:
     Several captions of an image are several rows, or columns ``caption_1``, ``caption_2``, …. If every
     ``split`` is empty, images are split by a hash of their paths. Other columns are ignored.
     """
-    return _read(root, "csv", _csv_rows, problems)
+    return _read(root, "csv", problems)
+
+
+def csv_rows(file: Path, problems: Problems) -> Iterator[Row]:
+    """The rows of a CSV table; DataError if its header does not fit."""
+    rows = read_csv_rows(file)
+    names = [column.strip().lower() for column in next(rows, (0, []))[1]]
+    header = [_ALIASES.get(name, name) for name in names]
+    columns = [i for i, column in enumerate(header) if _CAPTION_COLUMN.fullmatch(column)]
+    if header and ("image" not in header or not columns):
+        raise DataError(
+            f"'{file}': expected a header with image and caption, got {','.join(names)!r:.80}"
+        )
+    for number, row in rows:
+        if len(row) != len(header):
+            problems.bad_line(file, number, ",".join(names), row)
+        else:
+            split = row[header.index("split")] if "split" in header else None
+            captions = [row[i] for i in columns if row[i].strip()]
+            yield row[header.index("image")], captions, split or None
 
 
 def _jsonl_rows(file: Path, problems: Problems) -> Iterator[Row]:
@@ -60,61 +81,32 @@ def _jsonl_rows(file: Path, problems: Problems) -> Iterator[Row]:
             yield row["image"], captions, split
 
 
-def _csv_rows(file: Path, problems: Problems) -> Iterator[Row]:
-    rows = read_csv_rows(file)
-    header = [column.strip().lower() for column in next(rows, (0, []))[1]]
-    columns = [i for i, column in enumerate(header) if _CAPTION_COLUMN.fullmatch(column)]
-    if header and ("image" not in header or not columns):
-        raise DataError(
-            f"'{file}': expected a header with image and caption, got {','.join(header)!r:.80}"
-        )
-    for number, row in rows:
-        if len(row) != len(header):
-            problems.bad_line(file, number, ",".join(header), row)
-        else:
-            split = row[header.index("split")] if "split" in header else None
-            captions = [row[i] for i in columns if row[i].strip()]
-            yield row[header.index("image")], captions, split or None
-
-
-def _read(
-    root: Path, suffix: str, rows: Callable[[Path, Problems], Iterator[Row]], problems: Problems
-) -> Iterator[Record]:
+def _read(root: Path, suffix: str, problems: Problems) -> Iterator[Record]:
     """Collect the rows of each image."""
-    file = _find_table(root, suffix)
+    file = root
+    if not root.is_file():
+        files = sorted(root.glob(f"*.{suffix}"))
+        if len(files) != 1:
+            names = ", ".join(file.name for file in files[:3]) or "none"
+            raise DataError(
+                f"expected one .{suffix} file in '{root}', found {names}; give the file itself with "
+                "--data.root FILE"
+            )
+        file = files[0]
     problems.sources.append(file)
     captions: dict[str, list[str]] = defaultdict(list)
     splits: dict[str, set[str | None]] = defaultdict(set)
+    rows = csv_rows if suffix == "csv" else _jsonl_rows
     with problems.collect_file_errors():
         for name, texts, split in rows(file, problems):
             name = PurePath(name.strip()).as_posix()
             captions[name] += texts
             splits[name].add(split and split.strip().lower())
     by_hash = all(given == {None} for given in splits.values())
-    for name in captions:
-        split = hash_split(name) if by_hash else _split(name, splits[name], problems)
+    for name, texts in captions.items():
+        found = [hash_split(name)] if by_hash else list(set(map(parse_split, splits[name])))
+        if len(found) > 1 or found[0] is None:
+            given = sorted("none" if s is None else repr(s) for s in splits[name])
+            problems.add("no-split", f"{name}: {', '.join(given)}")
         # If the name is an absolute path, / ignores the folder.
-        yield problems.record(name, file.parent / name, name, captions[name], split)
-
-
-def _split(name: str, given: set[str | None], problems: Problems) -> str:
-    splits = {parse_split(split) for split in given}
-    if len(splits) == 1 and (split := splits.pop()) is not None:
-        return split
-    names = sorted("none" if split is None else repr(split) for split in given)
-    problems.add("no-split", f"{name}: {', '.join(names)}")
-    return TRAIN
-
-
-def _find_table(root: Path, suffix: str) -> Path:
-    """The file itself, or the only file of its kind in the folder."""
-    if root.is_file():
-        return root
-    found = sorted(root.glob(f"*.{suffix}"))
-    if len(found) != 1:
-        names = ", ".join(file.name for file in found[:3]) or "none"
-        raise DataError(
-            f"expected one .{suffix} file in '{root}', found {names}; give the file itself with "
-            "--data.root FILE"
-        )
-    return found[0]
+        yield problems.record(name, file.parent / name, name, texts, found[0] or TRAIN)
