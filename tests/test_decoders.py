@@ -74,13 +74,10 @@ def test_stepping_equals_teacher_forcing(name, switches, attention, distribution
 
 
 @every_pair
-def test_detail_only_adds_weights(name, switches, attention, distribution):
+def test_details_only_add_weights(name, switches, attention, distribution):
     """The weights shown are the mean over the heads of the last layer."""
     decoder = make(name, switches, attention, distribution)
-    none, shown, everything = (
-        decoder(images(), captions(), detail) for detail in ("none", "shown", "all")
-    )
-    close(none.logits, shown.logits)
+    shown, everything = (decoder(images(), captions(), details) for details in (False, True))
     close(everything.logits, shown.logits)
     close(everything.weights, shown.weights)
     assert shown.layers is None
@@ -156,7 +153,7 @@ def test_padding_changes_nothing(
 
 @every_decoder
 def test_empty_captions_are_decoded(name, switches):
-    decoded = make(name, switches)(images(), torch.full((B, R, 6), PAD), detail="all")
+    decoded = make(name, switches)(images(), torch.full((B, R, 6), PAD), details=True)
     assert decoded.logits.shape == (B, R, 6, V)
     assert decoded.weights.shape == (B, R, 6, L)
     decoded.packed_logits.sum().backward()

@@ -28,7 +28,7 @@ def model(attention=Attention):
 def outputs(model):
     attention, layer = model
     query = torch.linspace(-1, 1, 16).view(2, 8).requires_grad_()
-    output = attention(query, attention.prepare(ANNOTATIONS), need_weights=False)
+    output = attention(query, attention.prepare(ANNOTATIONS))
     result = layer(output.context)
     return result, *torch.autograd.grad(result.sum(), [query, *model.parameters()])
 

@@ -114,7 +114,7 @@ def test_equals_the_equations(kind, score, equations, options):
     decoder = decoder.double().eval()
     vectors = torch.randn(B, L, D, dtype=torch.double)
     tokens = torch.randint(UNK + 1, V, (B, R, T))
-    decoded = decoder(Annotations(vectors, (2, 3)), tokens, "all")
+    decoded = decoder(Annotations(vectors, (2, 3)), tokens, details=True)
     past_weights = None if decoded.past_weights is None else decoded.past_weights[..., 0, 0, :]
     for b in range(B):
         for r in range(R):

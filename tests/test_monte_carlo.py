@@ -69,7 +69,7 @@ def probability(decoder, image, samples, seed=0):
     """p(y | a) as the mean over paths."""
     mean, total = MonteCarlo(decoder, samples), 0.0
     state = mean.init_state(image)
-    state.sampler._generator.manual_seed(seed)
+    state.inner.keys.sampling.sampler._generator.manual_seed(seed)
     for before, word in zip(INPUTS, WORDS, strict=True):
         logits, weights, state = mean.step(torch.tensor([before]), state)
         torch.testing.assert_close(weights.sum(-1), torch.ones(1).double(), atol=1e-4, rtol=0)
@@ -172,12 +172,12 @@ def test_a_scored_caption_has_the_numbers_of_the_search(drawing):
 
 def test_heads_and_steps_are_independent():
     """Pairs of locations of two heads, and of two steps, have the product of their probabilities."""
-    samples, probs = 4000, torch.rand(2 * 2, 1, L).softmax(-1)  # two images with two heads each
+    samples, probs = 4000, torch.rand(2, 2, 1, L).softmax(-1)  # two images with two heads each
     probs[..., 1] = 0.0  # masked
     sampler = StratifiedSampler(samples)
-    sampler.images = 2
-    first, second = (sampler(probs.repeat(1, samples, 1)).squeeze(-1) for _ in range(2))
-    shares = probs.squeeze(1) / probs.sum(-1)
+    every_path = probs.expand(2, 2, samples, L)
+    first, second = (sampler(every_path).view(4, samples) for _ in range(2))
+    shares = probs.view(4, L) / probs.view(4, L).sum(-1, keepdim=True)
     for (one, p), (other, q) in [
         ((first[0], shares[0]), (first[1], shares[1])),
         ((first[2], shares[2]), (first[3], shares[3])),
@@ -191,7 +191,6 @@ def test_heads_and_steps_are_independent():
 
 def test_rows_of_a_path_draw_alike_and_masked_images_draw_something():
     sampler = StratifiedSampler(5)
-    sampler.images = 2
     probs = torch.rand(2, 1, L).repeat(1, 3 * 5, 1)
     probs[1] = 0.0
     locations = sampler(probs).view(2, 3, 5)

@@ -63,6 +63,14 @@ def test_a_subclass_is_registered_unless_it_is_abstract(monkeypatch):
     assert "Doubled" in names("neck")
     assert "Hidden" not in names("neck")
     assert type(build("neck", {"class_path": "Doubled"}, in_dim=3)) is Doubled
+    again = type("Doubled", (Projection,), {"__module__": __name__})  # as a notebook's cell, run twice
+    assert type(build("neck", {"class_path": "Doubled"}, in_dim=3)) is again
+
+
+def test_two_classes_of_one_name_are_refused():
+    with pytest.raises(ModelError, match="two classes of the kind neck are named Projection, in cap"):
+        type("Projection", (Projection,), {"__module__": "elsewhere"})
+    assert build("neck", {"class_path": "Projection"}, in_dim=3).__module__ == Projection.__module__
 
 
 @pytest.mark.parametrize(

@@ -71,11 +71,11 @@ def close(one, other):
 
 @pytest.mark.parametrize("annotation_dim", [D, DIM], ids=["projected", "of the same width"])
 def test_equals_torchs_decoder(annotation_dim):
-    """Logits, and the weights of every layer and head; ``detail`` is tested in test_decoders."""
+    """Logits, and the weights of every layer and head; ``details`` is tested in test_decoders."""
     decoder = make(annotation_dim)
     annotations = Annotations(torch.randn(B, L, annotation_dim, dtype=torch.double), (2, 3))
     tokens = torch.randint(UNK + 1, V, (B, R, T))
-    decoded = decoder(annotations, tokens, "all")
+    decoded = decoder(annotations, tokens, details=True)
     memory = decoder.memory(annotations.vectors)
     future = torch.ones(T, T, dtype=torch.bool).triu(1)
     for r in range(R):

@@ -4,12 +4,11 @@ from functools import cache
 from typing import Any
 
 import torch
-from jaxtyping import Float
 from torch import Size, Tensor, nn
 
 
 class Conv2d(nn.Conv2d):
-    """``nn.Conv2d`` for weights that no longer change.
+    """``nn.Conv2d`` for float32 weights on a CPU that no longer change.
 
     oneDNN computes torch's convolutions on a CPU. It needs the weights in an order that depends on
     the shape of the input, and torch reorders them at every call. This class keeps a reordered copy
@@ -20,9 +19,15 @@ class Conv2d(nn.Conv2d):
     batch_sizes: frozenset[int]
     _ordered: dict[Size, Tensor]
 
-    def forward(self, images: Float[Tensor, "B C H W"]) -> Float[Tensor, "B D h w"]:
-        """Compute the feature maps."""
-        if len(images) not in self.batch_sizes or not _suitable(images, self.weight):
+    def forward(self, images: Tensor) -> Tensor:
+        """Compute the feature maps (B, D, h, w) of images (B, C, H, W)."""
+        if (
+            len(images) not in self.batch_sizes
+            or not images.dtype == self.weight.dtype == torch.float32
+            or torch.is_grad_enabled()
+            or torch.is_autocast_enabled("cpu")
+            or torch.compiler.is_compiling()
+        ):
             return super().forward(images)
         geometry = (self.padding, self.stride, self.dilation, self.groups)
         if images.shape not in self._ordered:
@@ -35,15 +40,13 @@ class Conv2d(nn.Conv2d):
 
 
 def keep_order(network: nn.Module, batch_sizes: frozenset[int]) -> None:
-    """Replace the convolutions of a frozen network, in place.
+    """Replace the convolutions of a frozen network on a CPU, in place.
 
     Args:
         network: its weights must not change afterwards.
         batch_sizes: the batch sizes that recur; for others, torch reorders the weights
             at every call.
     """
-    if not available():
-        return
     for module in network.modules():
         padded_by_onednn = isinstance(getattr(module, "padding", None), tuple)
         if type(module) is nn.Conv2d and padded_by_onednn and module.padding_mode == "zeros":
@@ -51,28 +54,14 @@ def keep_order(network: nn.Module, batch_sizes: frozenset[int]) -> None:
             module.__dict__ |= {"batch_sizes": batch_sizes, "_ordered": {}}
 
 
-def _suitable(images: Tensor, weight: Tensor) -> bool:
-    """Return whether oneDNN can be called directly: float32 on a CPU, without gradients."""
-    return (
-        bool(torch.backends.mkldnn.enabled)
-        and images.device.type == "cpu"
-        and images.dtype == weight.dtype == torch.float32
-        and not torch.is_grad_enabled()
-        and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
-    )
-
-
 def _reorder(weight: Tensor, shape: Size, padding: Any, stride: Any, *rest: Any) -> Tensor:
     reorder: Any = torch._C._nn.mkldnn_reorder_conv2d_weight
-    ordered: Tensor = reorder(weight.detach().to_mkldnn(), padding, stride, *rest, shape)
-    return ordered
+    return reorder(weight.detach().to_mkldnn(), padding, stride, *rest, shape)
 
 
 def _convolve(images: Tensor, weight: Tensor, bias: Tensor | None, *geometry: Any) -> Tensor:
     convolve: Any = torch.ops.mkldnn._convolution_pointwise
-    maps: Tensor = convolve(images, weight, bias, *geometry, "none", [], "")
-    return maps
+    return convolve(images, weight, bias, *geometry, "none", [], "")
 
 
 @cache
@@ -82,6 +71,7 @@ def available() -> bool:
         images, weight = torch.ones(1, 1, 2, 2), torch.ones(1, 1, 1, 1)
         geometry = ((0, 0), (1, 1), (1, 1), 1)
         ordered = _reorder(weight, images.shape, *geometry)
-        return bool(torch.equal(_convolve(images, ordered, None, *geometry), images))
+        computed = torch.equal(_convolve(images, ordered, None, *geometry), images)
+        return computed and bool(torch.backends.mkldnn.enabled)
     except (AttributeError, RuntimeError, TypeError):
         return False

@@ -37,16 +37,11 @@ def exponential(vectors: Float[Tensor, "*rows A"]) -> Float[Tensor, "*rows A"]:
 def energies(
     query: Float[Tensor, "B T A"], key: Float[Tensor, "B L A"], weight: Float[Tensor, " A"]
 ) -> Float[Tensor, "B T L"]:
-    """Compute ``Σ_a weight_a tanh(query_a + key_a)`` for every pair of an image, in at least float32.
+    """Compute ``Σ_a weight_a tanh(query_a + k_a)`` for every pair of an image, in at least float32.
 
-    With s = 1 / (1 + e^{2q} e^{2k}), tanh(q + k) = 1 - 2 s: one exponential per query and per key
-    instead of one tanh per pair. No tensor of size B · T · L · A is kept; the backward pass, where
-    1 - tanh² = 4 s (1 - s), computes s again. There is no double backward.
-
-    Args:
-        query: T projected queries per image.
-        key: ``exponential`` of L projected keys per image.
-        weight: v.
+    ``key`` is ``exponential(k)``. With s = 1 / (1 + e^{2q} e^{2k}), tanh(q + k) = 1 - 2 s: one
+    exponential per query and per key instead of one tanh per pair. No tensor of size B · T · L · A is
+    kept; the backward pass, where 1 - tanh² = 4 s (1 - s), computes s again. No double backward.
     """
     dtype = torch.promote_types(query.dtype, torch.float32)
     return _Energies.apply(query.to(dtype), key.to(dtype), weight.to(dtype))

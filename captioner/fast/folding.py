@@ -1,8 +1,4 @@
-"""A faster ``CNNEncoder``.
-
-It splits batches into small chunks, folds batch norms and padding into the convolutions, and keeps the
-weights of the convolutions in oneDNN's order.
-"""
+"""A faster ``CNNEncoder``: small chunks, batch norms and padding folded into the convolutions."""
 
 import copy
 from collections import Counter
@@ -16,12 +12,12 @@ from jaxtyping import Float, UInt8
 from torch import Size, Tensor, nn
 from torch.nn.utils import fuse_conv_bn_eval
 
-from captioner.fast.convolution import keep_order
+from captioner.fast import convolution
 from captioner.models import encoder
 from captioner.models.backbone import Backbone
 
 # Pixels computed together: 4 images of 224 × 224 on a CPU, so that feature maps fit in its caches, and
-# 64 such images on other devices, so that memory does not grow with the batch.
+# 64 on other devices, so that memory does not grow with the batch.
 CPU_PIXELS, DEVICE_PIXELS = 250_000, 64 * 224 * 224
 
 # Largest difference between the feature maps of the folded network and the plain one, relative to
@@ -92,15 +88,16 @@ def fold(network: Backbone, example: Float[Tensor, "B 3 H W"]) -> Backbone:
     ):
         folded = copy.deepcopy(network).eval()  # a copy of a traced network forgets its mode
         pairs, sizes, expected = _trace(folded, example.clone())
-        for convolution, norm in pairs:
+        for name, norm in pairs:
             folding: Any = folded.get_submodule(norm)
-            fused = fuse_conv_bn_eval(folded.get_submodule(convolution), folding)  # type: ignore[type-var]
-            folded.set_submodule(convolution, fused.to(memory_format=torch.channels_last))
+            fused = fuse_conv_bn_eval(folded.get_submodule(name), folding)  # type: ignore[type-var]
+            folded.set_submodule(name, fused.to(memory_format=torch.channels_last))
             # timm's norms contain the activation that follows them.
             folded.set_submodule(norm, getattr(folding, "act", nn.Identity()))
-        for convolution, (before, after) in sizes.items():
-            _pad_alike(cast(nn.Conv2d, folded.get_submodule(convolution)), before, after)
-        keep_order(folded, frozenset({1, chunk_size(example)}))
+        for name, (before, after) in sizes.items():
+            _pad_alike(cast(nn.Conv2d, folded.get_submodule(name)), before, after)
+        if example.device.type == "cpu" and convolution.available():
+            convolution.keep_order(folded, frozenset({1, chunk_size(example)}))
         equal = all(
             (actual - plain).norm() <= TOLERANCE * plain.norm()
             for actual, plain in zip(folded(example), expected, strict=True)
@@ -113,9 +110,8 @@ def _trace(
 ) -> tuple[list[tuple[str, str]], dict[str, tuple[Size, Size]], list[Tensor]]:
     """Run a network and record what ``fold`` needs.
 
-    Returns:
-        Pairs of a convolution and the norm of its output, by name, each called once; input and output
-        sizes of convolutions with ``SAME`` padding; the feature maps.
+    Returns pairs of a convolution and the norm of its output, by name, each called once; input and
+    output sizes of convolutions with ``SAME`` padding; the feature maps.
     """
     calls: Counter[str] = Counter()
     producers: dict[int, tuple[str, Tensor]] = {}  # holds the tensors, so that ids stay unique
@@ -124,7 +120,7 @@ def _trace(
 
     def record(name: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         calls[name] += 1
-        producer = producers.get(id(inputs[0])) if inputs else None
+        producer = producers.get(id(inputs[0]))
         if isinstance(module, nn.Conv2d):
             producers[id(output)] = (name, output)
             if type(module).__name__ == "Conv2dSame" and module.dilation == (1, 1):

@@ -16,33 +16,28 @@ from torch import Tensor, nn
 from captioner.models.packing import missing_rows
 from captioner.provenance import cpu_info
 
+Rows = Float[Tensor, "_ k"]
+Weight = Float[Tensor, "n k"]
+
 NARROW = 16  # with fewer outputs (the gate of a decoder has one), torch's own product is faster
 
 
 class Linear(nn.Linear):
     """``nn.Linear`` with a faster CPU matrix product; no double backward."""
 
-    def forward(self, input: Float[Tensor, "*rows k"]) -> Float[Tensor, "*rows n"]:
+    def forward(self, input: Tensor) -> Tensor:
         """Compute ``input @ weight.T + bias``."""
         return linear(input, self.weight, self.bias)
 
 
-def linear(
-    rows: Float[Tensor, "*rows k"],
-    weight: Float[Tensor, "n k"],
-    bias: Float[Tensor, " n"] | None = None,
-) -> Float[Tensor, "*rows n"]:
+def linear(rows: Tensor, weight: Weight, bias: Tensor | None = None) -> Float[Tensor, "*rows n"]:
     """Compute ``rows @ weight.T + bias``, differentiable once."""
     if len(weight) < NARROW or not _use_onednn(rows, weight):
         return F.linear(rows, weight, bias)
     return _Linear.apply(rows.flatten(0, -2), weight, bias).view(*rows.shape[:-1], -1)
 
 
-def product(
-    rows: Float[Tensor, "m k"],
-    weight: Float[Tensor, "n k"],
-    bias: Float[Tensor, " n"] | None = None,
-) -> Float[Tensor, "m n"]:
+def product(rows: Rows, weight: Weight, bias: Tensor | None = None) -> Float[Tensor, "m n"]:
     """Compute ``rows @ weight.T + bias`` outside autograd."""
     count, rows = len(rows), _pad(rows)
     if not _use_onednn(rows, weight):
@@ -52,20 +47,15 @@ def product(
     return by_onednn(rows, weight if dense else weight.contiguous(), bias)[:count]
 
 
-def outer(grad: Float[Tensor, "m n"], rows: Float[Tensor, "m k"]) -> Float[Tensor, "n k"]:
+def outer(grad: Float[Tensor, "m n"], rows: Rows) -> Float[Tensor, "n k"]:
     """Compute ``grad.T @ rows``, the gradient of a weight, outside autograd."""
     grad, rows = _pad(grad), _pad(rows)
     if not _use_onednn(grad, rows):
         return grad.T @ rows
-    # oneDNN copies the left matrix to transpose it. Where that copy is larger than the right matrix
-    # and the result together, the transposed product is cheaper.
-    (count, wide), narrow = grad.shape, rows.shape[1]
-    if count * narrow + wide * narrow < count * wide:
-        return by_onednn(rows.T, grad.T, None).T.contiguous()
     return by_onednn(grad.T, rows.T, None)
 
 
-def _pad(rows: Float[Tensor, "m k"]) -> Float[Tensor, "more k"]:
+def _pad(rows: Rows) -> Rows:
     """On a CPU, append as many rows of zeros as ``missing_rows`` says."""
     if rows.device.type != "cpu" or torch.compiler.is_compiling():
         return rows

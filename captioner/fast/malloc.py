@@ -10,12 +10,11 @@ _KEPT, _LARGE = 2**28, 2**25
 
 
 def keep_memory() -> None:
-    """Keep freed memory in this process, for the activations of the next batch.
+    """Keep up to 256 MB of freed memory in this process, for the activations of the next batch.
 
-    Linux zeroes every new page, which takes a CNN longer than its arithmetic if activations are
-    returned after each layer (docs/speed.md). The heap keeps up to 256 MB, except blocks of 32 MB and
-    more; all threads share it. Does nothing if glibc's environment variables are set, or with another
-    C library.
+    Linux zeroes every new page, which takes a CNN longer than its arithmetic (docs/speed.md). Blocks
+    of 32 MB and more are returned; all threads share one heap. Does nothing if glibc's environment
+    variables are set, or with another C library.
     """
     if any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return

@@ -49,8 +49,8 @@ class FastRecurrence(RecurrentDecoder, abstract=True):
 
 
 def _active_cell(
-    weight: Float[Tensor, "gates i_n"],
-    bias: Float[Tensor, " gates"],
+    weight: Tensor,
+    bias: Tensor,
     index: Int[Tensor, " M"],
     zero: Float[Tensor, "M gates"],
     all_inputs: list[Tensor],
@@ -90,11 +90,7 @@ class _WeightGradient(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        pairs = [
-            (gradient, rows)
-            for gradient, rows in zip(gradients, ctx.inputs, strict=False)
-            if gradient is not None
-        ]
+        pairs = [p for p in zip(gradients, ctx.inputs, strict=False) if p[0] is not None]
         if not pairs:
             return None, None, None, None
         gradient, rows = (torch.cat(parts) for parts in zip(*pairs, strict=True))

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import torch
 import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
@@ -22,14 +23,12 @@ class Annotations:
     keys: "Annotations | None" = None  # None if the vectors are the keys as well
 
     def __post_init__(self) -> None:
-        rows, columns = self.grid
-        if rows * columns != self.vectors.shape[1]:
-            raise ValueError(
-                f"{self.vectors.shape[1]} annotation vectors do not fill a {rows}×{columns} grid"
-            )
-        if self.mask is not None and self.mask.shape != self.vectors.shape[:2]:
-            expected = tuple(self.vectors.shape[:2])
-            raise ValueError(f"a mask of shape {tuple(self.mask.shape)}: expected {expected}")
+        (images, regions), (rows, columns) = self.vectors.shape[:2], self.grid
+        if rows * columns != regions:
+            raise ValueError(f"{regions} annotation vectors do not fill a {rows}×{columns} grid")
+        if self.mask is not None and self.mask.shape != (images, regions):
+            given = tuple(self.mask.shape)
+            raise ValueError(f"a mask of shape {given}: expected {(images, regions)}")
 
     def __len__(self) -> int:
         return self.vectors.shape[0]
@@ -58,11 +57,9 @@ class Annotations:
         return replace(self, vectors=self.mean().unsqueeze(1).expand_as(self.vectors), keys=keys)
 
     def resampled(self, grid: tuple[int, int]) -> "Annotations":
-        """Interpolate the vectors bilinearly to another grid; the mask must be None."""
+        """Interpolate the vectors bilinearly to another grid; there must be no mask."""
         if grid == self.grid:
             return self
-        if self.mask is not None:
-            raise ValueError("masked annotations cannot be interpolated: leave the mask out")
-        features = self.vectors.transpose(1, 2).reshape(len(self), -1, *self.grid)
+        features = torch.unflatten(self.vectors.transpose(1, 2), 2, self.grid)
         resized = F.interpolate(features, grid, mode="bilinear", align_corners=False)
         return replace(self, vectors=resized.flatten(2).transpose(1, 2), grid=grid)

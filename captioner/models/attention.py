@@ -1,7 +1,7 @@
 """Attention: A(q, K, V) = Σ_i p(a(k_i, q)) · v_i, a score composed with a distribution."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -10,10 +10,11 @@ from torch import Tensor
 from captioner.models.annotations import Annotations
 from captioner.models.distributions import Distribution, QueryContext, Sampling, Soft, Weights
 from captioner.models.registry import Component
-from captioner.models.scores import Additive, PreparedKeys, Queries, Score
+from captioner.models.scores import Additive, PreparedKeys, Queries, Score, Vectors
 
-Vectors = Float[Tensor, "B L _"]
 Step = int | Int[Tensor, "*images T"] | None
+ScoreFactory = Callable[[int, int], Score]  # given query_dim and key_dim
+DistributionFactory = Callable[[int], Distribution]  # given query_dim
 
 
 @dataclass(frozen=True)
@@ -35,24 +36,9 @@ class AttentionOutput(Weights):
     With several heads, ``weights`` and ``probs`` are means, ``log_prob`` and ``entropy`` sums.
     """
 
-    weights: Float[Tensor, "B *T L"] | None  # type: ignore[assignment]  # None: not requested
     context: Float[Tensor, "B *T D"] = field(kw_only=True)  # ẑ, the weighted sum of the values
     candidate_values: Float[Tensor, "B *T k D"] | None = None  # values at ``candidate_indices``
     heads: Float[Tensor, "B *T h L"] | None = None  # weights of every head; None with one head
-
-
-@runtime_checkable
-class ScoreFactory(Protocol):
-    """Makes a score for queries and keys of given widths."""
-
-    def __call__(self, *, query_dim: int, key_dim: int) -> Score: ...  # noqa: D102
-
-
-@runtime_checkable
-class DistributionFactory(Protocol):
-    """Makes a distribution for queries of a given width."""
-
-    def __call__(self, *, query_dim: int) -> Distribution: ...  # noqa: D102
 
 
 class AttentionBase(Component, kind="attention"):
@@ -68,7 +54,7 @@ class AttentionBase(Component, kind="attention"):
     @property
     def mechanism(self) -> str:
         """The name shown to users, such as ``Additive × Soft``."""
-        return f"{type(self).__name__} × {self.distribution.name}"
+        return f"{type(getattr(self, 'score', self)).__name__} × {self.distribution.name}"
 
     def prepare(
         self,
@@ -92,35 +78,24 @@ class AttentionBase(Component, kind="attention"):
         raise NotImplementedError
 
     def forward(
-        self,
-        query: Float[Tensor, "B *T n"],
-        keys: Keys,
-        step: Step = None,
-        need_weights: bool = True,
+        self, query: Float[Tensor, "B *T n"], keys: Keys, step: Step = None
     ) -> AttentionOutput:
         """Compute the context vector of one query per image, (B, n), or of T of them, (B, T, n).
 
-        ``step`` is the index of the word that each query predicts, as in ``QueryContext``. With
-        ``need_weights=False``, weights may be left out where that is faster.
+        ``step`` is the index of the word that each query predicts, as in ``QueryContext``.
         """
         if query.ndim == 3:
-            return self.attend(query, keys, step, need_weights)
-        output = self.attend(query.unsqueeze(1), keys, step, need_weights)
+            return self.attend(query, keys, step)
+        output = self.attend(query.unsqueeze(1), keys, step)
         single = {name: part.squeeze(1) for name, part in vars(output).items() if part is not None}
         return replace(output, **single)
 
-    def attend(
-        self, queries: Queries, keys: Keys, step: Step, need_weights: bool
-    ) -> AttentionOutput:
+    def attend(self, queries: Queries, keys: Keys, step: Step) -> AttentionOutput:
         """Compute the context vectors of T queries per image."""
         raise NotImplementedError
 
 
-@runtime_checkable
-class AttentionFactory(Protocol):
-    """Makes an attention for queries and annotation vectors of given widths."""
-
-    def __call__(self, *, query_dim: int, key_dim: int) -> AttentionBase: ...  # noqa: D102
+AttentionFactory = Callable[[int, int], AttentionBase]  # given query_dim and key_dim
 
 
 class Attention(AttentionBase):
@@ -139,25 +114,13 @@ class Attention(AttentionBase):
         distribution: DistributionFactory = Soft,
     ) -> None:
         super().__init__()
-        self.score = score(query_dim=query_dim, key_dim=key_dim)
-        self.distribution = distribution(query_dim=query_dim)
-
-    @property
-    def mechanism(self) -> str:
-        """Score × distribution."""
-        return f"{type(self.score).__name__} × {self.distribution.name}"
+        self.score = score(query_dim, key_dim)
+        self.distribution = distribution(query_dim)
 
     def project(self, keys: Vectors, values: Vectors) -> tuple[PreparedKeys, Vectors]:
-        """Prepare the keys for the score."""
         return self.score.prepare(keys), values
 
-    def attend(
-        self,
-        queries: Queries,
-        keys: Keys,
-        step: Step,
-        need_weights: bool,  # noqa: ARG002 - the context always needs the weights
-    ) -> AttentionOutput:
+    def attend(self, queries: Queries, keys: Keys, step: Step) -> AttentionOutput:
         """Compute scores, weights, and the weighted sum of the values."""
         mask = None if keys.mask is None else keys.mask.unsqueeze(1)
         query_context = QueryContext(queries, keys.grid, step, keys.sampling, keys.use_expectation)

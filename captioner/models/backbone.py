@@ -14,13 +14,14 @@ from torch import Tensor, nn
 
 from captioner.errors import ModelError, printable, unknown
 from captioner.models.efficientnet_lite import WIDTH_DEPTH, EfficientNetLite
+from captioner.models.registry import require
 from captioner.resources import encoder_weights
 
 Interpolation = Literal["bicubic", "bilinear"]
 Channels = tuple[float, float, float]
 
+# The deepest feature map of each stride: its channels, and its index or name in the library.
 Cuts = dict[int, tuple[int, Any]]
-"""The deepest feature map of each stride: its channels, and its index or name in the library."""
 
 
 class Backbone(nn.Module):
@@ -29,9 +30,9 @@ class Backbone(nn.Module):
     name: str  # the library's name of the network
     network: Any
     channels: list[int]  # of each feature map
-    mean: Channels  # the normalisation in training, of values in [0, 1]
-    std: Channels
-    interpolation: Interpolation  # in training
+    mean: Channels = (0.485, 0.456, 0.406)  # the normalisation in training, of values in [0, 1]
+    std: Channels = (0.229, 0.224, 0.225)
+    interpolation: Interpolation = "bilinear"  # in training
     packaged = False  # whether the pretrained weights belong to an installed package
 
     def load_pretrained(self) -> None:
@@ -56,12 +57,12 @@ class Backbone(nn.Module):
 
     def _choose(self, cuts: Cuts, strides: Sequence[int]) -> list[Any]:
         """Set ``channels``; return the library's indices or names of the feature maps."""
+        known = ", ".join(map(str, sorted(cuts))) or "none"
         for stride in strides:
-            if stride not in cuts:
-                known = ", ".join(map(str, sorted(cuts))) or "none"
-                raise ModelError(
-                    f"encoder {self.name!r} has no feature map of stride {stride}; it has: {known}"
-                )
+            message = (
+                f"encoder {self.name!r} has no feature map of stride {stride}; it has: {known}"
+            )
+            require(stride in cuts, message)
         self.channels = [cuts[stride][0] for stride in strides]
         return [cuts[stride][1] for stride in strides]
 
@@ -159,14 +160,10 @@ class _TorchvisionBackbone(Backbone):
         super().__init__()
         from torchvision.models import feature_extraction, get_model_weights
 
-        # All names, including the alias "DEFAULT".
-        presets = get_model_weights(name).__members__
+        presets = get_model_weights(name).__members__  # with the alias "DEFAULT"
         if weights is not None and weights not in presets:
             raise ModelError(unknown(f"weights of {name}", str(weights), presets))
-        self.name = name
-        self.preset = presets[weights] if weights else None
-        self.mean, self.std = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-        self.interpolation = "bilinear"
+        self.name, self.preset = name, presets[weights] if weights else None
         if self.preset is not None:
             transforms = self.preset.transforms()
             self.mean, self.std = tuple(transforms.mean), tuple(transforms.std)
@@ -197,12 +194,11 @@ class _TorchvisionBackbone(Backbone):
         heads = ("avgpool", "adaptive_avg_pool2d", "classifier", "fc", "head")
         nodes = [node for node in nodes if not node.startswith(heads)]
         extractor = extraction.create_feature_extractor(network, nodes, suppress_diff_warning=True)
+        maps = {n: m for n, m in extractor(blank).items() if isinstance(m, Tensor) and m.ndim == 4}
         return {
-            _stride(image_size, value): (value.shape[1], node)
-            for node, value in extractor(blank).items()
-            if isinstance(value, Tensor)
-            and value.ndim == 4
-            and value.shape[2] == value.shape[3] > 1
+            _stride(image_size, features): (features.shape[1], node)
+            for node, features in maps.items()
+            if features.shape[2] == features.shape[3] > 1
         }
 
     def _fetch(self) -> dict[str, Tensor]:
@@ -218,8 +214,8 @@ def backbone(name: str, weights: str | None, image_size: int, strides: Sequence[
     if name in WIDTH_DEPTH:
         return _PackagedBackbone(name, weights, strides)
     library, slash, bare = name.rpartition("/")
-    if library not in ("", "timm", "torchvision"):
-        raise ModelError(f"encoder {name!r}: expected timm/NAME, torchvision/NAME or a bare name")
+    message = f"encoder {name!r}: expected timm/NAME, torchvision/NAME or a bare name"
+    require(library in ("", "timm", "torchvision"), message)
     if library != "timm":
         from torchvision.models import list_models
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -13,9 +13,6 @@ from captioner.models.distributions import Sampling
 from captioner.models.local_attention import Local
 from captioner.models.registry import Component
 
-# The attention weights that a decoder reports: ``none`` (can be faster), ``shown`` (one map per
-# word), or ``all`` (also the maps of every layer and head, and the weights on earlier words).
-Detail = Literal["none", "shown", "all"]
 Part = TypeVar("Part")
 
 # The results of a step: logits of the next word, attention weights, new state.
@@ -32,16 +29,16 @@ class Decoded:
 
     # Logits of the next word at the N steps where ``valid_mask`` is True; at all without a mask.
     packed_logits: Float[Tensor, "*packed V"]
-    # As in ``Weights``, of every step; None if not requested.
-    weights: Float[Tensor, "B *R T L"] | None
+    # As in ``Weights``, of every step.
+    weights: Float[Tensor, "B *R T L"]
     log_prob: Float[Tensor, "B *R T"] | None = None
     entropy: Float[Tensor, "B *R T"] | None = None
     centre: Float[Tensor, "B *R T 2"] | None = None
     probs: Float[Tensor, "B *R T L"] | None = None
-    # Weights of every layer and head; None unless requested and there are several.
+    # Weights of every layer and head; None without ``details``, or if there is only one.
     layers: Float[Tensor, "B *R T l h L"] | None = None
     # past_weights[…, t, l, h, j]: the weight of input j, <start> being 0, at step t of layer l and
-    # head h; 0 for j > t. None unless requested and the decoder attends to earlier words.
+    # head h; 0 for j > t. None without ``details``, or if the decoder attends to no earlier words.
     past_weights: Float[Tensor, "B *R T l s T"] | None = None
     # True at all steps whose caption has not ended, and possibly at some others.
     valid_mask: Bool[Tensor, "B *R T"] | None = None
@@ -100,22 +97,23 @@ class Decoder(Component, kind="decoder"):
         self,
         annotations: Annotations,
         tokens: Int[Tensor, "B *R T"],
-        detail: Detail = "shown",
+        details: bool = False,
         sampling: Sampling | None = None,
     ) -> Decoded:
-        """Teacher forcing: the logits at step t depend on tokens 0 … t, the first being ``<start>``."""
+        """Teacher forcing: the logits at step t depend on tokens 0 … t, the first being ``<start>``.
+
+        ``details`` adds the attention weights of every layer and head, and those on earlier words.
+        """
         rows = tokens if tokens.ndim == 3 else tokens.unsqueeze(1)
         state = self.init_state(annotations, rows.shape[1], sampling)
-        decoded = self.teacher_force(rows, state, detail)
-        if tokens.ndim == 3:
-            return decoded
-        return map_tensors(lambda values: values.squeeze(1), decoded)
+        decoded = self.teacher_force(rows, state, details)
+        return decoded if tokens.ndim == 3 else map_tensors(lambda part: part.squeeze(1), decoded)
 
     def read(self, tokens: Int[Tensor, "B R"], state: Any) -> StepResult:
         """Run ``step`` for R rows of every image."""
         raise NotImplementedError
 
-    def teacher_force(self, tokens: Int[Tensor, "B R T"], state: Any, detail: Detail) -> Decoded:  # noqa: ARG002
+    def teacher_force(self, tokens: Int[Tensor, "B R T"], state: Any, details: bool) -> Decoded:
         """Run ``forward`` from the initial state, by default step by step."""
         steps = []
         for words in tokens.unbind(-1):

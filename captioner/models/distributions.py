@@ -9,17 +9,16 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from captioner.models.registry import Component, check_choice, require
-from captioner.models.scores import Scores, at_least_float32
+from captioner.models.scores import at_least_float32
 
 SamplingMode = Literal["argmax", "sample", "expectation"]
 GradientName = Literal["score_function", "straight_through", "marginal"]
-Mask = Bool[Tensor, "B 1 L"] | None
+Scores = Float[Tensor, "B *h T L"]  # h exists with several heads
+Mask = Bool[Tensor, "B *#h 1 L"] | None
 Rows = Float[Tensor, "*rows L"]
-Thresholds = Float[Tensor, "*rows 1"]
 
-STEPS = (
-    16  # of Newton's method in ``entmax``; each reduces (Σ p − 1) · |slope| to a quarter or less
-)
+# Of Newton's method in ``entmax``; each step reduces (Σ p − 1) · |slope| to a quarter or less.
+STEPS = 16
 
 
 @dataclass(frozen=True)
@@ -29,7 +28,7 @@ class Sampling:
     # None for the distribution's options: ``gradient`` in training mode, else ``test_time``.
     mode: SamplingMode | None = None
     temperature: float = 1.0  # multiplies the distribution's own temperature; above 0
-    # From probabilities (B, T, L) to drawn indices (B, T, 1); None draws every row independently.
+    # From probabilities (B, *h, T, L) to drawn indices (B, *h, T, 1); None draws rows independently.
     sampler: Callable[[Tensor], Tensor] | None = None
 
 
@@ -37,11 +36,11 @@ class Sampling:
 class QueryContext:
     """The inputs of a distribution besides the scores and the mask."""
 
-    query: Float[Tensor, "B T n"]  # the queries that were scored
+    query: Float[Tensor, "B *h T n"]  # the queries that were scored
     grid: tuple[int, int]  # (rows, columns) of the positions in raster order; (1, L) for a sequence
-    # Index of the word each query predicts, from 0: one for all, (T,) or (B, T); None if unknown.
+    # Index of the word each query predicts, from 0: one for all, (T,) or (B, *h, T); None if unknown.
     step: int | Int[Tensor, "*images T"] | None
-    sampling: Sampling | None = None  # how hard attention chooses positions; None for the defaults
+    sampling: Sampling | None = None
     # True for images whose samples are replaced by their expectation, see ``draw_expectation``.
     use_expectation: Bool[Tensor, " B"] | None = None
 
@@ -50,7 +49,7 @@ class QueryContext:
 class Weights:
     """The result of a distribution; only hard attention sets more than ``weights`` and ``centre``."""
 
-    weights: Float[Tensor, "B *T L"]  # α, in [0, 1]; exactly 0 where masked
+    weights: Float[Tensor, "B *T L"]  # α, in [0, 1]; exactly 0 where masked. T may follow h.
     log_prob: Float[Tensor, " B *T"] | None = None  # of a drawn position without gradient
     entropy: Float[Tensor, " B *T"] | None = None  # of the distribution drawn from, in nats
     centre: Float[Tensor, "B *T 2"] | None = None  # (row, column) of a local window, in cells
@@ -65,7 +64,7 @@ class Distribution(Component, kind="distribution"):
     sparse = False  # whether unmasked weights can be exactly 0, whose logarithm trains nothing
     branches = False  # whether the decoder should try several positions and mix the predictions
 
-    def __init__(self, query_dim: int) -> None:  # noqa: ARG002
+    def __init__(self, query_dim: int) -> None:
         super().__init__()
 
     @property
@@ -73,7 +72,7 @@ class Distribution(Component, kind="distribution"):
         """The name shown to users."""
         return type(self).__name__
 
-    def draw_expectation(self, images: int, device: torch.device) -> Bool[Tensor, " B"] | None:  # noqa: ARG002
+    def draw_expectation(self, images: int, device: torch.device) -> Bool[Tensor, " B"] | None:
         """Draw, once per image, whether the expectation replaces its samples; None for never."""
         return None
 
@@ -85,8 +84,7 @@ class Distribution(Component, kind="distribution"):
 class Soft(Distribution):
     """``α = softmax(e)``: deterministic and differentiable (Xu et al. 2015 §4.2)."""
 
-    def forward(self, scores: Scores, mask: Mask, context: QueryContext) -> Weights:  # noqa: ARG002
-        """Compute the softmax over all unmasked positions."""
+    def forward(self, scores: Scores, mask: Mask, context: QueryContext) -> Weights:
         return Weights(masked_softmax(scores, mask))
 
 
@@ -95,20 +93,17 @@ class Sparsemax(Distribution):
 
     sparse = True
 
-    def forward(self, scores: Scores, mask: Mask, context: QueryContext) -> Weights:  # noqa: ARG002
+    def forward(self, scores: Scores, mask: Mask, context: QueryContext) -> Weights:
         """Compute ``max(e − τ(e), 0)`` by algorithm 1 of the paper."""
         scores = block_masked(scores, mask)
         # A score 1 or more below the largest has weight 0, so -2 stands for everything lower.
         scores = (scores - scores.amax(-1, keepdim=True)).clamp(min=-2.0)
-        if mask is not None:
-            scores = scores.masked_fill(~mask, -2.0)
         ordered = scores.sort(-1, descending=True).values
         count = torch.arange(1, scores.shape[-1] + 1, device=scores.device)
         excess = ordered.cumsum(-1) - 1
         support = (count * ordered > excess).sum(-1, keepdim=True).clamp(min=1)  # k(e)
         threshold = excess.gather(-1, support - 1) / support  # τ(e)
-        weights = (scores - threshold).clamp(min=0.0)
-        return Weights(weights if mask is None else weights.masked_fill(~mask, 0.0))
+        return Weights(clear_masked((scores - threshold).clamp(min=0.0), mask))
 
 
 class Entmax(Distribution):
@@ -133,15 +128,13 @@ class Entmax(Distribution):
         if alpha == "learned":
             self.logit = nn.Parameter(torch.zeros(()))  # α = 1 + σ(logit)
 
-    def forward(self, scores: Scores, mask: Mask, context: QueryContext) -> Weights:  # noqa: ARG002
-        """Compute the weights of the unmasked positions."""
+    def forward(self, scores: Scores, mask: Mask, context: QueryContext) -> Weights:
         scores = block_masked(scores, mask)
         if isinstance(self.alpha, str):
             curvature = self.logit.to(scores.dtype).sigmoid()
         else:
             curvature = scores.new_full((), self.alpha - 1)
-        weights = entmax(scores, curvature)
-        return Weights(weights if mask is None else weights.masked_fill(~mask, 0.0))
+        return Weights(clear_masked(entmax(scores, curvature), mask))
 
 
 class Hard(Distribution):
@@ -183,10 +176,7 @@ class Hard(Distribution):
         check_choice("gradient", gradient, GradientName)
         require(top >= 1, f"top, the number of positions to try, must be 1 or more, got {top}")
         require(temperature > 0, f"the temperature must be above 0, got {temperature}")
-        require(
-            0 <= expectation <= 1,
-            f"expectation must be a probability from 0 to 1, got {expectation}",
-        )
+        require(0 <= expectation <= 1, f"expectation must be from 0 to 1, got {expectation}")
         require(
             gradient != "marginal" or not expectation,
             "gradient: marginal samples nothing that an expectation could replace: "
@@ -198,11 +188,9 @@ class Hard(Distribution):
 
     @property
     def name(self) -> str:
-        """Class and mode."""
         return f"Hard ({self.test_time})"
 
     def draw_expectation(self, images: int, device: torch.device) -> Bool[Tensor, " B"] | None:
-        """Draw with probability ``expectation`` in training."""
         if not (self.training and self.expectation):
             return None
         return torch.rand(images, device=device) < self.expectation
@@ -230,21 +218,19 @@ class Hard(Distribution):
         else:  # the Gumbel-max trick: argmax(log p + g) is distributed as p
             noise = -torch.empty_like(probs).exponential_().log()
             index = (log_probs + noise).argmax(-1, keepdim=True)
-        weights = torch.zeros_like(probs).scatter(-1, index, 1.0)
-        if mask is not None:
-            weights = weights * mask
+        weights = clear_masked(torch.zeros_like(probs).scatter(-1, index, 1.0), mask)
         log_prob: Tensor | None = log_probs.gather(-1, index).squeeze(-1)
 
         if training and self.gradient == "straight_through":
             relaxed = masked_softmax((log_probs + noise) / temperature, mask)
             weights, log_prob = weights + relaxed - relaxed.detach(), None
         if training and context.use_expectation is not None:
-            use_expectation = context.use_expectation[:, None]  # (B, 1)
+            use_expectation = context.use_expectation.view(-1, *[1] * (entropy.ndim - 1))
             weights = torch.where(use_expectation.unsqueeze(-1), probs, weights)
             log_prob = None if log_prob is None else log_prob.masked_fill(use_expectation, 0.0)
         return Weights(weights, log_prob, entropy, probs=probs)
 
-    def _candidates(self, probs: Float[Tensor, "B T L"], entropy: Float[Tensor, "B T"]) -> Weights:
+    def _candidates(self, probs: Scores, entropy: Float[Tensor, "B *h T"]) -> Weights:
         """Return the ``top`` most probable positions, their probabilities renormalised."""
         chosen, indices = probs.topk(min(self.top, probs.shape[-1]), -1)
         tiny = torch.finfo(probs.dtype).tiny  # for rows in which every position is masked
@@ -265,7 +251,11 @@ def samples_locations(decoder: nn.Module) -> bool:
 
 def masked_softmax(scores: Rows, mask: Bool[Tensor, " *#rows L"] | None) -> Rows:
     """Compute the softmax over the unmasked positions; zeros in a row without such a position."""
-    weights = block_masked(scores, mask).softmax(-1)
+    return clear_masked(block_masked(scores, mask).softmax(-1), mask)
+
+
+def clear_masked(weights: Tensor, mask: Tensor | None) -> Tensor:
+    """Set masked weights to 0."""
     return weights if mask is None else weights.masked_fill(~mask, 0.0)
 
 
@@ -294,18 +284,15 @@ def entmax(scores: Rows, curvature: Float[Tensor, ""]) -> Rows:
     return weights / weights.sum(-1, keepdim=True)
 
 
-def _newton(scores: Rows, threshold: Thresholds, curvature: Float[Tensor, ""]) -> Thresholds:
+def _newton(scores: Tensor, threshold: Tensor, curvature: Tensor) -> Tensor:
     """Take one step towards Σ p = 1; dp / dτ = −p^(2 − α), a constant in the gradient."""
     weights = _exponential(scores - threshold, curvature)
     slope = weights.detach().pow(1 - curvature.detach()).masked_fill(weights == 0, 0.0)
     return threshold + (weights.sum(-1, keepdim=True) - 1) / slope.sum(-1, keepdim=True)
 
 
-def _exponential(exponent: Rows, curvature: Float[Tensor, ""]) -> Rows:
-    """Compute ``[1 + (α − 1) x]₊^(1 / (α − 1))``, which is precise near its limit exp(x) at α = 1.
-
-    It is p of ``Entmax`` with x = e − (τ + 1) / (α − 1).
-    """
+def _exponential(exponent: Tensor, curvature: Tensor) -> Tensor:
+    """Compute p of ``Entmax``, ``[1 + (α − 1) x]₊^(1 / (α − 1))`` with x = e − (τ + 1) / (α − 1)."""
     change = curvature * exponent
     positive = change > -1
     change = change.where(positive, 0.0)  # log(0) has no gradient

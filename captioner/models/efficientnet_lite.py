@@ -28,7 +28,6 @@ class Conv2dSame(nn.Conv2d):
     """A convolution with TensorFlow's ``SAME`` padding: an odd pixel goes to the bottom or right."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Pad and convolve."""
         padding: list[int] = []
         axes = zip(input.shape[2:], self.kernel_size, self.stride, strict=True)
         for size, kernel, stride in reversed(list(axes)):
@@ -56,7 +55,6 @@ class Separable(nn.Module):
         self.conv_pw, self.bn2 = _conv(inputs, outputs, 1), _norm(outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Convolve."""
         return self.bn2(self.conv_pw(F.relu6(self.bn1(self.conv_dw(x)), inplace=True)))
 
 
@@ -72,7 +70,6 @@ class InvertedResidual(nn.Module):
         self.residual = stride == 1 and inputs == outputs
 
     def forward(self, x: Tensor) -> Tensor:
-        """Convolve."""
         inner = F.relu6(self.bn1(self.conv_pw(x)), inplace=True)
         inner = F.relu6(self.bn2(self.conv_dw(inner)), inplace=True)
         projected = self.bn3(self.conv_pwl(inner))
@@ -93,15 +90,16 @@ class EfficientNetLite(nn.Module):
             outputs = channels_of(outputs, width)
             if 0 < number < len(STAGES) - 1:
                 count = math.ceil(count * depth)
-            blocks: list[nn.Module] = []
-            for block in range(count):
-                shape = channels, outputs, kernel
-                if number == 0:
-                    blocks.append(Separable(*shape))
-                else:
-                    blocks.append(InvertedResidual(*shape, 1 if block else stride, expand))
-                channels = outputs
-            stages.append(nn.Sequential(*blocks))
+            first = (
+                InvertedResidual(channels, outputs, kernel, stride, expand)
+                if number
+                else Separable(channels, outputs, kernel)
+            )
+            others = (
+                InvertedResidual(outputs, outputs, kernel, 1, expand) for _ in range(1, count)
+            )
+            stages.append(nn.Sequential(first, *others))
+            channels = outputs
         self.blocks = nn.Sequential(*stages)
         if 32 in strides:
             self.conv_head, self.bn2 = _conv(channels, HEAD, 1), _norm(HEAD)

@@ -15,6 +15,11 @@ from captioner.models.backbone import Backbone, Channels, Interpolation, backbon
 from captioner.models.registry import Component, require
 from captioner.models.vision_transformer import DINOV2_SMALL, transformer
 
+Images = UInt8[Tensor, "B 3 H W"]
+
+# Largest side of the input in pixels; the feature maps of a larger input take gigabytes.
+MAX_SIZE = 2048
+
 
 @dataclass(frozen=True)
 class Preprocessing:
@@ -25,10 +30,6 @@ class Preprocessing:
     interpolation: Interpolation
     mean: Channels  # for values in [0, 1]
     std: Channels
-
-
-MAX_SIZE = 2048
-"""Largest side of the input in pixels; the feature maps of a larger input take gigabytes."""
 
 
 class Encoder(Component, kind="encoder"):
@@ -54,10 +55,10 @@ class Encoder(Component, kind="encoder"):
         raise NotImplementedError
 
     def fingerprint(self) -> str:
-        """Return hex digits that change with the weights, the architecture or the preprocessing."""
+        """Return a SHA-256 that changes with the weights, the architecture or the preprocessing."""
         raise NotImplementedError
 
-    def forward(self, images: UInt8[Tensor, "B 3 H W"]) -> Annotations:
+    def forward(self, images: Images) -> Annotations:
         """Encode images of the size in ``preprocessing``, with values 0 … 255."""
         raise NotImplementedError
 
@@ -102,7 +103,6 @@ class BackboneEncoder(Encoder, abstract=True):
 
     @property
     def external(self) -> bool:
-        """True for frozen weights of an installed package."""
         return self.backbone.packaged and not self.trainable and bool(self.weights)
 
     def load_pretrained(self) -> None:
@@ -112,7 +112,6 @@ class BackboneEncoder(Encoder, abstract=True):
             self._ready = True
 
     def fingerprint(self) -> str:
-        """Return a SHA-256 over weights, name, cuts and preprocessing."""
         self._check_ready()
         digest = hashlib.sha256(repr((self.name, self.cuts, asdict(self.preprocessing))).encode())
         for key, tensor in sorted(self.backbone.state_dict().items()):
@@ -124,15 +123,14 @@ class BackboneEncoder(Encoder, abstract=True):
             digest.update((tensor.detach().cpu().contiguous() + 0.0).numpy().tobytes())
         return digest.hexdigest()
 
-    def forward(self, images: UInt8[Tensor, "B 3 H W"]) -> Annotations:
-        """Encode images; the cells of the feature map are in raster order."""
+    def forward(self, images: Images) -> Annotations:
         self._check_ready()
         with torch.set_grad_enabled(self.trainable and torch.is_grad_enabled()):
             vectors = self._features(images)
         rows, columns = vectors.shape[2:]
         return Annotations(vectors.flatten(2).transpose(1, 2), (rows, columns))
 
-    def _features(self, images: UInt8[Tensor, "B 3 H W"]) -> Float[Tensor, "B D rows columns"]:
+    def _features(self, images: Images) -> Float[Tensor, "B D rows columns"]:
         """Append the averages of the other feature maps to each cell of the first one."""
         pixels = (images - self.mean) / self.std
         deepest, *others = self._maps(pixels.contiguous(memory_format=torch.channels_last))
@@ -242,9 +240,7 @@ class TwoStreamEncoder(Encoder):
     parts: ClassVar[dict[str, str]] = {"keys": "encoder", "values": "encoder"}
 
     def __init__(
-        self,
-        keys: Callable[[], Encoder] = ViTEncoder,
-        values: Callable[[], Encoder] = CNNEncoder,
+        self, keys: Callable[[], Encoder] = ViTEncoder, values: Callable[[], Encoder] = CNNEncoder
     ) -> None:
         super().__init__()
         self.keys, self.values = keys(), values()
@@ -259,20 +255,17 @@ class TwoStreamEncoder(Encoder):
 
     @property
     def external(self) -> bool:
-        """Whether the weights of at least one stream come from an installed package."""
         return any(encoder.external for encoder in self._streams)
 
     def load_pretrained(self) -> None:
-        """Fetch the pretrained weights of both streams, once."""
         for encoder in self._streams:
             encoder.load_pretrained()
 
     def fingerprint(self) -> str:
-        """Return a SHA-256 over the fingerprints of both streams."""
         fingerprints = "".join(encoder.fingerprint() for encoder in self._streams)
         return hashlib.sha256(fingerprints.encode()).hexdigest()
 
-    def forward(self, images: UInt8[Tensor, "B 3 H W"]) -> Annotations:
+    def forward(self, images: Images) -> Annotations:
         """Encode images, given in the larger of the two input sizes."""
         keys, values = (encoder(_resized(images, encoder)) for encoder in self._streams)
         return replace(values, keys=keys)
@@ -312,7 +305,7 @@ def _before_load(
         encoder._ready = True
 
 
-def _resized(images: UInt8[Tensor, "B 3 H W"], encoder: Encoder) -> UInt8[Tensor, "B 3 h w"]:
+def _resized(images: Images, encoder: Encoder) -> UInt8[Tensor, "B 3 h w"]:
     """Shrink images to the size of an encoder."""
     size = (encoder.preprocessing.height, encoder.preprocessing.width)
     if images.shape[2:] == size:

@@ -6,14 +6,21 @@ With a mask, positions are numbered among the unmasked ones: s = 0, 1, … S - 1
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from captioner.errors import UsageError
-from captioner.models.distributions import Distribution, Mask, QueryContext, Weights, masked_softmax
+from captioner.models.distributions import (
+    Distribution,
+    Mask,
+    QueryContext,
+    Scores,
+    Weights,
+    masked_softmax,
+)
 from captioner.models.positions import cells
 from captioner.models.registry import require
-from captioner.models.scores import Scores, at_least_float32
+from captioner.models.scores import at_least_float32
 
 
 class Local(Distribution, abstract=True):
@@ -29,6 +36,11 @@ class Local(Distribution, abstract=True):
         )
         self.window = window
 
+    def within(self, distance: Scores, mask: Mask) -> Tensor:
+        """Return True for unmasked positions within the window."""
+        near = distance.abs() <= self.window
+        return near if mask is None else near & mask
+
 
 class LocalM(Local):
     """Monotonic local attention: a softmax within [p_t − D, p_t + D], p_t = min(t, S − 1)."""
@@ -43,8 +55,8 @@ class LocalM(Local):
         step = torch.as_tensor(context.step, device=scores.device)[..., None]  # (…, T, 1) or (1,)
         position, count = _positions(scores, mask)
         center = torch.minimum(step.to(position.dtype), count - 1)  # p_t
-        center = center.expand(*scores.shape[:2], 1)
-        weights = masked_softmax(scores, _within(position - center, self.window, mask))
+        center = center.expand(*scores.shape[:-1], 1)
+        weights = masked_softmax(scores, self.within(position - center, mask))
         return Weights(weights, centre=_grid_centre(center, context.grid, mask))
 
 
@@ -66,19 +78,15 @@ class LocalP(Local):
     ) -> None:
         super().__init__(query_dim, window)
         self.renormalise = renormalise
-        self.place = nn.Sequential(
-            nn.Linear(query_dim, dim, bias=False),
-            nn.Tanh(),
-            nn.Linear(dim, self.axes, bias=False),
-            nn.Sigmoid(),
-        )
+        hidden = nn.Linear(query_dim, dim, bias=False)
+        output = nn.Linear(dim, self.axes, bias=False)
+        self.place = nn.Sequential(hidden, nn.Tanh(), output, nn.Sigmoid())
 
     def forward(self, scores: Scores, mask: Mask, context: QueryContext) -> Weights:
-        """Compute weights that sum to at most 1."""
         position, count = _positions(scores, mask)
-        center = count * self.place(context.query).to(count.dtype)  # p_t: (B, T, 1)
+        center = count * self.place(context.query).to(count.dtype)  # p_t: (B, *h, T, 1)
         distance = position - center
-        weights = masked_softmax(scores, _within(distance, self.window, mask))
+        weights = masked_softmax(scores, self.within(distance, mask))
         return self.gaussian(weights, distance**2, _grid_centre(center, context.grid, mask))
 
     def gaussian(self, weights: Tensor, squared_distance: Tensor, centre: Tensor | None) -> Weights:
@@ -109,31 +117,23 @@ class LocalP2D(LocalP):
     def forward(self, scores: Scores, mask: Mask, context: QueryContext) -> Weights:
         """Compute weights that sum to at most 1, or are all 0 if the whole window is masked."""
         relative = at_least_float32(self.place(context.query))  # between 0 and 1
-        centre = relative * relative.new_tensor(context.grid)  # p_t: (B, T, 2)
+        centre = relative * relative.new_tensor(context.grid)  # p_t: (B, *h, T, 2)
         # Cell r covers [r, r + 1), so that a sigmoid times the size can reach every cell's middle.
         row, column = (axis.to(centre) + 0.5 for axis in cells(context.grid, scores.device))
-        down, right = row - centre[..., :1], column - centre[..., 1:]  # (B, T, L)
-        near = _within(down, self.window, mask) & _within(right, self.window, mask)
+        down, right = row - centre[..., :1], column - centre[..., 1:]  # (B, *h, T, L)
+        near = self.within(down, mask) & self.within(right, mask)
         return self.gaussian(masked_softmax(scores, near), down**2 + right**2, centre.detach())
 
 
-def _positions(scores: Scores, mask: Mask) -> tuple[Float[Tensor, "B 1 L"], Float[Tensor, "B 1 1"]]:
+def _positions(scores: Scores, mask: Mask) -> tuple[Float[Tensor, "*rows L"], Tensor]:
     """Return the number s of every position and their count S; masked positions are undefined."""
-    valid = torch.ones_like(scores[:, :1], dtype=torch.bool) if mask is None else mask
+    valid = torch.ones_like(scores[..., :1, :], dtype=torch.bool) if mask is None else mask
     dtype = torch.promote_types(scores.dtype, torch.float32)
     return (valid.cumsum(-1) - 1).to(dtype), valid.sum(-1, keepdim=True).to(dtype)
 
 
-def _within(distance: Float[Tensor, " B #T L"], window: int, mask: Mask) -> Bool[Tensor, " B #T L"]:
-    """Return True for unmasked positions within the window."""
-    near = distance.abs() <= window
-    return near if mask is None else near & mask
-
-
-def _grid_centre(
-    position: Float[Tensor, "B T 1"], grid: tuple[int, int], mask: Mask
-) -> Float[Tensor, "B T 2"] | None:
-    """Convert a position in raster order to (row, column) in cells; None with a mask."""
+def _grid_centre(position: Tensor, grid: tuple[int, int], mask: Mask) -> Tensor | None:
+    """Convert positions (…, 1) in raster order to (row, column) in cells; None with a mask."""
     if mask is not None:
         return None
     rows, columns = grid

@@ -18,7 +18,6 @@ from captioner.models.recurrent import (
     StepOutput,
     expectation,
     mixture,
-    repeat_candidates,
 )
 
 
@@ -49,17 +48,17 @@ class LSTMDecoder(RecurrentDecoder):
         self.output_context = nn.Linear(annotation_dim, self.embedding.embedding_dim, bias=False)
 
     def advance(
-        self, embedded: Embedded, state: LSTMState, cell: Cell, need_weights: bool = True
+        self, embedded: Embedded, state: LSTMState, cell: Cell
     ) -> tuple[StepOutput, LSTMState]:
         """Attend with h_{t-1}, gate the context vector, update the memory."""
         memory = state.memory
-        attention = self.attention(memory.hidden, state.keys, state.words, need_weights)
+        attention = self.attention(memory.hidden, state.keys, state.words)
         if self.gate is not None:
             attention = _scale(attention, self.gate(memory.hidden))  # β_t ẑ_t
         context, probs = attention.context, attention.candidate_probs
         if attention.candidate_values is not None:  # one update per candidate location
             context = attention.candidate_values
-            repeat = partial(repeat_candidates, k=context.shape[-2])
+            repeat = partial(_repeat, k=context.shape[-2])
             embedded, memory = map_tensors(repeat, (embedded, memory))
         inputs = torch.cat([embedded, context.to(embedded.dtype)], -1)  # [E y_{t-1}; ẑ_t]
         memory, past_weights = self.update(inputs, memory, cell)
@@ -69,9 +68,7 @@ class LSTMDecoder(RecurrentDecoder):
         state = replace(state, memory=memory, words=state.words + 1)
         return StepOutput(hidden, attention, past_weights), state
 
-    def read_out(
-        self, embedded: Float[Tensor, "*rows m"], output: StepOutput
-    ) -> Float[Tensor, "*rows V"]:
+    def read_out(self, embedded: Embedded, output: StepOutput) -> Float[Tensor, "*rows V"]:
         """Compute the deep output (eq. 7)."""
         context = output.attention.context
         if output.attention.candidate_values is not None:
@@ -86,3 +83,7 @@ def _scale(attention: AttentionOutput, gate: Float[Tensor, "B R 1"]) -> Attentio
     candidates = attention.candidate_values
     candidates = None if candidates is None else gate.unsqueeze(-2) * candidates
     return replace(attention, context=gate * attention.context, candidate_values=candidates)
+
+
+def _repeat(vectors: Float[Tensor, "B R n"], k: int) -> Float[Tensor, "B R k n"]:
+    return vectors.unsqueeze(2).expand(-1, -1, k, -1)

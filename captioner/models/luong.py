@@ -21,7 +21,6 @@ from captioner.models.recurrent import (
     StepOutput,
     expectation,
     mixture,
-    repeat_candidates,
 )
 
 
@@ -63,7 +62,6 @@ class LuongDecoder(RecurrentDecoder):
     def init_state(
         self, annotations: Annotations, rows: int = 1, sampling: Sampling | None = None
     ) -> LSTMState:
-        """Return h_0, c_0 and h̃_0, and the attention keys of every image."""
         state = super().init_state(annotations, rows, sampling)
         if not self.input_feeding:
             return state
@@ -72,20 +70,18 @@ class LuongDecoder(RecurrentDecoder):
         return replace(state, memory=replace(state.memory, attentional=zeros))
 
     def lstm_cell(self, inputs: Float[Tensor, "N i"], memory: Memory) -> Memory:
-        """Update (h, c)."""
         hidden, cell = (part.to(inputs.dtype).unsqueeze(0) for part in memory)
         _, (hidden, cell) = self.lstm(inputs.unsqueeze(1), (hidden, cell))
         return hidden.squeeze(0), cell.squeeze(0)
 
     def advance(
-        self, embedded: Embedded, state: LSTMState, cell: Cell, need_weights: bool = True
+        self, embedded: Embedded, state: LSTMState, cell: Cell
     ) -> tuple[StepOutput, LSTMState]:
-        """Update the memory, then attend with h_t."""
         inputs, input_feed = embedded, state.memory.attentional
         if input_feed is not None:
             inputs = torch.cat([embedded, input_feed.to(embedded.dtype)], -1)
         memory, past_weights = self.update(inputs, state.memory, cell)
-        attention = self.attention(memory.hidden, state.keys, state.words, need_weights)
+        attention = self.attention(memory.hidden, state.keys, state.words)
         attentional = self._attentional(attention, memory.hidden)
         if input_feed is not None:
             probs = attention.candidate_probs
@@ -94,31 +90,25 @@ class LuongDecoder(RecurrentDecoder):
         state = replace(state, memory=memory, words=state.words + 1)
         return StepOutput(attentional, attention, past_weights), state
 
-    def _attentional(
-        self, attention: AttentionOutput, hidden: Float[Tensor, "*rows n"]
-    ) -> Float[Tensor, "*rows_k m"]:
+    def _attentional(self, attention: AttentionOutput, hidden: Tensor) -> Tensor:
         """Compute h̃_t = tanh(W_c [ẑ_t; h_t]) (eq. 5), for each candidate if there are any."""
         context = attention.context
         if attention.candidate_values is not None:
             context = attention.candidate_values
-            hidden = repeat_candidates(hidden, context.shape[-2])
+            hidden = hidden.unsqueeze(-2).expand(*context.shape[:-1], -1)
         return torch.tanh(self.attentional(torch.cat([context.to(hidden.dtype), hidden], -1)))
 
-    def read_out(
-        self,
-        embedded: Float[Tensor, "*rows m"],  # noqa: ARG002
-        output: StepOutput,
-    ) -> Float[Tensor, "*rows V"]:
+    def read_out(self, embedded: Embedded, output: StepOutput) -> Float[Tensor, "*rows V"]:
         """Compute W_s h̃_t (eq. 6)."""
         logits = self.output(self.dropout(output.hidden))
         return mixture(logits, output.attention.candidate_probs)
 
     def unroll(
-        self, embedded: Tensor, active: Bool[Tensor, "B R T"], state: LSTMState, need_weights: bool
+        self, embedded: Embedded, active: Bool[Tensor, "B R T"], state: LSTMState
     ) -> StepOutput:
         """Run all steps: at once if no step needs the attention of the one before."""
         if self.input_feeding or self.intra is not None:
-            return super().unroll(embedded, active, state, need_weights)
+            return super().unroll(embedded, active, state)
         memory = (state.memory.hidden, state.memory.cell)
         initial = tuple(part.flatten(0, 1).unsqueeze(0) for part in memory)
         hidden, _ = self.lstm(embedded.flatten(0, 1), initial)
@@ -126,7 +116,7 @@ class LuongDecoder(RecurrentDecoder):
         hidden = packing.pack(hidden.view(*active.shape, -1))  # (N, n)
         step = torch.arange(active.shape[-1], device=hidden.device).expand(active.shape)
         queries, step = (packing.group_by_image(part) for part in (hidden, packing.pack(step)))
-        attention = self.attention(queries, state.keys, step, need_weights)
+        attention = self.attention(queries, state.keys, step)
         attention = map_tensors(packing.ungroup, attention)
         attentional = self._attentional(attention, hidden)
         # The output layer reads only h̃, so the contexts are not kept.

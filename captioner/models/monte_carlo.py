@@ -24,16 +24,15 @@ class StratifiedSampler:
 
     def __init__(self, paths: int) -> None:
         self.paths = paths
-        self.images = 0  # number of images in the next calls
         self._generator = torch.Generator().manual_seed(0)  # on the CPU: equal on every device
 
-    def __call__(self, probs: Float[Tensor, "Bh RN L"]) -> Int[Tensor, "Bh RN 1"]:
-        """Draw an index for every image and head, row, and path."""
-        heads, rows = len(probs) // self.images, probs.shape[1] // self.paths
-        order, offset = torch.rand((2, heads, self.paths), generator=self._generator)
+    def __call__(self, probs: Float[Tensor, "B *h RN L"]) -> Int[Tensor, "B *h RN 1"]:
+        shape = (2, *probs.shape[1:-2], self.paths)
+        order, offset = torch.rand(shape, generator=self._generator)
         # Clamped, since rounding up to 1 would draw positions of probability 0.
         uniform = ((order.argsort(-1) + offset) / self.paths).clamp(max=1 - 1e-6)
-        uniform = uniform.repeat(self.images, rows).unsqueeze(-1)
+        rows = probs.shape[-2] // self.paths
+        uniform = torch.cat([uniform] * rows, -1).unsqueeze(-1)  # (*h, RN, 1)
         cumulated = probs.cumsum(-1)
         index = (cumulated <= uniform.to(probs) * cumulated[..., -1:]).sum(-1, keepdim=True)
         return index.clamp(max=probs.shape[-1] - 1)  # if all positions are masked
@@ -45,17 +44,15 @@ class MonteCarloState:
 
     inner: Any  # the decoder's state of R · N rows
     log_probs: Float[Tensor, "B R N"]  # log p(words so far | sⁿ, a)
-    next_log_probs: Float[Tensor, "B R N V"] | None  # of the next word; None before the first step
-    sampler: StratifiedSampler
+    next_log_probs: Float[Tensor, "B R N V"] | None = None  # of the next word, after the first step
 
     def reorder(self, rows: Int[Tensor, "B K"]) -> "MonteCarloState":
         """Return the state whose row k of image b continues row ``rows[b, k]``."""
-        paths = torch.arange(self.sampler.paths, device=rows.device)
-        inner_rows = rows.unsqueeze(-1) * self.sampler.paths + paths  # (B, K, N)
-        log_probs, next_log_probs = gather_rows((self.log_probs, self.next_log_probs), rows)
-        return MonteCarloState(
-            self.inner.reorder(inner_rows.flatten(1)), log_probs, next_log_probs, self.sampler
-        )
+        samples = self.log_probs.shape[-1]
+        paths = torch.arange(samples, device=rows.device)
+        inner_rows = rows.unsqueeze(-1) * samples + paths  # (B, K, N)
+        log_probs = gather_rows((self.log_probs, self.next_log_probs), rows)
+        return MonteCarloState(self.inner.reorder(inner_rows.flatten(1)), *log_probs)
 
 
 class MonteCarlo(Decoder, abstract=True):
@@ -74,22 +71,19 @@ class MonteCarlo(Decoder, abstract=True):
 
     @property
     def mechanism(self) -> str:
-        """The decoder's mechanism and the number of paths."""
         return over_paths(self.decoder.mechanism, self.samples)
 
     def init_state(
         self, annotations: Annotations, rows: int = 1, sampling: Sampling | None = None
     ) -> MonteCarloState:
         """Return the state before the first word, which all paths share."""
-        sampler = StratifiedSampler(self.samples)
-        sampling = replace(sampling or Sampling(), sampler=sampler)
+        sampling = replace(sampling or Sampling(), sampler=StratifiedSampler(self.samples))
         inner = self.decoder.init_state(annotations, self.samples * rows, sampling)
         log_probs = annotations.vectors.new_zeros(len(annotations), rows, self.samples).float()
-        return MonteCarloState(inner, log_probs, None, sampler)
+        return MonteCarloState(inner, log_probs)
 
     def read(self, tokens: Int[Tensor, "B R"], state: MonteCarloState) -> StepResult:
         """Read one token of every row; the logits are log-probabilities."""
-        state.sampler.images = len(tokens)
         words = tokens.unsqueeze(-1).expand(-1, -1, self.samples)  # (B, R, N)
         log_probs = state.log_probs
         if state.next_log_probs is not None:
@@ -100,7 +94,7 @@ class MonteCarlo(Decoder, abstract=True):
         log_share = log_probs.log_softmax(-1).unsqueeze(-1)  # (B, R, N, 1)
         mean = (log_share + next_log_probs).logsumexp(2)
         mean_weights = (log_share.exp() * weights.view(*words.shape, -1)).sum(2)
-        return mean, mean_weights, MonteCarloState(inner, log_probs, next_log_probs, state.sampler)
+        return mean, mean_weights, MonteCarloState(inner, log_probs, next_log_probs)
 
 
 def check_samples(samples: int, decoder: Decoder) -> None:

@@ -13,14 +13,12 @@ from captioner.models.attention import (
     DistributionFactory,
     Keys,
     Step,
-    Vectors,
 )
 from captioner.models.distributions import QueryContext, Soft, masked_softmax
 from captioner.models.registry import require
-from captioner.models.scores import PreparedKeys, Queries
+from captioner.models.scores import PreparedKeys, Queries, Vectors
 
 Mask = Bool[Tensor, "#N #T P"] | None
-SelfAttentionOutput = tuple[Float[Tensor, "N T d"], Float[Tensor, "N T h P"] | None]
 
 
 def check_heads(heads: int, dim: int) -> None:
@@ -33,31 +31,12 @@ def check_heads(heads: int, dim: int) -> None:
 
 def split_heads(vectors: Float[Tensor, "N T d"], heads: int) -> Float[Tensor, "N h T e"]:
     """Split every vector into the parts of the heads, e = d / h components each."""
-    return vectors.view(*vectors.shape[:2], heads, -1).transpose(1, 2)
+    return torch.unflatten(vectors, -1, (heads, -1)).transpose(1, 2)
 
 
 def join_heads(vectors: Float[Tensor, "N h T e"]) -> Float[Tensor, "N T d"]:
     """Undo ``split_heads``."""
     return vectors.transpose(1, 2).flatten(2)
-
-
-def softmax_attention(
-    query: Float[Tensor, "N h T e"],
-    key: Float[Tensor, "N h L e"],
-    value: Float[Tensor, "N h L f"],
-    mask: Bool[Tensor, "#N #h #T #L"] | None,
-    dropout: float,
-) -> Float[Tensor, "N h T f"]:
-    """Compute ``softmax(Q Kᵀ / √e) V``; zeros where every position is masked.
-
-    A CPU trains faster with separate operators than with torch's fused one (docs/speed.md). The mask
-    is True where a position may be attended; ``dropout`` is the probability of dropping a weight.
-    """
-    if torch.is_grad_enabled() and query.device.type == "cpu":
-        weights = masked_softmax(query @ key.mT / math.sqrt(query.shape[-1]), mask)
-        return F.dropout(weights, dropout).to(value.dtype) @ value
-    context = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
-    return context if mask is None else context.masked_fill(~mask.any(-1, keepdim=True), 0.0)
 
 
 class MultiHead(AttentionBase):
@@ -86,7 +65,7 @@ class MultiHead(AttentionBase):
         self.key = nn.Linear(key_dim, dim, bias=False)
         self.value = nn.Linear(key_dim, dim, bias=False)
         self.output = nn.Linear(dim, key_dim, bias=False)
-        self.distribution = distribution(query_dim=dim // heads)
+        self.distribution = distribution(dim // heads)
         require(
             not self.distribution.branches,
             "gradient: marginal works with a single head only: choose the attention Attention, "
@@ -95,46 +74,29 @@ class MultiHead(AttentionBase):
         self.dropout = nn.Dropout(dropout)
 
     def project(self, keys: Vectors, values: Vectors) -> tuple[PreparedKeys, Vectors]:
-        """Project keys and values for all heads."""
         return self.key(keys), self.value(values)
 
-    def attend(
-        self, queries: Queries, keys: Keys, step: Step, need_weights: bool
-    ) -> AttentionOutput:
-        """Compute every head independently and project all of them together."""
+    def attend(self, queries: Queries, keys: Keys, step: Step) -> AttentionOutput:
         query, key, value = (
             split_heads(vectors, self.heads)
             for vectors in (self.query(queries), keys.prepared, keys.values)
         )  # (B, h, T or L, d/h)
         mask = None if keys.mask is None else keys.mask[:, None, None]  # (B, 1, 1, L)
-        if not need_weights and isinstance(self.distribution, Soft):
-            dropout = self.dropout.p if self.training else 0.0
-            context = softmax_attention(query, key, value, mask, dropout)
-            return AttentionOutput(None, context=self.output(join_heads(context)))
-
-        images, heads, _, width = query.shape
-        scores = query @ key.mT / math.sqrt(width)  # (B, h, T, L)
-        # The distribution treats every head as an image of its own.
-        use_expectation = keys.use_expectation
-        if use_expectation is not None:
-            use_expectation = use_expectation.repeat_interleave(heads)
         if isinstance(step, Tensor) and step.ndim > 1:
-            step = step.repeat_interleave(heads, 0)
-        result = self.distribution(
-            scores.flatten(0, 1),
-            None if mask is None else mask.expand(-1, heads, -1, -1).flatten(0, 1),
-            QueryContext(query.flatten(0, 1), keys.grid, step, keys.sampling, use_expectation),
-        )
-        weights = result.weights.view_as(scores)
-        context = self.dropout(weights).to(value.dtype) @ value
-        log_prob, entropy, probs = result.log_prob, result.entropy, result.probs
+            step = step.unsqueeze(1)  # (B, 1, T)
+        query_context = QueryContext(query, keys.grid, step, keys.sampling, keys.use_expectation)
+
+        scores = query @ key.mT / math.sqrt(query.shape[-1])  # (B, h, T, L)
+        alpha = self.distribution(scores, mask, query_context)
+        heads = self.dropout(alpha.weights).to(value.dtype) @ value
+        log_prob, entropy, probs = alpha.log_prob, alpha.entropy, alpha.probs
         return AttentionOutput(
-            weights.mean(1),
-            None if log_prob is None else log_prob.view(images, heads, -1).sum(1),
-            None if entropy is None else entropy.view(images, heads, -1).sum(1),
-            context=self.output(join_heads(context)),
-            probs=None if probs is None else probs.view_as(scores).mean(1),
-            heads=weights.transpose(1, 2),
+            alpha.weights.mean(1),
+            None if log_prob is None else log_prob.sum(1),
+            None if entropy is None else entropy.sum(1),
+            context=self.output(join_heads(heads)),
+            probs=None if probs is None else probs.mean(1),
+            heads=alpha.weights.transpose(1, 2),
         )
 
 
@@ -158,26 +120,17 @@ class SelfAttention(nn.Module):
         self.key_value = nn.Linear(dim, 2 * dim, bias=False)
         self.output = nn.Linear(dim, dim, bias=False)
 
-    def forward(
-        self, vectors: Float[Tensor, "N T d"], mask: Mask = None, need_weights: bool = False
-    ) -> SelfAttentionOutput:
-        """Attend from every vector to those where the mask is True; see ``attend``."""
-        query, key_value = self.query(vectors), self.key_value(vectors)
-        context, weights = self.attend(query, key_value, mask, need_weights)
-        return self.output(context), weights
+    def forward(self, vectors: Float[Tensor, "N T d"], mask: Mask = None) -> Tensor:
+        """Attend from every vector to those where the mask is True."""
+        context, _ = self.attend(self.query(vectors), self.key_value(vectors), mask)
+        return self.output(context)
 
     def attend(
-        self,
-        query: Float[Tensor, "N T d"],
-        key_value: Float[Tensor, "N P dd"],
-        mask: Mask,
-        need_weights: bool,
-    ) -> SelfAttentionOutput:
-        """Attend without the input and output projections.
+        self, query: Float[Tensor, "N T d"], key_value: Float[Tensor, "N P dd"], mask: Mask
+    ) -> tuple[Float[Tensor, "N T d"], Float[Tensor, "N T h P"]]:
+        """Return contexts and weights, without the input and output projections.
 
-        Returns:
-            The contexts and, if ``need_weights``, which takes longer, the weights. With
-            ``head_window``, the weight of a vector is the sum over the heads attended to.
+        With ``head_window``, the weight of a vector is the sum over the heads attended to.
         """
         query = split_heads(query, self.heads)  # (N, h, T, e)
         key, value = (split_heads(part, self.heads) for part in key_value.chunk(2, -1))
@@ -185,12 +138,10 @@ class SelfAttention(nn.Module):
         if self.head_window:
             head_mask = self._window_mask(mask, key)
             key, value = self._widen(key), self._widen(value)
-        if not need_weights:
-            return join_heads(softmax_attention(query, key, value, head_mask, 0.0)), None
         weights = masked_softmax(query @ key.mT / math.sqrt(query.shape[-1]), head_mask)
         context = weights.to(value.dtype) @ value
-        weights = weights.view(*weights.shape[:3], -1, key_value.shape[1])
-        return join_heads(context), weights.sum(-2).transpose(1, 2)
+        weights = torch.unflatten(weights, -1, (-1, key_value.shape[1])).sum(-2)
+        return join_heads(context), weights.transpose(1, 2)
 
     def _widen(self, heads: Float[Tensor, "N h P e"]) -> Float[Tensor, "N h WP e"]:
         """Concatenate the sequences of the W heads in every head's window, zeros beyond the ends."""

@@ -35,7 +35,7 @@ class Neck(Component, kind="neck"):
 class NeckFactory(Protocol):
     """Makes a neck for an encoder's widths."""
 
-    def __call__(self, *, in_dim: int, key_dim: int | None) -> Neck: ...  # noqa: D102
+    def __call__(self, *, in_dim: int, key_dim: int | None) -> Neck: ...
 
 
 class Identity(Neck):
@@ -47,7 +47,6 @@ class Identity(Neck):
         self.out_dim = in_dim
 
     def forward(self, annotations: Annotations) -> Annotations:
-        """Return the annotations."""
         return annotations
 
 
@@ -81,7 +80,6 @@ class Projection(Neck):
         self.key_layers = _projection(key_dim, dim, dropout, positions) if key_dim else None
 
     def forward(self, annotations: Annotations) -> Annotations:
-        """Project every vector independently."""
         projected = self._project(self.layers, annotations)
         if annotations.keys is None or self.key_layers is None:
             return projected
@@ -97,12 +95,8 @@ class Projection(Neck):
 
 
 def _projection(in_dim: int, dim: int, dropout: float, positions: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.LayerNorm(in_dim),
-        nn.Linear(in_dim + 2 * positions, dim),
-        nn.ReLU(),
-        nn.Dropout(dropout),
-    )
+    linear = nn.Linear(in_dim + 2 * positions, dim)
+    return nn.Sequential(nn.LayerNorm(in_dim), linear, nn.ReLU(), nn.Dropout(dropout))
 
 
 class Blind(Projection):
@@ -114,13 +108,12 @@ class Blind(Projection):
     mean: Tensor
     batches: Tensor
 
-    def __init__(self, in_dim: int, *, key_dim: int | None = None, **options: Any) -> None:  # noqa: ARG002
+    def __init__(self, in_dim: int, *, key_dim: int | None = None, **options: Any) -> None:
         super().__init__(in_dim, **options)
         self.register_buffer("mean", torch.zeros(in_dim))
         self.register_buffer("batches", torch.zeros(()))
 
     def forward(self, annotations: Annotations) -> Annotations:
-        """Return the same vectors for every image."""
         if self.training:
             self.batches += 1
             # A training process without readable images passes zeros, which must not count.
@@ -151,7 +144,6 @@ class SAGAN(Projection):
         self.gamma = nn.Parameter(torch.zeros(()))
 
     def forward(self, annotations: Annotations) -> Annotations:
-        """Add the attention output of every region, times γ."""
         projected = super().forward(annotations)
         vectors = projected.vectors
         keys = self.attention.prepare(replace(projected, keys=None), self.value(vectors))
@@ -192,13 +184,11 @@ class TransformerNeck(Projection):
             f"{type(self).__name__} needs a dim divisible by 4 and 1 layer or more, "
             f"got {dim} and {layers}",
         )
-        self.stack = nn.ModuleList(
-            EncoderLayer(dim, heads, head_window, feed_forward, dropout) for _ in range(layers)
-        )
+        shape = dim, heads, head_window, feed_forward, dropout
+        self.stack = nn.ModuleList(EncoderLayer(*shape) for _ in range(layers))
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, annotations: Annotations) -> Annotations:
-        """Let every region attend to those within its reach, in every layer."""
         projected = super().forward(annotations)
         mask = self.reach(*cells(projected.grid, projected.vectors.device))
         if projected.mask is not None:
@@ -210,7 +200,7 @@ class TransformerNeck(Projection):
             vectors = layer(vectors, mask)
         return replace(projected, vectors=self.norm(vectors))
 
-    def reach(self, row: Axis, column: Axis) -> Bool[Tensor, "1 L L"] | None:  # noqa: ARG002
+    def reach(self, row: Axis, column: Axis) -> Bool[Tensor, "1 L L"] | None:
         """Return True where a region (second axis) may attend to a region (third); None for all."""
         return None
 
@@ -233,7 +223,6 @@ class Convolutional(TransformerNeck):
         self.window = window
 
     def reach(self, row: Axis, column: Axis) -> Bool[Tensor, "1 L L"]:
-        """Return True within the window."""
         near = [(axis[:, None] - axis).abs() <= self.window for axis in (row, column)]
         return (near[0] & near[1]).unsqueeze(0)
 
@@ -261,7 +250,6 @@ class Local2D(TransformerNeck):
         self.block, self.margin = block, margin
 
     def reach(self, row: Axis, column: Axis) -> Bool[Tensor, "1 L L"]:
-        """Return True within the surroundings of the query's block."""
         near = []
         for axis in (row, column):
             first = axis // self.block * self.block  # first cell of the query's block
@@ -283,9 +271,7 @@ class EncoderLayer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(
-        self, vectors: Float[Tensor, "B L d"], mask: Bool[Tensor, "#B #L L"] | None
+        self, x: Float[Tensor, "B L d"], mask: Bool[Tensor, "#B #L L"] | None
     ) -> Float[Tensor, "B L d"]:
-        """Update every vector from those that the mask allows."""
-        context, _ = self.attention(self.norms[0](vectors), mask)
-        vectors = vectors + self.dropout(context)
-        return vectors + self.dropout(self.feed_forward(self.norms[1](vectors)))
+        x = x + self.dropout(self.attention(self.norms[0](x), mask))
+        return x + self.dropout(self.feed_forward(self.norms[1](x)))

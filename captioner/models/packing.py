@@ -1,7 +1,5 @@
 """Packing: leave out the padding of captions, as ``torch.nn.utils.rnn.pack_sequence`` does."""
 
-from functools import cached_property
-
 import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
@@ -17,52 +15,37 @@ class Packing:
 
     def __init__(self, valid_mask: Bool[Tensor, "B *R T"]) -> None:
         self.valid_mask = valid_mask
-        # None if all steps are valid: packed and padded order are the same.
-        self._index = None if valid_mask.all() else valid_mask.flatten().nonzero().squeeze(1)
+        counts = valid_mask.flatten(1).sum(1)
+        places = torch.arange(max(1, int(counts.max())), device=counts.device)
+        self._group_mask = places < counts.unsqueeze(1)  # (B, W)
+        self._steps, self._places = (
+            mask.flatten().nonzero().squeeze(1) for mask in (valid_mask, self._group_mask)
+        )
 
     def pack(self, values: Shaped[Tensor, "*steps"]) -> Shaped[Tensor, " N *dims"]:
         """Select the valid steps."""
-        return _select(values.flatten(0, self.valid_mask.ndim - 1), self._index)
+        return values.flatten(0, self.valid_mask.ndim - 1).index_select(0, self._steps)
 
     def unpack(self, values: Shaped[Tensor, " N *dims"]) -> Shaped[Tensor, "*steps"]:
         """Put the packed steps back; the other steps are zero."""
-        padded = _scatter(values, self._index, self.valid_mask.numel())
-        return padded.view(*self.valid_mask.shape, *values.shape[1:])
+        return _scatter(values, self._steps, self.valid_mask)
 
     def group_by_image(self, values: Shaped[Tensor, " N *dims"]) -> Shaped[Tensor, "B W *dims"]:
         """Collect the steps of all captions of an image, padded with zeros to the largest number W.
 
         Attention then processes all words of an image at once.
         """
-        slots, width = self._slots
-        images = len(self.valid_mask)
-        return _scatter(values, slots, images * width).view(images, width, *values.shape[1:])
+        return _scatter(values, self._places, self._group_mask)
 
     def ungroup(self, values: Shaped[Tensor, "B W *dims"]) -> Shaped[Tensor, " N *dims"]:
         """Invert ``group_by_image``."""
-        return _select(values.flatten(0, 1), self._slots[0])
-
-    @cached_property
-    def _slots(self) -> tuple[Int[Tensor, " N"] | None, int]:
-        """The index of every step among the B · W slots of ``group_by_image``, and W."""
-        if self._index is None:
-            return None, self.valid_mask[0].numel()
-        counts = self.valid_mask.flatten(1).sum(1)
-        width = max(1, int(counts.max()))
-        occupied = torch.arange(width, device=counts.device) < counts.unsqueeze(1)
-        return occupied.flatten().nonzero().squeeze(1), width
+        return values.flatten(0, 1).index_select(0, self._places)
 
 
-def _select(values: Tensor, index: Tensor | None) -> Tensor:
-    """Return the rows at ``index``; all rows for None."""
-    return values if index is None else values.index_select(0, index)
-
-
-def _scatter(values: Tensor, index: Tensor | None, size: int) -> Tensor:
-    """Invert ``_select``: return ``size`` rows that are zero except at ``index``."""
-    if index is None:
-        return values
-    return values.new_zeros(size, *values.shape[1:]).index_copy(0, index, values)
+def _scatter(values: Tensor, index: Tensor, mask: Tensor) -> Tensor:
+    """Put rows where the mask is True, ``index`` among its elements; zeros elsewhere."""
+    padded = values.new_zeros(mask.numel(), *values.shape[1:]).index_copy(0, index, values)
+    return padded.view(*mask.shape, *values.shape[1:])
 
 
 def unfinished(tokens: Int[Tensor, "B *R T"]) -> Bool[Tensor, "B *R T"]:

@@ -12,20 +12,13 @@ from torch import Tensor, nn
 
 from captioner.models.annotations import Annotations
 from captioner.models.attention import Attention, AttentionFactory, AttentionOutput, Keys
-from captioner.models.decoder import (
-    Decoded,
-    Detail,
-    StepResult,
-    WordDecoder,
-    gather_rows,
-    map_tensors,
-)
+from captioner.models.decoder import Decoded, StepResult, WordDecoder, gather_rows, map_tensors
 from captioner.models.distributions import Sampling
 from captioner.models.packing import Packing, batch_sizes, pad_to_multiple, unfinished
 from captioner.models.registry import require
 from captioner.models.scores import Additive
 
-Embedded = Float[Tensor, "B R m"]
+Embedded = Float[Tensor, "*rows m"]
 Memory = tuple[Float[Tensor, "N n"], Float[Tensor, "N n"]]  # h and c
 Cell = Callable[[Tensor, Memory], Memory]  # as nn.LSTMCell
 
@@ -142,7 +135,7 @@ class RecurrentDecoder(WordDecoder, abstract=True):
     ) -> None:
         super().__init__(vocab_size, embedding, dropout, tied)
         self.hidden, self.input_dim = hidden, input_dim(embedding)
-        self.attention = attention(query_dim=hidden, key_dim=annotation_dim)
+        self.attention = attention(hidden, annotation_dim)
         self.start_hidden = nn.Sequential(nn.Linear(annotation_dim, hidden), nn.Tanh())
         self.start_cell = nn.Sequential(nn.Linear(annotation_dim, hidden), nn.Tanh())
         self.intra = IntraAttention(self.input_dim, hidden) if intra else None
@@ -154,7 +147,6 @@ class RecurrentDecoder(WordDecoder, abstract=True):
 
     @property
     def mechanism(self) -> str:
-        """Class name and attention mechanism."""
         intra = "" if self.intra is None else ", intra-attention"
         return f"{type(self).__name__}: {self.attention.mechanism}{intra}"
 
@@ -168,34 +160,28 @@ class RecurrentDecoder(WordDecoder, abstract=True):
         return LSTMState(memory, self.attention.prepare(annotations, sampling=sampling))
 
     def read(self, tokens: Int[Tensor, "B R"], state: LSTMState) -> StepResult:
-        """Run one step."""
         embedded = self.dropout(self.embedding(tokens))  # (B, R, m)
         output, state = self.advance(embedded, state, self.lstm_cell)
-        assert output.attention.weights is not None
         return self.read_out(embedded, output), output.attention.weights, state
 
     def teacher_force(
-        self, tokens: Int[Tensor, "B R T"], state: LSTMState, detail: Detail
+        self, tokens: Int[Tensor, "B R T"], state: LSTMState, details: bool
     ) -> Decoded:
         """Run all steps, then compute the logits of all valid steps in one product."""
         active = unfinished(tokens)
         packing = Packing(pad_to_multiple(active))
         embedded = self.dropout(self.embedding(tokens))  # (B, R, T, m)
-        output = self.unroll(embedded, active, state, need_weights=detail != "none")
+        output = self.unroll(embedded, active, state)
         logits = self.read_out(packing.pack(embedded), map_tensors(packing.pack, output))
         attention, layers, past = output.attention, None, None
-        if detail == "all":  # one layer; intra-attention has one head
+        if details:  # one layer; intra-attention has one head
             layers = None if attention.heads is None else attention.heads.unsqueeze(3)
             past = None if output.past_weights is None else output.past_weights[..., None, None, :]
-        return Decoded(
-            logits,
-            *(attention.weights, attention.log_prob, attention.entropy),
-            *(attention.centre, attention.probs, layers, past),
-            packing.valid_mask,
-        )
+        shown = attention.weights, attention.log_prob, attention.entropy, attention.centre
+        return Decoded(logits, *shown, attention.probs, layers, past, packing.valid_mask)
 
     def unroll(
-        self, embedded: Tensor, active: Bool[Tensor, "B R T"], state: LSTMState, need_weights: bool
+        self, embedded: Embedded, active: Bool[Tensor, "B R T"], state: LSTMState
     ) -> StepOutput:
         """Run all steps, each on the leading rows that ``batch_sizes`` gives for it."""
         _, rows, length = active.shape
@@ -203,7 +189,7 @@ class RecurrentDecoder(WordDecoder, abstract=True):
         for t, (size, cell) in enumerate(zip(sizes, self.lstm_cells(active, sizes), strict=False)):
             memory = map_tensors(partial(_pad_rows, rows=size), state.memory)
             state = replace(state, memory=memory)
-            output, state = self.advance(embedded[:, :size, t], state, cell, need_weights)
+            output, state = self.advance(embedded[:, :size, t], state, cell)
             if output.past_weights is not None:
                 padded = F.pad(output.past_weights, (0, length - t))
                 output = replace(output, past_weights=padded)
@@ -211,22 +197,19 @@ class RecurrentDecoder(WordDecoder, abstract=True):
         return map_tensors(lambda *values: torch.stack(values, 2), *steps)
 
     def advance(
-        self, embedded: Embedded, state: LSTMState, cell: Cell, need_weights: bool = True
+        self, embedded: Embedded, state: LSTMState, cell: Cell
     ) -> tuple[StepOutput, LSTMState]:
-        """Run one step of attention and LSTM, without the output layer."""
+        """Run one step of attention and LSTM for embeddings (B, R, m), without the output layer."""
         raise NotImplementedError
 
-    def read_out(
-        self, embedded: Float[Tensor, "*rows m"], output: StepOutput
-    ) -> Float[Tensor, "*rows V"]:
+    def read_out(self, embedded: Embedded, output: StepOutput) -> Float[Tensor, "*rows V"]:
         """Compute the logits of the next word."""
         raise NotImplementedError
 
     def lstm_cell(self, inputs: Float[Tensor, "N i"], memory: Memory) -> Memory:
-        """Update (h, c)."""
         return self.lstm(inputs, memory)
 
-    def lstm_cells(self, active: Bool[Tensor, "B R T"], sizes: list[int]) -> Iterable[Cell]:  # noqa: ARG002
+    def lstm_cells(self, active: Bool[Tensor, "B R T"], sizes: list[int]) -> Iterable[Cell]:
         """Return the cell of every step of ``unroll``; ``captioner.fast`` overrides this."""
         return repeat(self.lstm_cell)
 
@@ -251,9 +234,7 @@ def _pad_rows(values: Shaped[Tensor, "B R *more"], rows: int) -> Shaped[Tensor, 
     return F.pad(values[:, :rows], (0, 0) * (values.ndim - 2) + (0, missing))
 
 
-def mixture(
-    logits: Float[Tensor, "*steps V"], probs: Float[Tensor, "*rows k"] | None
-) -> Float[Tensor, "*rows V"]:
+def mixture(logits: Float[Tensor, "*steps V"], probs: Tensor | None) -> Float[Tensor, "*rows V"]:
     """Mix the predictions of k candidates, if there are any: log Σ_i p_i · softmax(logits_i)."""
     if probs is None:
         return logits
@@ -261,13 +242,6 @@ def mixture(
     return (logits.log_softmax(-1) + probs.clamp(min=tiny).log().unsqueeze(-1)).logsumexp(-2)
 
 
-def repeat_candidates(vectors: Float[Tensor, "*rows n"], k: int) -> Float[Tensor, "*rows k n"]:
-    """Repeat a vector for each of k candidates."""
-    return vectors.unsqueeze(-2).expand(*vectors.shape[:-1], k, -1)
-
-
-def expectation(
-    vectors: Float[Tensor, "*rows k n"], probs: Float[Tensor, "*rows k"]
-) -> Float[Tensor, "*rows n"]:
+def expectation(vectors: Float[Tensor, "*rows k n"], probs: Tensor) -> Float[Tensor, "*rows n"]:
     """Average vectors over their candidates: Σ_i p_i v_i."""
     return (probs.unsqueeze(-1) * vectors).sum(-2)

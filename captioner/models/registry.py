@@ -24,21 +24,29 @@ class Component(nn.Module):
     The base class of each kind passes ``kind="…"``, other classes that cannot be used directly pass
     ``abstract=True``. A part receives an inner part as a factory, in a parameter named after its kind
     (``attention=``, ``score=``) or listed in ``parts``, and calls it with the sizes.
+
+    Raises:
+        ModelError: another file defines a class of the same kind and name.
     """
 
     kind: ClassVar[str]
     parts: ClassVar[dict[str, str]] = {}  # the kinds of inner parts in parameters of other names
 
-    def __init_subclass__(
-        cls, kind: str | None = None, abstract: bool | None = None, **kwargs: Any
-    ) -> None:
-        super().__init_subclass__(**kwargs)
+    def __init_subclass__(cls, kind: str | None = None, abstract: bool = False) -> None:
+        super().__init_subclass__()
         if kind is not None:
             cls.kind = kind
             _TABLE[kind] = {}
-        if not (kind is not None if abstract is None else abstract):
+            return
+        known = _TABLE[cls.kind].get(cls.__name__)
+        if not abstract:
+            require(
+                known is None or known.__module__ == cls.__module__,
+                f"two classes of the kind {cls.kind} are named {cls.__name__}, in "
+                f"{known and known.__module__} and {cls.__module__}: rename one of them",
+            )
             _TABLE[cls.kind][cls.__name__] = cls
-        elif cls.__name__ in _TABLE[cls.kind]:
+        elif known is not None:
             # A faster version has the name of the plain class. It becomes private, so that
             # jsonargparse ignores it, and an attribute of its module, so that pickle finds it.
             cls.__qualname__ = f"_{cls.__qualname__}"
@@ -79,8 +87,10 @@ def check_choice(option: str, value: object, choices: Any) -> None:
     require(value in known, f"{option} must be {' or '.join(known)}, got {value!r}")
 
 
-def build(kind: str, tree: object, /, **sizes: Any) -> Any:
+def build(kind: str, tree: object, /, *leading: Any, **sizes: Any) -> Any:
     """Build the part that a tree describes; other parts determine ``sizes``, such as ``in_dim``.
+
+    ``leading`` gives the first parameters of the class without their names.
 
     Raises:
         ModelError: a malformed tree, an unknown name or option (with the nearest known ones), or a
@@ -94,6 +104,7 @@ def build(kind: str, tree: object, /, **sizes: Any) -> Any:
     name, init_args = cls.__name__, tree.get("init_args") or {}
     if not isinstance(init_args, Mapping):
         raise ModelError(f"init_args of {name} must map options to values, got {init_args!r:.80}")
+    sizes |= zip(inspect.signature(cls).parameters, leading, strict=False)
     for fixed in set(init_args) & set(sizes):
         raise ModelError(f"option {fixed} of {name} is determined by the other parts: leave it out")
     known, given = set(arguments(cls)) - set(sizes), dict(init_args)

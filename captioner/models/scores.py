@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from captioner.models.registry import Component, check_choice, require
 
 ScaleName = Literal["none", "sqrt", "learned"]
+Vectors = Float[Tensor, "B L _"]
 Queries = Float[Tensor, "B T n"]
 PreparedKeys = Float[Tensor, "B L A"]
 Scores = Float[Tensor, "B T L"]
@@ -22,17 +23,27 @@ def at_least_float32(values: Tensor) -> Tensor:
 
 
 class Score(Component, kind="score"):
-    """Base of all scores; the constructor gets ``query_dim`` and ``key_dim``, the widths n and D."""
+    """Base of all scores; ``query_dim`` and ``key_dim`` are the widths n and D."""
 
     key: nn.Module
 
-    def prepare(self, keys: Float[Tensor, "B L D"]) -> PreparedKeys:
+    def prepare(self, keys: Vectors) -> PreparedKeys:
         """Compute what depends on the keys alone, once per image: by default their projection."""
         return self.key(keys)
 
     def forward(self, query: Queries, keys: PreparedKeys) -> Scores:
         """Score every prepared key for each of T queries per image; called for every word."""
         raise NotImplementedError
+
+    def same_width(self, query_dim: int, key_dim: int) -> int:
+        """Return the common width of queries and keys; ModelError if there is none."""
+        require(
+            query_dim == key_dim,
+            f"the {type(self).__name__} score has no projections and needs queries and keys of equal "
+            f"width, got {query_dim} and {key_dim}: make the decoder's hidden and the neck's dim "
+            "equal, or choose a score with projections (General, ScaledDot, Additive)",
+        )
+        return key_dim
 
 
 class Additive(Score):
@@ -47,7 +58,7 @@ class Additive(Score):
     def __init__(self, query_dim: int, key_dim: int, dim: int = 512, project: bool = True) -> None:
         super().__init__()
         if not project:
-            dim = _same_width(self, query_dim, key_dim)
+            dim = self.same_width(query_dim, key_dim)
         self.query = nn.Linear(query_dim, dim, bias=False) if project else nn.Identity()
         self.key = nn.Linear(key_dim, dim) if project else nn.Identity()
         self.energy = nn.Linear(dim, 1, bias=False)
@@ -70,12 +81,11 @@ class Concat(Score):
         self.joint = nn.Linear(query_dim + key_dim, dim, bias=False)
         self.energy = nn.Linear(dim, 1, bias=False)
 
-    def prepare(self, keys: Float[Tensor, "B L D"]) -> PreparedKeys:
+    def prepare(self, keys: Vectors) -> PreparedKeys:
         """Multiply by the key's columns of W_a: ``W_a [q; k]`` is the sum of two products."""
         return F.linear(keys, self.joint.weight[:, self.query_dim :])
 
     def forward(self, query: Queries, keys: PreparedKeys) -> Scores:
-        """Compute ``vᵀ tanh(W_a [q; k])`` for every pair."""
         query = F.linear(query, self.joint.weight[:, : self.query_dim])
         return self.energy(torch.tanh(query.unsqueeze(2) + keys.unsqueeze(1)))[..., 0]
 
@@ -86,12 +96,10 @@ class Product(Score, abstract=True):
     query: nn.Module
     scale: "Scale"
 
-    def prepare(self, keys: Float[Tensor, "B L D"]) -> PreparedKeys:
-        """Project and scale the keys."""
+    def prepare(self, keys: Vectors) -> PreparedKeys:
         return self.scale(self.key(keys))
 
     def forward(self, query: Queries, keys: PreparedKeys) -> Scores:
-        """Multiply the projected queries by the prepared keys."""
         return self.query(query) @ keys.mT
 
 
@@ -106,7 +114,7 @@ class Dot(Product):
     def __init__(self, query_dim: int, key_dim: int, scale: ScaleName = "none") -> None:
         super().__init__()
         self.query, self.key = nn.Identity(), nn.Identity()
-        self.scale = Scale(scale, _same_width(self, query_dim, key_dim))
+        self.scale = Scale(scale, self.same_width(query_dim, key_dim))
 
 
 class General(Product):
@@ -141,7 +149,7 @@ class ScaledDot(Product):
     ) -> None:
         super().__init__()
         if not project:
-            dim = _same_width(self, query_dim, key_dim)
+            dim = self.same_width(query_dim, key_dim)
         self.query = nn.Linear(query_dim, dim, bias=False) if project else nn.Identity()
         self.key = nn.Linear(key_dim, dim, bias=False) if project else nn.Identity()
         self.scale = Scale(scale, dim)
@@ -154,11 +162,11 @@ class Location(Score):
         positions: L, the number of positions: 49 for a grid of 7 × 7.
     """
 
-    def __init__(self, query_dim: int, key_dim: int, positions: int = 49) -> None:  # noqa: ARG002
+    def __init__(self, query_dim: int, key_dim: int, positions: int = 49) -> None:
         super().__init__()
         self.positions = nn.Linear(query_dim, positions, bias=False)
 
-    def prepare(self, keys: Float[Tensor, "B L D"]) -> PreparedKeys:
+    def prepare(self, keys: Vectors) -> PreparedKeys:
         """Return the keys unchanged; ModelError if their number is not ``positions``."""
         expected, given = self.positions.out_features, keys.shape[1]
         require(
@@ -168,8 +176,7 @@ class Location(Score):
         )
         return keys
 
-    def forward(self, query: Queries, keys: PreparedKeys) -> Scores:  # noqa: ARG002
-        """Compute ``W_a q``."""
+    def forward(self, query: Queries, keys: PreparedKeys) -> Scores:
         return self.positions(query)
 
 
@@ -196,11 +203,7 @@ class Distance(Score):
         self.scale = Scale(scale, dim)
 
     def forward(self, query: Queries, keys: PreparedKeys) -> Scores:
-        """Compute ``1 / (1 + ‖W q − U k‖)`` in at least float32.
-
-        The differences are computed directly, because ‖q‖² + ‖k‖² − 2 qᵀk is inexact for vectors
-        that are close.
-        """
+        """Subtract in at least float32: ‖q‖² + ‖k‖² − 2 qᵀk is inexact for vectors that are close."""
         query, keys = at_least_float32(self.query(query)), at_least_float32(keys)
         distance = torch.cdist(query, keys, compute_mode="donot_use_mm_for_euclid_dist")
         return self.scale(1 / (1 + distance))
@@ -224,12 +227,11 @@ class Cosine(Score):
         self.key = nn.Linear(key_dim, dim, bias=False)
         self.temperature = nn.Parameter(torch.tensor(float(temperature)))
 
-    def prepare(self, keys: Float[Tensor, "B L D"]) -> PreparedKeys:
+    def prepare(self, keys: Vectors) -> PreparedKeys:
         """Compute ``U k / ‖U k‖``; a zero vector stays zero."""
         return F.normalize(at_least_float32(self.key(keys)), dim=-1)
 
     def forward(self, query: Queries, keys: PreparedKeys) -> Scores:
-        """Compute ``τ · cos(W q, U k)``; ``keys`` holds ``U k / ‖U k‖``."""
         query = F.normalize(at_least_float32(self.query(query)), dim=-1)
         return self.temperature * (query @ keys.mT)
 
@@ -245,16 +247,4 @@ class Scale(nn.Module):
             self.factor = nn.Parameter(torch.ones(()))
 
     def forward(self, values: Tensor) -> Tensor:
-        """Multiply by the factor."""
         return values * self.factor
-
-
-def _same_width(score: Score, query_dim: int, key_dim: int) -> int:
-    """Return the common width of queries and keys; ModelError if there is none."""
-    require(
-        query_dim == key_dim,
-        f"the {type(score).__name__} score has no projections and needs queries and keys of equal "
-        f"width, got {query_dim} and {key_dim}: make the decoder's hidden and the neck's dim equal, "
-        "or choose a score with projections (General, ScaledDot, Additive)",
-    )
-    return key_dim

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -11,33 +10,22 @@ from torch import Tensor, nn
 
 from captioner.models.annotations import Annotations
 from captioner.models.attention import AttentionFactory, AttentionOutput, Keys
-from captioner.models.decoder import (
-    Decoded,
-    Detail,
-    StepResult,
-    WordDecoder,
-    gather_rows,
-    map_tensors,
-)
+from captioner.models.decoder import Decoded, StepResult, WordDecoder, gather_rows
 from captioner.models.distributions import Sampling
 from captioner.models.multihead import MultiHead, SelfAttention, causal, feed_forward_network
 from captioner.models.packing import Packing, pad_to_multiple, unfinished
 from captioner.models.positions import sinusoids
 from captioner.models.registry import require
 
+Cache = Float[Tensor, "B R P dd"]
+
 
 @dataclass(frozen=True)
 class TransformerState:
     """The state of the decoder between two words, for every layer."""
 
-    # Self-attention keys and values of the P words so far, and keys of the cross-attention.
-    cache: tuple[Float[Tensor, "B R P dd"], ...]
-    keys: tuple[Keys, ...]
-
-    @property
-    def words(self) -> int:
-        """Number of words read so far."""
-        return self.cache[0].shape[2]
+    cache: tuple[Cache, ...]  # self-attention keys and values of the P words so far
+    keys: tuple[Keys, ...]  # of the cross-attention
 
     def reorder(self, rows: Int[Tensor, "B K"]) -> "TransformerState":
         """Return the state whose row k of image b continues row ``rows[b, k]``."""
@@ -60,7 +48,7 @@ class Layer(nn.Module):
         super().__init__()
         self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(3))
         self.self_attention = SelfAttention(dim, heads)
-        self.attention = attention(query_dim=dim, key_dim=dim)
+        self.attention = attention(dim, dim)
         require(
             not self.attention.distribution.branches,
             "gradient: marginal needs a single attention per word, and in a Transformer every "
@@ -74,11 +62,9 @@ class Layer(nn.Module):
         x: Float[Tensor, "N d"],
         packing: Packing,
         step: Int[Tensor, "B W"],
-        cache: Float[Tensor, "B R P dd"],
+        cache: Cache,
         keys: Keys,
-        need_weights: bool,
-        need_past: bool,
-    ) -> tuple[Tensor, AttentionOutput, Tensor | None, Tensor]:
+    ) -> tuple[Tensor, AttentionOutput, Tensor, Tensor]:
         """Transform N words, packed from T words of R captions of B images.
 
         ``step`` is the index of each word in its caption, grouped by image. ``cache`` holds the
@@ -86,7 +72,7 @@ class Layer(nn.Module):
 
         Returns:
             The words, the output of the cross-attention grouped by image, the self-attention weights
-            (B, R, T, h, P + T) if ``need_past``, and the cache including the words.
+            (B, R, T, h, P + T), and the cache including the words.
         """
         rows, length = packing.valid_mask.shape[:2], packing.valid_mask.shape[2]
         # The projections skip padding; self-attention takes every caption as one sequence.
@@ -94,16 +80,15 @@ class Layer(nn.Module):
         query = packing.unpack(attention.query(normed))
         cache = torch.cat([cache, packing.unpack(attention.key_value(normed))], 2)
         mask = causal(length, cache.shape[2], x.device)
-        results = attention.attend(query.flatten(0, 1), cache.flatten(0, 1), mask, need_past)
-        context, past_weights = map_tensors(lambda part: part.unflatten(0, rows), results)
+        context, past = attention.attend(query.flatten(0, 1), cache.flatten(0, 1), mask)
+        context, past = (torch.unflatten(part, 0, rows) for part in (context, past))
         x = x + self.dropout(attention.output(packing.pack(context)))
 
-        queries = packing.group_by_image(self.norms[1](x))
-        output = self.attention(queries, keys, step, need_weights)
+        output = self.attention(packing.group_by_image(self.norms[1](x)), keys, step)
         x = x + self.dropout(packing.ungroup(output.context).to(x.dtype))
 
         x = x + self.dropout(self.feed_forward(self.norms[2](x)))
-        return x, output, past_weights, cache
+        return x, output, past, cache
 
 
 class TransformerDecoder(WordDecoder):
@@ -153,7 +138,6 @@ class TransformerDecoder(WordDecoder):
 
     @property
     def mechanism(self) -> str:
-        """Class name, number of layers and cross-attention mechanism."""
         mechanism = self.layers[-1].attention.mechanism
         return f"{type(self).__name__} × {len(self.layers)}: {mechanism}"
 
@@ -167,57 +151,49 @@ class TransformerDecoder(WordDecoder):
         return TransformerState((empty,) * len(keys), keys)
 
     def read(self, tokens: Int[Tensor, "B R"], state: TransformerState) -> StepResult:
-        """Read one token of every row."""
         packing = Packing(torch.ones_like(tokens, dtype=torch.bool).unsqueeze(-1))
-        logits, outputs, _, state = self._run_layers(tokens.unsqueeze(-1), state, packing, "shown")
-        assert outputs[-1].weights is not None
+        logits, outputs, _, state = self._run_layers(tokens.unsqueeze(-1), state, packing)
         weights = packing.ungroup(outputs[-1].weights)
         return logits.view(*tokens.shape, -1), weights.view(*tokens.shape, -1), state
 
     def teacher_force(
-        self, tokens: Int[Tensor, "B R T"], state: TransformerState, detail: Detail
+        self, tokens: Int[Tensor, "B R T"], state: TransformerState, details: bool
     ) -> Decoded:
-        """Read all words at once."""
         packing = Packing(pad_to_multiple(unfinished(tokens)))
-        logits, outputs, past_weights, _ = self._run_layers(tokens, state, packing, detail)
+        logits, outputs, past_weights, _ = self._run_layers(tokens, state, packing)
 
         def steps(values: Tensor | None) -> Tensor | None:
             return None if values is None else packing.unpack(packing.ungroup(values))
 
-        last, everything = outputs[-1], detail == "all"
+        last = outputs[-1]
         return Decoded(
             logits,
-            steps(last.weights),
+            packing.unpack(packing.ungroup(last.weights)),
             steps(_sum([output.log_prob for output in outputs])),
             steps(_sum([output.entropy for output in outputs])),
             steps(last.centre),
             steps(last.probs),
-            steps(torch.stack([_heads(o) for o in outputs], 2)) if everything else None,
-            torch.stack(past_weights, 3) if everything else None,
+            steps(torch.stack([_heads(o) for o in outputs], 2)) if details else None,
+            torch.stack(past_weights, 3) if details else None,
             packing.valid_mask,
         )
 
     def _run_layers(
-        self,
-        tokens: Int[Tensor, "B R T"],
-        state: TransformerState,
-        packing: Packing,
-        detail: Detail,
-    ) -> tuple[Tensor, tuple[AttentionOutput, ...], tuple[Any, ...], TransformerState]:
+        self, tokens: Int[Tensor, "B R T"], state: TransformerState, packing: Packing
+    ) -> tuple[Tensor, tuple[AttentionOutput, ...], tuple[Tensor, ...], TransformerState]:
         """Read T more tokens of every row.
 
-        Returns packed logits; of every layer the output of the cross-attention grouped by image and,
-        for detail ``all``, the weights of earlier words; and the new state.
+        Returns packed logits; of every layer the output of the cross-attention grouped by image, and
+        the weights of earlier words; and the new state.
         """
-        dim = self.embedding.embedding_dim
-        positions = torch.arange(tokens.shape[-1], device=tokens.device) + state.words
+        dim, words = self.embedding.embedding_dim, state.cache[0].shape[2]
+        positions = torch.arange(tokens.shape[-1], device=tokens.device) + words
         x = math.sqrt(dim) * self.embedding(tokens)
         x = self.dropout(packing.pack(x + sinusoids(positions.to(x.dtype), dim)))
         step = packing.group_by_image(packing.pack(positions.expand(tokens.shape)))
-        everything, results = detail == "all", []
+        results = []
         for layer, cache, keys in zip(self.layers, state.cache, state.keys, strict=True):
-            need_weights = everything or (detail == "shown" and layer is self.layers[-1])
-            x, *result = layer(x, packing, step, cache, keys, need_weights, need_past=everything)
+            x, *result = layer(x, packing, step, cache, keys)
             results.append(result)
         outputs, past_weights, caches = zip(*results, strict=True)
         logits = self.output(self.dropout(self.norm(x)))
@@ -225,8 +201,6 @@ class TransformerDecoder(WordDecoder):
 
 
 def _heads(output: AttentionOutput) -> Float[Tensor, "B W h L"]:
-    """Return the weights of every head, or of the only one."""
-    assert output.weights is not None
     return output.weights.unsqueeze(2) if output.heads is None else output.heads
 
 

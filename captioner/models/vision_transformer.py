@@ -27,38 +27,28 @@ class Attention(nn.Module):
         self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
 
     def forward(self, x: Float[Tensor, "B L d"]) -> Float[Tensor, "B L d"]:
-        """Let every patch attend to all."""
         parts = self.qkv(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)  # 3 B h L d/h
         context = F.scaled_dot_product_attention(*parts.unbind())
         return self.proj(context.transpose(1, 2).flatten(2))
 
 
-class Scale(nn.Module):
-    """A learned factor for every channel (Touvron et al. 2021, arXiv 2103.17239, §2)."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.gamma = nn.Parameter(torch.ones(dim))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Multiply."""
-        return x * self.gamma
-
-
 class Block(nn.Module):
-    """Self-attention and an MLP, each ``x + scale(f(norm(x)))``."""
+    """Self-attention and an MLP, each ``x + γ f(norm(x))``.
+
+    γ is a learned factor for every channel (Touvron et al. 2021, arXiv 2103.17239, §2).
+    """
 
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
-        self.norm1, self.attn, self.ls1 = nn.LayerNorm(dim, 1e-6), Attention(dim, heads), Scale(dim)
+        self.norm1, self.norm2 = nn.LayerNorm(dim, 1e-6), nn.LayerNorm(dim, 1e-6)
+        self.ls1, self.ls2 = (nn.ParameterDict({"gamma": torch.ones(dim)}) for _ in range(2))
+        self.attn = Attention(dim, heads)
         fc1, fc2 = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
-        self.norm2, self.ls2 = nn.LayerNorm(dim, 1e-6), Scale(dim)
         self.mlp = nn.Sequential(OrderedDict(fc1=fc1, act=nn.GELU(), fc2=fc2))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Update every patch."""
-        x = x + self.ls1(self.attn(self.norm1(x)))
-        return x + self.ls2(self.mlp(self.norm2(x)))
+        x = x + self.ls1["gamma"] * self.attn(self.norm1(x))
+        return x + self.ls2["gamma"] * self.mlp(self.norm2(x))
 
 
 class DINOv2Small(nn.Module):
@@ -121,18 +111,18 @@ class TransformerBackbone(Backbone):
 
     def forward(self, pixels: Tensor) -> list[Tensor]:
         """Return the feature map (B, channels, rows, columns)."""
-        vectors = torch.cat(self._patches(pixels), -1).transpose(1, 2)
-        return [vectors.reshape(len(vectors), -1, self.side, self.side)]
+        vectors = torch.cat(self.patches(pixels), -1)
+        return [torch.unflatten(vectors.transpose(1, 2), 2, (self.side, self.side))]
 
-    def _patches(self, pixels: Tensor) -> list[Tensor]:
-        raise NotImplementedError
+    def patches(self, pixels: Tensor) -> list[Tensor]:
+        """Return the patch vectors (B, L, d) after every requested block."""
+        return self.network(pixels, self.layers)
 
 
 class _PackagedTransformer(TransformerBackbone):
     """DINOv2's ViT-S/14 with the weights in ``pretrained/encoders``."""
 
-    name, packaged = DINOV2_SMALL, True
-    mean, std, interpolation = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "bicubic"
+    name, packaged, interpolation = DINOV2_SMALL, True, "bicubic"
 
     def __init__(self, weights: str | None, image_size: int, layers: Sequence[int]) -> None:
         self.file = bundled_file(DINOV2_SMALL, weights)
@@ -145,9 +135,6 @@ class _PackagedTransformer(TransformerBackbone):
         tensors["pos_embed"] = resample(tensors["pos_embed"].float(), self.side)
         return tensors
 
-    def _patches(self, pixels: Tensor) -> list[Tensor]:
-        return self.network(pixels, self.layers)
-
 
 class _TimmTransformer(TransformerBackbone):
     """Any Vision Transformer of timm."""
@@ -159,32 +146,29 @@ class _TimmTransformer(TransformerBackbone):
         from timm.models import VisionTransformer
 
         self.name = timm_name(name, weights)
-        blank: Any
+        self.size = image_size
         with torch.device("meta"):
-            blank = timm.create_model(self.name, num_classes=0)
+            blank: Any = timm.create_model(self.name, num_classes=0)
         require(
             isinstance(blank, VisionTransformer),
             f"timm model {name!r} is no plain Vision Transformer; use CNNEncoder for it",
         )
-        patch, depth = blank.patch_embed.patch_size[0], len(blank.blocks)
-        super().__init__(image_size, patch, depth, layers)
-        self.network = self._create(image_size)
+        super().__init__(image_size, blank.patch_embed.patch_size[0], len(blank.blocks), layers)
+        self.network = self._create(pretrained=False)
         self.mean, self.std, self.interpolation = timm_preprocessing(self.network)
         deepest = [max(layers) - 1]
         self.network.prune_intermediate_layers(deepest, prune_norm=False, prune_head=True)
         self.channels = [self.network.embed_dim * len(layers)]
 
-    def _create(self, image_size: int, pretrained: bool = False) -> nn.Module:
+    def _create(self, pretrained: bool) -> Any:
         import timm
 
-        options: dict[str, Any] = {"num_classes": 0, "img_size": image_size}
-        return timm.create_model(self.name, pretrained, **options).eval()
+        return timm.create_model(self.name, pretrained, num_classes=0, img_size=self.size).eval()
 
     def _fetch(self) -> dict[str, Tensor]:
-        network = self._create(self.side * self.network.patch_embed.patch_size[0], pretrained=True)
-        return network.state_dict()
+        return self._create(pretrained=True).state_dict()
 
-    def _patches(self, pixels: Tensor) -> list[Tensor]:
+    def patches(self, pixels: Tensor) -> list[Tensor]:
         ordered = sorted(self.layers)
         found = self.network.forward_intermediates(
             pixels,

@@ -59,10 +59,9 @@ def training(
     vectors = torch.randn(photos, cells, WIDTH, device=options.device)
     side = math.isqrt(cells)
     annotations = Annotations(vectors, (side, cells // side))
-    detail = "shown" if objective.needs_weights else "none"
 
     def ours() -> Tensor:
-        decoded = captioner.decoder(captioner.neck(annotations), tokens[..., :-1], detail)
+        decoded = captioner.decoder(captioner.neck(annotations), tokens[..., :-1])
         return objective(decoded, tokens[..., 1:]).total
 
     def step(loss: Callable[[], Tensor]) -> None:
