@@ -187,9 +187,8 @@ class Tables(SpeedTables):
         """The baselines beside the default model."""
         scores = self.of("grounding-coco-show-attend-tell-soft")["regimes"]["forced"]["scores"]
         rows = [
-            [text, *(interval(scores[name].get(key)) for key in GROUNDING)]
-            for name, text in MAPS.items()
-            if name in scores
+            [MAPS.get(name, name.replace("_", " ")), *(interval(of.get(key)) for key in GROUNDING)]
+            for name, of in scores.items()
         ]
         return table(f"map | {' | '.join(GROUNDING.values())}", rows)
 

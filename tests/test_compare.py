@@ -5,7 +5,6 @@ import io
 import json
 import random
 import statistics
-from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +12,8 @@ import pytest
 from PIL import Image
 from pycocoevalcap.bleu.bleu import Bleu
 
-from captioner.cli.compare import unique_names
 from captioner.cli.main import main
-from captioner.comparison.formats import markdown, table_csv, table_json
+from captioner.comparison.formats import markdown
 from captioner.comparison.run_results import read_run
 from captioner.comparison.table import compare
 from captioner.evaluation.image_statistics import ENDING, ImageStatistics, lines
@@ -77,9 +75,12 @@ def good(tmp_path):
     return write(tmp_path, "good", BETTER, parameters=1)
 
 
-def compare_folders(*folders, **options):
-    names = unique_names(folders)
-    return compare([read_run(f, n) for f, n in zip(folders, names, strict=True)], **options)
+def compare_folders(*folders):
+    return compare([read_run(folder, folder.name) for folder in folders])
+
+
+def paired(cell):
+    return cell.difference_low, cell.difference, cell.difference_high
 
 
 def group(comparison, section):
@@ -96,12 +97,11 @@ def test_a_better_run_has_intervals_above_zero(bad, good):
     assert captions.setting.startswith("toy val, 60 images, beam size 5")
     for measure in ("bleu_1", "bleu_4", "rouge_l", "cider"):
         first, second = captions.rows[measure]
-        assert (first.difference, first.paired) == (None, None)
-        assert 0 < second.paired.low < second.difference < second.paired.high
+        assert paired(first) == (None, None, None)
+        assert 0 < second.difference_low < second.difference < second.difference_high
         assert second.difference == pytest.approx(second.value - first.value)
-        assert first.interval.low < first.value < first.interval.high
-    reverse = group(compare_folders(good, bad), "captions").rows["bleu_4"][1].paired
-    assert reverse.high < 0
+        assert first.low < first.value < first.high
+    assert group(compare_folders(good, bad), "captions").rows["bleu_4"][1].difference_high < 0
 
 
 def test_the_interval_of_bleu_equals_scoring_resamples(bad, good):
@@ -116,21 +116,22 @@ def test_the_interval_of_bleu_equals_scoring_resamples(bad, good):
             for texts in (WORSE, BETTER)
         )
         differences.append(100 * (better[0][3] - worse[0][3]))
-    paired = group(compare_folders(bad, good), "captions").rows["bleu_4"][1].paired
-    width = paired.high - paired.low
-    assert statistics.mean(differences) == pytest.approx(paired.value, abs=0.1 * width)
+    low, difference, high = paired(group(compare_folders(bad, good), "captions").rows["bleu_4"][1])
+    width = high - low
+    assert statistics.mean(differences) == pytest.approx(difference, abs=0.1 * width)
     assert width / 2 == pytest.approx(1.96 * statistics.stdev(differences), rel=0.2)
 
 
-def test_identical_runs_have_no_differences(tmp_path, bad):
-    same = write(tmp_path, "same", WORSE)
-    comparison = compare_folders(bad, same, bad)
-    assert comparison.columns == [str(bad), "same", f"{bad} (2)"]
-    cells = [cell for g in comparison.groups for row in g.rows.values() for cell in row[1:]]
-    assert {cell.difference for cell in cells} == {0}
-    assert {astuple(cell.paired) for cell in cells if cell.paired} == {(0, 0, 0)}
-    assert "0.0 [0.0, 0.0]" in markdown(comparison)
-    assert "**0" not in markdown(comparison)
+def test_identical_runs_have_no_differences(tmp_path, bad, capsys):
+    same = write(tmp_path / "elsewhere", "bad", WORSE)
+    assert main(["compare", str(bad), str(same), str(bad)]) == 0  # a folder named twice is one run
+    printed = capsys.readouterr().out
+    assert [cell.strip() for cell in printed.split("\n")[0].split("|")[2:4]] == [
+        str(bad),
+        str(same),
+    ]
+    assert printed.count("(0.0 [0.0, 0.0])") == 6
+    assert "**0" not in printed
 
 
 @pytest.mark.parametrize(
@@ -182,8 +183,7 @@ def test_speed_and_size(bad, good, tmp_path):
 @pytest.mark.parametrize(
     ("problem", "note"),
     [
-        ("missing", "without per-image statistics have no interval"),
-        ("stale", "the per-image statistics do not match the scores"),
+        ("missing", "good: val-beam5 has no per-image statistics; no intervals"),
         ("other images", "good: scored on other images than bad"),
     ],
 )
@@ -191,14 +191,12 @@ def test_without_matching_statistics_there_is_no_interval(problem, note, bad, go
     file = good / "results" / f"val-beam5{ENDING}"
     if problem == "missing":
         file.unlink()
-    elif problem == "stale":
-        file.write_text((bad / "results" / file.name).read_text())
     else:
         file.write_text(file.read_text().replace('"image_id": 7,', '"image_id": 700,'))
     comparison = compare_folders(bad, good)
     cell = group(comparison, "captions").rows["bleu_4"][1]
     assert cell.difference > 0
-    assert cell.paired is None
+    assert cell.difference_low is None
     assert has_note(comparison, note)
 
 
@@ -206,16 +204,15 @@ def write_report(root, values, words="the same"):
     """Write a report of captioner ground, with the values of each image for two measures."""
     estimate = {"value": float(np.mean(values)), "low": 0.0, "high": 1.0}
     unknown = {"value": None, "low": None, "high": None}
-    curves = {"most": [{"value": 3.0, "low": 2.0, "high": 4.0}] * 2, "least": [estimate] * 2}
     common = {"regime": "forced", "images": 9}
-    scores = {"content": {"area_most": estimate, "falls": curves, "words": 3}}
-    faithfulness = {"measure": "faithfulness", "shares": [0.1, 0.5], "scores": scores}
+    scores = {"content": {"area_most": estimate, "verdict": "holds", "words": 3}}
     of_maps = {"pointing": estimate, "discrimination": unknown}
     forced = {
         **common,
+        "grid": [7, 7],
         "scores": {"model": of_maps, "uniform": {"pointing": estimate}},
         "delta": {"pointing": estimate},
-        "faithfulness": common | faithfulness,
+        "faithfulness": common | {"scores": scores},
     }
     (root / "results" / "ground.json").write_text(json.dumps({"regimes": {"forced": forced}}))
     image_statistics = [
@@ -235,66 +232,57 @@ def test_grounding_and_faithfulness(bad, good):
     write_report(good, values + 0.5)
     comparison = compare_folders(bad, good)
     grounding, faithfulness = (group(comparison, s) for s in ("grounding", "faithfulness"))
-    assert grounding.setting == faithfulness.setting == "9 images, forced captions"
+    assert grounding.setting == "9 images, forced captions, grid 7 × 7"
+    assert faithfulness.setting == "9 images, forced captions"
     assert list(grounding.rows) == ["pointing", "lead_over_time_averaged_map.pointing"]
-    for cells in (grounding.rows["pointing"], faithfulness.rows["content.area_most"]):
-        assert astuple(cells[1].paired) == pytest.approx((0.5, 0.5, 0.5))
     assert list(faithfulness.rows) == ["content.area_most"]
-    curve = faithfulness.results[0].curves["content", "most"]
-    assert [(share, drop.value) for share, drop in curve] == [(0.1, 3), (0.5, 3)]
-    assert grounding.results[0].curves == {}
-
-
-def test_reports_on_other_words_are_not_paired(bad, good):
-    write_report(bad, np.arange(30.0))
-    write_report(good, np.arange(30.0) + 1, words="others")
+    for cells in (grounding.rows["pointing"], faithfulness.rows["content.area_most"]):
+        assert paired(cells[1]) == pytest.approx((0.5, 0.5, 0.5))
+    # Reports on other words are not paired.
+    write_report(good, values + 1, words="others")
     comparison = compare_folders(bad, good)
     for section in ("grounding", "faithfulness"):
         cells = next(iter(group(comparison, section).rows.values()))
         assert cells[1].difference == pytest.approx(1)
-        assert cells[1].paired is None
+        assert cells[1].difference_low is None
         assert has_note(comparison, f"{section}: good: scored on other words or mentions than bad")
-
-
-def test_formats_agree(bad, good):
-    comparison = compare_folders(bad, good)
-    tree = json.loads(table_json(comparison))
-    rows = list(csv.DictReader(io.StringIO(table_csv(comparison))))
-    cell = tree["groups"][0]["measures"]["cider"]["good"]
-    [row] = [r for r in rows if (r["measure"], r["run"]) == ("cider", "good")]
-    assert float(row["value"]) == cell["value"]
-    assert float(row["difference_low"]) == cell["paired"]["low"]
-    assert float(row["high"]) == cell["interval"]["high"]
-    low, high = (f"{cell['paired'][end]:+.1f}" for end in ("low", "high"))
-    expected = f" {cell['value']:.1f} (**{cell['difference']:+.1f} [{low}, {high}]**) |"
-    [line] = [text for text in markdown(comparison).splitlines() if text.startswith("| CIDEr")]
-    assert line.endswith(expected)
-    assert tree["runs"] == ["bad", "good"]
 
 
 def test_the_command_writes_tables_and_plots(bad, good, tmp_path, capsys):
     write_report(good, np.ones(5))
     assert main(["compare", str(bad), str(good), "--resamples=50"]) == 0
     printed = capsys.readouterr().out
-    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in printed.splitlines()]
-    assert lines[0] == ["", "bad", "good"]
-    assert ["pointing", "–", "1.0"] in lines
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in printed.splitlines()]
+    assert cells[0] == ["", "bad", "good"]
+    assert ["pointing", "–", "1.0"] in cells
     output = tmp_path / "new" / "folder"
     assert main(["compare", str(bad), str(good), "--resamples=50", "--output", str(output)]) == 0
-    plots = "captions grounding faithfulness faithfulness-curves speed speed-2 size"
+    plots = "captions grounding faithfulness speed speed-2 size"
     expected = {*(f"{name}.png" for name in plots.split()), "table.md", "table.csv", "table.json"}
     assert {file.name for file in output.iterdir()} == expected
-    assert (output / "table.md").read_text("utf-8") == printed
     assert sorted(capsys.readouterr().out.split()) == sorted(map(str, output.iterdir()))
     for file in output.glob("*.png"):
         with Image.open(file) as image:
             assert len(image.getcolors(1 << 24)) > 5, f"{file.name} is empty"
+    # The formats agree.
+    assert (output / "table.md").read_text("utf-8") == printed
+    tree = json.loads((output / "table.json").read_text("utf-8"))
+    rows = list(csv.DictReader(io.StringIO((output / "table.csv").read_text("utf-8"))))
+    assert rows == [
+        {k: "" if v is None else str(v) for k, v in r.items()} for r in tree["measures"]
+    ]
+    [row] = [r for r in tree["measures"] if (r["measure"], r["run"]) == ("cider", "good")]
+    low, high = row["difference_low"], row["difference_high"]
+    expected = f"{row['value']:.1f} (**{row['difference']:+.1f} [{low:+.1f}, {high:+.1f}]**)"
+    assert next(line for line in cells if line[0] == "CIDEr")[2] == expected
+    assert tree["runs"] == ["bad", "good"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["nowhere"], "'nowhere' is not a folder: no such folder"),
+        (["nowhere"], "'nowhere' is not a folder; check the path"),
+        (["nowhere", "bad", "file"], "'nowhere', 'file' are not folders; check the path"),
         (["empty"], "'empty' has no results: expected scores in results/*.json"),
         (["broken"], r"'broken/results/x.json' cannot be read"),
         ([], "the following arguments are required: RUN"),

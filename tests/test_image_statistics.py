@@ -84,7 +84,6 @@ def test_files_are_read_as_written(tmp_path, scored):
         ("", "names no image"),
         ("{", "holds no image statistics"),
         ('{"caption": "a"}', "holds no image statistics"),
-        ('{"image_id": 1, "bleu": [1, 2]}', "bleu has 2 numbers, expected 10"),
         ('{"image_id": 1, "ratios": {"x": 3}}', "holds no image statistics"),
         ('{"image_id": 1}\n{"image_id": 1}', "names an image twice"),
     ],

@@ -5,11 +5,10 @@ captioner compare runs/soft runs/hard --output compared
 """
 
 import argparse
-from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 from captioner.cli.arguments import number, positive
+from captioner.errors import UsageError
 from captioner.limits import SEED
 
 ADVANCED = ("resamples", "seed")
@@ -39,13 +38,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the table, or write it with the plots; return the exit status."""
+    folders = [Path(run) for run in dict.fromkeys(options.runs)]
+    if missing := [f"'{folder}'" for folder in folders if not folder.is_dir()]:
+        are = "is not a folder" if len(missing) == 1 else "are not folders"
+        raise UsageError(f"{', '.join(missing)} {are}; check the path")
     from captioner.comparison import formats, plots
     from captioner.comparison.run_results import read_run
     from captioner.comparison.table import compare
 
-    folders = [Path(run) for run in options.runs]
-    runs = list(map(read_run, folders, unique_names(folders)))
-    comparison = compare(runs, options.resamples, options.seed)
+    names = [folder.resolve().name for folder in folders]
+    if len(set(names)) < len(names):
+        names = list(map(str, folders))
+    comparison = compare(list(map(read_run, folders, names)), options.resamples, options.seed)
     table = formats.markdown(comparison)
     if options.output is None:
         print(table, end="")
@@ -62,15 +66,3 @@ def run(options: argparse.Namespace) -> int:
         write_bytes(Path(options.output) / name, data)
         print(Path(options.output) / name)
     return 0
-
-
-def unique_names(folders: Sequence[Path]) -> list[str]:
-    """Name each run after its folder, or by its path if folders share a name."""
-    folder_names = [folder.resolve().name for folder in folders]
-    names: list[str] = []
-    counts: Counter[str] = Counter()
-    for folder, folder_name in zip(folders, folder_names, strict=True):
-        name = folder_name if folder_names.count(folder_name) == 1 else str(folder)
-        counts[name] += 1  # more than 1 if a folder is repeated
-        names.append(name if counts[name] == 1 else f"{name} ({counts[name]})")
-    return names

@@ -8,25 +8,18 @@ captioner ground --data flickr8k --root DIR --limit 100
 import argparse
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from captioner.cli.arguments import add_model, add_search, number, open_output, positive
 from captioner.cli.checks import DATA
 from captioner.cli.progress import stages
-from captioner.errors import UsageError
+from captioner.errors import UsageError, plural
 from captioner.limits import SCENES, SEED
 
-if TYPE_CHECKING:
-    from captioner.cli.ground_images import Images
-    from captioner.evaluation.image_statistics import Evaluation, Regime
-    from captioner.predictor import Predictor
-
-ADVANCED = ("batch_size", "beam_size", "seed", "train_instances", "scene_options", "split")
+ADVANCED = ("batch_size", "beam_size", "seed", "scene_options", "split")
 OPTIONS = {  # what each kind of images requires and allows
     "scenes": ((), ("scenes", "scene_options")),
-    "COCO files": (("instances", "captions", "images"), ("train_instances",)),
+    "COCO files": (("instances", "captions", "images"), ()),
     "a data set": (("data", "root"), ("split",)),
 }
 
@@ -35,25 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``ground``."""
     add_model(parser)
     add_search(parser, batch_size=16)
-    _add_images(parser)
-    parser.add_argument(
-        "--regime",
-        choices=("both", "forced", "generated"),
-        default="both",
-        help="captions to evaluate: the references, fed to the model (forced), or the model's own",
-    )
-    parser.add_argument(
-        "--seed",
-        type=number(SEED),
-        default=0,
-        help="seed of shuffling, random weights and bootstrap",
-    )
-    parser.add_argument("--full", action="store_true", help="print all tables of the report")
-    parser.add_argument("--output", metavar="FILE", help="file for the report as JSON")
-
-
-def _add_images(parser: argparse.ArgumentParser) -> None:
-    """Add the options that choose the images."""
     data = parser.add_argument_group(
         "photos",
         "COCO files with object masks; or a data set without masks, for faithfulness only; or, by "
@@ -62,18 +36,8 @@ def _add_images(parser: argparse.ArgumentParser) -> None:
     data.add_argument("--instances", metavar="FILE", help="COCO instances JSON: the masks")
     data.add_argument("--captions", metavar="FILE", help="COCO captions JSON: the references")
     data.add_argument("--images", metavar="DIR", help="folder of the photos")
-    data.add_argument(
-        "--train-instances",
-        metavar="FILE",
-        help="instances JSON of the training split, for the category prior and the centre Gaussian; "
-        "by default they come from the other evaluated photos",
-    )
-    data.add_argument(
-        "--scenes",
-        type=number(SCENES),
-        metavar="N",
-        help="number of scenes to generate (default: 200)",
-    )
+    scenes = "number of scenes to generate (default: 200)"
+    data.add_argument("--scenes", type=number(SCENES), metavar="N", help=scenes)
     data.add_argument(
         "--scene-options",
         nargs="+",
@@ -87,6 +51,15 @@ def _add_images(parser: argparse.ArgumentParser) -> None:
     splits = ("train", "val", "test")
     data.add_argument("--split", choices=splits, help="its split (default: val)")
     data.add_argument("--limit", type=positive, metavar="N", help="use only the first N photos")
+    parser.add_argument(
+        "--regime",
+        choices=("both", "forced", "generated"),
+        default="both",
+        help="captions to evaluate: the references, fed to the model (forced), or the model's own",
+    )
+    parser.add_argument("--seed", type=number(SEED), default=0, help="of sampling and bootstrap")
+    parser.add_argument("--full", action="store_true", help="print all tables of the report")
+    parser.add_argument("--output", metavar="FILE", help="file for the report as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -94,20 +67,26 @@ def run(options: argparse.Namespace) -> int:
     from tempfile import TemporaryDirectory
 
     kind = _kind(options)
+    if kind == "scenes" and options.scenes is None:
+        print(
+            "captioner: no photos named, so attention is scored on generated scenes; see --help for "
+            "scoring on photos",
+            file=sys.stderr,
+        )
     with TemporaryDirectory() as scratch, stages() as show:
         show("reading masks and captions")
         from captioner import predictor
-        from captioner.cli import ground_images
-        from captioner.cli.ground_tables import full_report, page
+        from captioner.cli.ground_images import READERS, evaluate
+        from captioner.cli.ground_tables import page
         from captioner.fast.malloc import keep_memory
 
         keep_memory()
-        images = ground_images.images(options, kind, Path(scratch))
+        images = READERS[kind](options, Path(scratch))
         show("loading the model")
         model = predictor.load(options.model, options.device)
         model.decoding = model.decoding.with_options({"beam_size": options.beam_size})
-        report, statistics = _evaluate(model, images, options, show)
-    print(full_report(report) if options.full else page(report))
+        report, statistics = evaluate(model, images, options, show)
+    print(page(report, options.full))
     if options.output is not None:
         from captioner.evaluation.image_statistics import ENDING, lines
         from captioner.files import write_text
@@ -120,7 +99,7 @@ def run(options: argparse.Namespace) -> int:
     failed = report["failed"]
     if not failed:
         return 0
-    for message in (*failed, f"{len(failed)} of {len(images.records)} photos left out"):
+    for message in (*failed, f"{len(failed)} of {plural(len(images.photos), 'photo')} left out"):
         print(f"captioner: {message}", file=sys.stderr)
     return 1
 
@@ -138,61 +117,3 @@ def _kind(options: argparse.Namespace) -> str:
             f"give {flags[0]} together, or {flags[1]} together, or --scenes; got {found}"
         )
     return kinds[0]
-
-
-def _evaluate(
-    model: "Predictor", images: "Images", options: argparse.Namespace, show: Callable[..., None]
-) -> "Evaluation":
-    """Evaluate every regime and describe the model, the data and the settings."""
-    from captioner.evaluation import attention_maps, grounding
-    from captioner.evaluation.faithfulness import DeletionCurves
-    from captioner.evaluation.image_statistics import Evaluation
-    from captioner.evaluation.mentions import GroundingData
-    from captioner.provenance import provenance
-
-    both: tuple[Regime, ...] = ("forced", "generated")
-    regimes = both if options.regime == "both" else (options.regime,)
-    curves = {regime: DeletionCurves(model, images.records, regime) for regime in regimes}
-    masked, seed, total = images.masked, options.seed, len(images.records)
-    maps = {r: GroundingData(model.captioner, masked, r, seed) for r in regimes if masked}
-    measures: list[GroundingData | DeletionCurves] = [*maps.values(), *curves.values()]
-    failed: list[str] = []
-    show("measuring photos", total)
-    for batch in attention_maps.batches(
-        model.captioner,
-        masked.images if masked else images.records,
-        options.batch_size,
-        failed,
-        decoding=model.decoding if "generated" in regimes else None,
-        seed=seed,
-        advance=lambda done: show("measuring photos", total, done),
-    ):
-        for measure in measures:
-            measure.add(batch)
-    show("computing confidence intervals", total)
-    reports: dict[str, Any] = {regime: {} for regime in regimes}
-    statistics = []
-    if maps:
-        prior = images.prior(maps[regimes[0]].grid)
-    for regime, collected in maps.items():
-        reports[regime], of_images = grounding.report(collected, prior, seed=seed)
-        statistics += of_images
-    for regime, drops in curves.items():
-        reports[regime]["faithfulness"], of_images = drops.report(seed)
-        statistics += of_images
-    size = model.captioner.encoder.preprocessing
-    report = {
-        "command": " ".join(["captioner", *sys.argv[1:]]),
-        "model": model.name,
-        "mechanism": model.captioner.decoder.mechanism,
-        "supervised_by_masks": model.supervision,
-        "data": images.source,
-        "transform": f"whole images resized to {size.height} × {size.width} without cropping; scored "
-        "on the model's own grid without smoothing",
-        "decoding": vars(model.decoding),
-        "seed": seed,
-        "regimes": reports,
-        "failed": failed,
-        **provenance(),
-    }
-    return Evaluation(report, statistics)

@@ -1,87 +1,61 @@
-"""The images of ``captioner ground``: COCO files, a data set without masks, or generated scenes."""
+"""What ``captioner ground`` evaluates: COCO files, a data set without masks, or generated scenes."""
 
 import argparse
-import inspect
-from dataclasses import dataclass, replace
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
-from captioner import limits
 from captioner.checkpoint import MODEL
-from captioner.data import masks, readers, shapes, shapes_dataset
+from captioner.data import masks, readers, shapes_dataset
 from captioner.data.readers.files import MALFORMED
 from captioner.data.records import SPLITS, VAL, Record
 from captioner.errors import UsageError
-from captioner.evaluation.baselines import MaskPrior
+from captioner.evaluation import grounding
+from captioner.evaluation.attention_maps import batches
+from captioner.evaluation.faithfulness import DeletionCurves
+from captioner.evaluation.image_statistics import Evaluation, Regime
+from captioner.evaluation.mentions import GroundingData
 from captioner.evaluation.metrics import read_references
-from captioner.predictor import find_model
+from captioner.limits import SCENE
+from captioner.predictor import Predictor, find_model
+from captioner.provenance import provenance
 
 SCENES = 200  # size of the test split of configs/data/shapes.yaml
-SCENE = {"image_size": 112}  # as in configs/data/shapes.yaml, for models without a run folder
-TRAINING = 10_000  # number of training images for the mean masks
+OPTIONS = {"image_size": 112, "max_objects": 3}
+"""The options of scenes for models without a run folder, as in configs/data/shapes.yaml."""
 
 
-@dataclass(frozen=True)
-class Images:
+class Images(NamedTuple):
     """The images to evaluate."""
 
-    records: list[Record]  # paths and reference captions
+    photos: Sequence[Record] | Sequence[masks.MaskedImage]  # paths and reference captions
     source: str  # description for the report
-    masked: masks.MaskedImages | None = None  # the same images with masks
-    training: masks.MaskedImages | None = None  # the images of --train-instances
-
-    def prior(self, grid: tuple[int, int]) -> MaskPrior:
-        """Return the mean masks of the training images, or of the evaluated images."""
-        if self.training is None:
-            return MaskPrior(self.masked.images if self.masked else (), grid)
-        return MaskPrior(self.training.images, grid, self.training.source)
+    masked: masks.MaskedImages | None = None  # the same images with masks, if there are any
 
 
-def images(options: argparse.Namespace, kind: str, scratch: Path) -> Images:
-    """Return the images of a kind; scenes are generated in ``scratch``.
-
-    Raises:
-        UsageError: the data set has no photos in the split.
-        DataError: a file cannot be used.
-    """
-    if kind == "scenes":
-        return _scenes(options, scratch / "scenes")
-    return _coco(options) if kind == "COCO files" else _data_set(options)
-
-
-def _coco(options: argparse.Namespace) -> Images:
-    """Read images with COCO's files."""
-    folder = Path(options.images)
+def _coco(options: argparse.Namespace, _scratch: Path) -> Images:
     references = read_references(options.captions)
-    masked = masks.read(Path(options.instances), folder, references, options.limit)
-    if options.train_instances is None:
-        return _with_masks(masked)
-    file = Path(options.train_instances)
-    # Does not open the images.
-    return _with_masks(masked, masks.read(file, file.parent, limit=TRAINING))
+    file, folder = Path(options.instances), Path(options.images)
+    masked = masks.read(file, folder, references, options.limit)
+    return Images(masked.images, masked.source, masked)
 
 
-def _scenes(options: argparse.Namespace, root: Path) -> Images:
+def _scenes(options: argparse.Namespace, scratch: Path) -> Images:
     """Generate scenes of the test split with the options that the model was trained with."""
-    parameters = inspect.signature(shapes_dataset.write).parameters
-    general = {"root", "seed", "sizes", "progress"}
-    # The options of a scene with their defaults.
-    defaults = {name: p.default for name, p in parameters.items() if name not in general}
-    trained = _trained_scenes(options.model)
     given = dict(pair.split("=", 1) for pair in options.scene_options or ())  # checked
-    own = {name: type(defaults[name])(value) for name, value in given.items()}
-    chosen = {**defaults, **SCENE, **trained, **own}
+    own = {name: int(value) for name, value in given.items()}
+    chosen = OPTIONS | _trained_scenes(options.model) | own
     count = options.scenes or SCENES
     count = min(count, options.limit or count)
+    root = scratch / "scenes"
     shapes_dataset.write(root, sizes={"train": 1, "val": 1, "test": count}, **chosen)
-    annotations = root / "annotations"
-    captions = read_references(annotations / "captions_test.json")
-    masked = masks.read(annotations / "instances_test.json", root / "test", captions)
-    text = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in sorted(chosen.items()))
-    source = f"{count} generated scenes, seed 0, test split, {text}"
-    return _with_masks(replace(masked, source=source))
+    captions = read_references(root / "annotations" / "captions_test.json")
+    masked = masks.read(root / "annotations" / "instances_test.json", root / "test", captions)
+    text = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in chosen.items())
+    return Images(masked.images, f"{count} generated scenes, seed 0, test split, {text}", masked)
 
 
 def _trained_scenes(model: str | None) -> dict[str, Any]:
@@ -94,24 +68,15 @@ def _trained_scenes(model: str | None) -> dict[str, Any]:
         path = path.parent.parent
     elif path.name == MODEL:
         path = path.parent
-    file = path / "config.yaml"
     try:
-        data = yaml.safe_load(file.read_text("utf-8"))["data"] if file.is_file() else {}
-        found = data["shapes"] if data.get("name") == "shapes" else {}
-        fits = {n: limits.SCENE[n].accepts(found.get(n)) for n in ("image_size", "max_objects")}
-        fits["level"] = found.get("level") in shapes.LEVELS
-    except (OSError, yaml.YAMLError, RecursionError, *MALFORMED):
+        data = yaml.safe_load((path / "config.yaml").read_text("utf-8"))["data"]
+        found = data["shapes"] if data["name"] == "shapes" else {}
+        return {name: found[name] for name in OPTIONS if SCENE[name].accepts(found.get(name))}
+    except (OSError, yaml.YAMLError, *MALFORMED):
         return {}
-    return {name: found[name] for name, fit in fits.items() if fit}
 
 
-def _with_masks(masked: masks.MaskedImages, training: masks.MaskedImages | None = None) -> Images:
-    records = [Record(i.image_id, i.path, i.captions, "test") for i in masked.images]
-    return Images(records, masked.source, masked, training)
-
-
-def _data_set(options: argparse.Namespace) -> Images:
-    """Read images of a data set without masks."""
+def _data_set(options: argparse.Namespace, _scratch: Path) -> Images:
     split = options.split or VAL
     records = list(readers.read(options.data, options.root).of_split(split))
     if not records:
@@ -120,3 +85,57 @@ def _data_set(options: argparse.Namespace) -> Images:
             f"{', '.join(SPLITS)}"
         )
     return Images(records[: options.limit], f"{options.data}, split {split}")
+
+
+READERS: dict[str, Callable[[argparse.Namespace, Path], Images]] = {
+    "scenes": _scenes,  # generated in the given folder
+    "COCO files": _coco,
+    "a data set": _data_set,
+}
+"""The readers by kind of images, as in ``captioner.cli.ground.OPTIONS``."""
+
+
+def evaluate(
+    model: Predictor, images: Images, options: argparse.Namespace, show: Callable[..., None]
+) -> Evaluation:
+    """Evaluate every regime and describe the model, the data and the settings."""
+    both: tuple[Regime, ...] = ("forced", "generated")
+    regimes = both if options.regime == "both" else (options.regime,)
+    captioner, masked, total = model.captioner, images.masked, len(images.photos)
+    maps = {regime: GroundingData(captioner, masked, regime) for regime in regimes if masked}
+    curves = {regime: DeletionCurves(model, images.photos, regime) for regime in regimes}
+    measures: list[GroundingData | DeletionCurves] = [*maps.values(), *curves.values()]
+    failed: list[str] = []
+    show("measuring photos", total)
+    for batch in batches(
+        captioner,
+        images.photos,
+        options.batch_size,
+        failed,
+        decoding=model.decoding if "generated" in regimes else None,
+        seed=options.seed,
+        advance=lambda done: show("measuring photos", total, done),
+    ):
+        for measure in measures:
+            measure.add(batch)
+    show("computing confidence intervals", total)
+    reports: dict[str, Any] = {}
+    statistics = []
+    for regime in regimes:
+        of_maps = grounding.report(maps[regime], options.seed) if maps else Evaluation({}, [])
+        of_words = curves[regime].report(options.seed)
+        reports[regime] = of_maps.report | {"faithfulness": of_words.report}
+        statistics += of_maps.image_statistics + of_words.image_statistics
+    report = {
+        "command": " ".join(["captioner", *sys.argv[1:]]),
+        "model": model.name,
+        "mechanism": captioner.decoder.mechanism,
+        "supervised_by_masks": model.supervision,
+        "data": images.source,
+        "decoding": vars(model.decoding),
+        "seed": options.seed,
+        "regimes": reports,
+        "failed": failed,
+        **provenance(),
+    }
+    return Evaluation(report, statistics)

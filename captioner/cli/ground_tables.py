@@ -4,18 +4,18 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from captioner.errors import plural
 from captioner.evaluation.grounding import MAPS
 from captioner.markdown import interval, table
 
-METRICS = {
-    "discrimination": "paired objects",
-    "pointing": "pointing",
-    "mass": "mass in mask",
-    "gain": "gain",
-    "average_precision": "AP",
-    "iou": "IoU",
+METRICS = {"discrimination": "paired objects", "pointing": "pointing", "mass": "mass in mask"}
+OBJECTS = {
+    "chair_i": "named objects that are not there, % (CHAIR-i)",
+    "chair_s": "captions with such an object, % (CHAIR-s)",
+    "f1_all": "F1-all, %",
+    "f1_loc": "F1-loc, %",
+    "true_captions": "captions that are true of their scene, %",
 }
-OBJECT_METRICS = {"f1_all": "F1-all", "f1_loc": "F1-loc"}
 DROPS = {
     "area_most": "greatest weights first",
     "area_random": "random order",
@@ -23,56 +23,40 @@ DROPS = {
     "most_over_random": "greatest − random",
     "random_over_least": "random − least",
 }
-SHORT = ("discrimination", "pointing", "mass")
-ROWS = (
-    *(f"{METRICS[metric]}, %" for metric in SHORT),
-    *(f"greatest − random, {group} words, nats" for group in ("content", "function")),
-    "named objects that are not there, %",
-)
 CAPTIONS = {"forced": "reference captions", "generated": "its own captions"}
-TITLES = {"forced": "Reference captions (forced)", "generated": "Generated captions"}
 
 
-def page(report: Mapping[str, Any]) -> str:
-    """Return the verdict in two sentences and a table of six rows as Markdown."""
+def page(report: Mapping[str, Any], full: bool = False) -> str:
+    """Return the verdict in two sentences and a table of six rows; with ``full``, all tables too."""
     regimes = report["regimes"]
     part = regimes.get("forced") or regimes["generated"]
-    verdicts = [_words_verdict(part["faithfulness"]["scores"])]
+    lines = [f"# Attention of {report['model']}", ""]
+    if verdict := part.get("error", part.get("verdict")):
+        if verdict[:1].isdigit():
+            verdict = f"of two objects in a caption, the maps are on the right ones in {verdict}"
+        lines += [f"{verdict[0].upper()}{verdict[1:]}."]
+    lines += [_words_verdict(part["faithfulness"]["scores"])]
+    if weight := report.get("supervised_by_masks"):
+        lines += [
+            f"Its attention was supervised by masks or boxes (λ = {weight:g}); do not compare it with "
+            "models trained on captions only."
+        ]
     columns = {CAPTIONS[regime]: _measures(found, "model") for regime, found in regimes.items()}
-    if "verdict" in part or "error" in part:
-        verdicts.insert(0, _maps_verdict(part))
     if "scores" in part:
         columns |= {MAPS[kind]: _measures(part, kind) for kind in ("time_averaged", "uniform")}
-    rows = [[label, *(column.get(label, "") for column in columns.values())] for label in ROWS]
-    measured = [row for row in rows if any(row[1:])]
-    lines = [
-        f"# Attention of {report['model']}",
-        "",
-        *verdicts,
-        *_supervision(report),
-        "",
-        *table([f"{part['faithfulness']['images']:,} photos", *columns], measured),
-        "",
-        f"{report['mechanism']}; {report['data']}. 95 % confidence intervals over photos. More: --full.",
+    # The rows of all columns, in the order of the generated captions, which have the most.
+    labels = dict.fromkeys(label for column in reversed(columns.values()) for label in column)
+    rows = [[label, *(column.get(label, "") for column in columns.values())] for label in labels]
+    photos = plural(part["faithfulness"]["images"], "photo")
+    lines += ["", *table([photos, *columns], rows), ""]
+    if full:
+        for regime, found in regimes.items():
+            lines += [f"## {CAPTIONS[regime].capitalize()}", "", *_tables(found)]
+    more = "" if full else " More: --full."
+    lines += [
+        f"{report['mechanism']}; {report['data']}. 95 % confidence intervals over photos.{more}"
     ]
     return "\n".join(lines)
-
-
-def _supervision(report: Mapping[str, Any]) -> list[str]:
-    """Return a warning if the attention was trained on masks."""
-    if not (weight := report.get("supervised_by_masks")):
-        return []
-    return [
-        f"Its attention was supervised by masks or boxes (λ = {weight:g}); do not compare it with "
-        "models trained on captions only."
-    ]
-
-
-def _maps_verdict(part: Mapping[str, Any]) -> str:
-    verdict = part.get("error", part.get("verdict"))
-    if verdict[:1].isdigit():
-        return f"Of two objects in a caption, the maps are on the right ones in {verdict}."
-    return f"{verdict.capitalize()}."
 
 
 def _words_verdict(scores: Mapping[str, Any]) -> str:
@@ -90,95 +74,55 @@ def _words_verdict(scores: Mapping[str, Any]) -> str:
 
 
 def _measures(part: Mapping[str, Any], kind: str) -> dict[str, str]:
-    """Return the cells of a column by row."""
-    scores, objects = part.get("scores", {}).get(kind, {}), part.get("objects", {})
-    cells = {f"{METRICS[m]}, %": interval(scores[m]) for m in SHORT if m in scores}
+    """Return the cells of a column of the first table by row."""
+    scores = part.get("scores", {}).get(kind, {})
+    cells = {f"{label}, %": interval(scores[m]) for m, label in METRICS.items() if m in scores}
     if kind == "model":
         words = part["faithfulness"]["scores"]
-        cells |= {
-            f"greatest − random, {group} words, nats": interval(found["most_over_random"], 3)
-            for group, found in words.items()
-        }
-        if objects:
-            cells["named objects that are not there, %"] = interval(objects["chair_i"])
+        for group in ("content", "function"):
+            if group in words:
+                label = f"greatest − random, {group} words, nats"
+                cells[label] = interval(words[group]["most_over_random"], 3)
+        if "objects" in part:
+            cells["named objects that are not there, %"] = interval(part["objects"]["chair_i"])
     return cells
 
 
-def full_report(report: Mapping[str, Any]) -> str:
-    """Return all tables of the report as Markdown."""
-    lines = [f"# Attention of {report['model']}", "", f"{report['mechanism']}; {report['data']}."]
-    lines += _supervision(report)
-    lines += [f"{report['transform'].capitalize()}. 95 % confidence intervals over images.", ""]
-    for regime, part in report["regimes"].items():
-        lines += [f"## {TITLES[regime]}", ""]
-        if "error" in part:
-            lines += [part["error"], ""]
-        elif "scores" in part:
-            lines += _grounding(part)
-        if "objects" in part:
-            lines += _objects(part["objects"])
-        lines += _faithfulness(part["faithfulness"])
-    return "\n".join(lines).rstrip()
-
-
-def _grounding(part: Mapping[str, Any]) -> list[str]:
-    """Describe the coverage, the scores of all maps, and the verdict."""
-    coverage, scores, objects = part["coverage"], part["scores"], part.get("objects")
-    f1 = OBJECT_METRICS if objects else {}
-    rows = []
-    for kind, label in MAPS.items():
-        if kind in scores:
-            cells = [interval(scores[kind][metric]) for metric in METRICS]
-            rows.append([label, *cells, *(interval(objects[kind][m]) for m in f1 if objects)])
-        if kind == "time_averaged":
-            lead = [interval(part["delta"][metric], sign="+") for metric in METRICS]
-            rows.append([f"model − {label}", *lead, *("" for _ in f1)])
-    unknown = coverage["mentions_of_unknown_words"]
-    left_out = f" {unknown:,} mentions with words unknown to the model are left out."
-    entropy, similarity = (interval(part[f"map_{name}"], 2) for name in ("entropy", "grad_cam"))
-    return [
-        f"{part['images']:,} images, {coverage['captions']:,} captions, {coverage['words']:,} words, "
-        f"{coverage['words_naming_objects_percent']:.1f} % of which name objects; "
-        f"{coverage['mentions_with_mask']:,} of {coverage['mentions']:,} mentions have a mask; "
-        f"{coverage['pairs']:,} pairs of objects. Grid {part['grid'][0]} × {part['grid'][1]}. "
-        f"Priors: {part['prior']}. Scores in percent.{left_out if unknown else ''}",
-        "",
-        *table(["map", *METRICS.values(), *f1.values()], rows),
-        "",
-        f"**Paired objects: {part['verdict']}.**",
-        "",
-        f"Entropy of the maps, all words: {entropy} nats (uniform map: "
-        f"{math.log(math.prod(part['grid'])):.2f}). Correlation with Grad-CAM, mentions: {similarity}.",
-        "",
-    ]
-
-
-def _objects(objects: Mapping[str, Any]) -> list[str]:
-    """Describe CHAIR, and for scenes the percentage of true captions."""
-    lines = [
-        f"CHAIR: {interval(objects['chair_i'])} % of the {objects['mentions']:,} named objects are "
-        f"neither annotated nor in a reference; {interval(objects['chair_s'])} % of the captions name "
-        "such an object.",
-        "",
-    ]
-    if true := objects.get("true_captions"):
-        lines += [f"{interval(true)} % of the captions are true of their scene.", ""]
-    return lines
-
-
-def _faithfulness(part: Mapping[str, Any]) -> list[str]:
-    """Describe the areas under the deletion curves and give the verdicts."""
-    groups = part["scores"]
+def _tables(part: Mapping[str, Any]) -> list[str]:
+    """Return the tables of one regime: all maps, named objects, and deletion curves."""
+    lines = []
+    if "coverage" in part:
+        counts = (f"{name.replace('_', ' ')} {n:,}" for name, n in part["coverage"].items())
+        lines += [f"Grid {part['grid'][0]} × {part['grid'][1]}; {', '.join(counts)}.", ""]
+    if "scores" in part:
+        rows = [
+            [label, *(interval(part["scores"][kind][metric]) for metric in METRICS)]
+            for kind, label in MAPS.items()
+            if kind in part["scores"]
+        ]
+        lead = [interval(part["delta"][metric], sign="+") for metric in METRICS]
+        rows += [[f"model − {MAPS['time_averaged']}", *lead]]
+        titles = ["map, scores in %", *METRICS.values()]
+        uniform = math.log(math.prod(part["grid"]))
+        entropy = f"{interval(part['map_entropy'], 2)} nats (uniform map: {uniform:.2f})"
+        lines += [*table(titles, rows), "", f"Entropy of the maps, all words: {entropy}.", ""]
+    if "objects" in part:
+        objects = part["objects"]
+        rows = [
+            [label, interval(objects[name])] for name, label in OBJECTS.items() if name in objects
+        ]
+        lines += [*table([plural(objects["mentions"], "named object"), "model"], rows), ""]
+    groups = part["faithfulness"]["scores"]
     rows = [
         [group, f"{scores['words']:,}", *(interval(scores[area], scale=100) for area in DROPS)]
         for group, scores in groups.items()
     ]
     return [
-        f"Faithfulness, {part['images']:,} images: mean drop of a word's log-probability, in "
-        "hundredths of a nat, as regions are erased at its step (area under the deletion curve).",
+        *lines,
+        "Mean drop of a word's log-probability, in hundredths of a nat, as regions are erased:",
         "",
         *table(["words", "number", *DROPS.values()], rows),
         "",
-        *(f"**Faithfulness, {g} words: {scores['verdict']}.**" for g, scores in groups.items()),
+        *(f"**Faithfulness, {group} words: {s['verdict']}.**" for group, s in groups.items()),
         "",
     ]

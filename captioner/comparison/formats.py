@@ -4,32 +4,20 @@ import csv
 import io
 import json
 from dataclasses import asdict
+from typing import Any
 
+from captioner.comparison.run_results import SCORES
 from captioner.comparison.table import Cell, Comparison, Group
 from captioner.markdown import MISSING, table
 
 DIGITS = {"captions": 1, "grounding": 1, "faithfulness": 3, "speed": 1, "size": 0}
-NAMES = {
-    **{f"bleu_{n}": f"BLEU-{n}" for n in range(1, 5)},
-    "meteor": "METEOR",
-    "rouge_l": "ROUGE-L",
+NAMES = {score: score.upper().replace("_", "-") for score in SCORES} | {
     "cider": "CIDEr",
-    "true_captions": "true captions, %",
-    "bad_endings": "bad endings, %",
-    "discrimination": "paired objects",
-    "average_precision": "AP",
-    "iou": "IoU",
     "chair_i": "CHAIR-i",
     "chair_s": "CHAIR-s",
-    "f1_all": "F1-all",
-    "f1_loc": "F1-loc",
+    "discrimination": "paired objects",
     "map_entropy": "entropy of the maps, nats",
-    "map_grad_cam": "correlation with Grad-CAM",
 }
-FIELDS = (
-    *("section", "setting", "measure", "run", "value", "low", "high"),
-    *("difference", "difference_low", "difference_high"),
-)
 HOW_TO_READ = (
     "In parentheses: the difference from {first} with the 95 % interval of a paired bootstrap over "
     "images, bold if the interval excludes 0. A dash means not measured."
@@ -69,8 +57,8 @@ def _cell(cell: Cell | None, digits: int) -> str:
     if cell.difference is None:
         return value
     difference = _signed(cell.difference, digits)
-    if cell.paired is not None:
-        low, high = cell.paired.low, cell.paired.high
+    low, high = cell.difference_low, cell.difference_high
+    if low is not None and high is not None:
         difference += f" [{_signed(low, digits)}, {_signed(high, digits)}]"
         if low > 0 or high < 0:
             difference = f"**{difference}**"
@@ -82,32 +70,30 @@ def _signed(value: float, digits: int) -> str:
     return text if text.strip("+−0.,") else text[1:]
 
 
+def _records(comparison: Comparison) -> list[dict[str, Any]]:
+    """Return every measure of every run."""
+    return [
+        {"section": group.section, "setting": group.setting, "measure": measure, "run": run}
+        | asdict(cell)
+        for group in comparison.groups
+        for measure, cells in group.rows.items()
+        for run, cell in zip(comparison.columns, cells, strict=True)
+        if cell is not None
+    ]
+
+
 def table_csv(comparison: Comparison) -> str:
     """Return one line per measure and run."""
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(FIELDS)
-    for group in comparison.groups:
-        for measure, cells in group.rows.items():
-            for run, cell in zip(comparison.columns, cells, strict=True):
-                if cell is not None:
-                    own, paired = (
-                        (None, None) if interval is None else (interval.low, interval.high)
-                        for interval in (cell.interval, cell.paired)
-                    )
-                    row = [group.section, group.setting, measure, run, cell.value, *own]
-                    writer.writerow([*row, cell.difference, *paired])
+    stream, records = io.StringIO(), _records(comparison)
+    writer = csv.DictWriter(stream, records[0], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
     return stream.getvalue()
 
 
 def table_json(comparison: Comparison) -> str:
-    """Return the comparison as a JSON tree of groups, measures and runs."""
-    groups = []
-    for group in comparison.groups:
-        measures = {
-            measure: dict(zip(comparison.columns, cells, strict=True))
-            for measure, cells in group.rows.items()
-        }
-        groups.append({"section": group.section, "setting": group.setting, "measures": measures})
-    tree = {"runs": comparison.columns, "groups": groups, "notes": comparison.notes}
-    return json.dumps(tree, indent=1, ensure_ascii=False, default=asdict) + "\n"
+    """Return the lines of the CSV, with the names of the runs and the notes."""
+    tree = {"runs": comparison.columns, "notes": comparison.notes}
+    return (
+        json.dumps({**tree, "measures": _records(comparison)}, indent=1, ensure_ascii=False) + "\n"
+    )

@@ -48,11 +48,6 @@ def mean(values: Shaped[np.ndarray, " N"], image: Int[np.ndarray, " N"], images:
     return Ratio(sums, np.bincount(image, minlength=images).astype(np.float64))
 
 
-def of_image(measures: Mapping[str, Ratio], image: int) -> dict[str, tuple[float, float]]:
-    """Return the sum and the number of one image for every measure."""
-    return {name: (float(m.sums[image]), float(m.numbers[image])) for name, m in measures.items()}
-
-
 class Bootstrap:
     """Percentile bootstrap: the interval is the middle 95 % of the values over all resamples.
 
@@ -67,16 +62,19 @@ class Bootstrap:
     def __init__(self, images: int, resamples: int = 2000, seed: int = 0) -> None:
         rng = np.random.default_rng(seed)
         drawn = (rng.integers(images, size=images) for _ in range(resamples))
-        self._counts = np.stack([np.bincount(one, minlength=images) for one in drawn])
-        self._counts = self._counts.astype(np.uint16)
+        counts = [np.bincount(one, minlength=images).astype(np.uint16) for one in drawn]
+        self._counts = np.stack(counts)
 
     def estimate(self, statistic: Statistic) -> Estimate:
         """Return the value for all images and its interval; resamples that give NaN are ignored."""
+        value = float(statistic(np.ones((1, self._counts.shape[1])))[0])
+        if math.isnan(value):
+            return Estimate(math.nan, math.nan, math.nan)
         blocks = np.array_split(self._counts, math.ceil(self._counts.size / BLOCK))
         values = np.concatenate([statistic(counts.astype(np.float64)) for counts in blocks])
         tail = 100 * (1 - LEVEL) / 2
         low, high = np.nanpercentile(values, [tail, 100 - tail])
-        return Estimate(self._value(statistic), float(low), float(high))
+        return Estimate(value, float(low), float(high))
 
     def difference(self, one: Statistic, other: Statistic) -> Estimate:
         """Return the difference of two statistics of the same images."""
@@ -84,14 +82,9 @@ class Bootstrap:
 
     def intervals(self, measures: Mapping[str, Statistic]) -> dict[str, dict[str, float | None]]:
         """Return rounded estimates, ready for JSON; all None if there is nothing to measure."""
-        return {name: self._rounded(statistic) for name, statistic in measures.items()}
-
-    def _rounded(self, statistic: Statistic) -> dict[str, float | None]:
-        if not math.isfinite(self._value(statistic)):
-            return {"value": None, "low": None, "high": None}
-        estimate = asdict(self.estimate(statistic))
-        # Adding 0 turns -0.0 into 0.0.
-        return {name: round(number, 4) + 0.0 for name, number in estimate.items()}
-
-    def _value(self, statistic: Statistic) -> float:
-        return float(statistic(np.ones((1, self._counts.shape[1])))[0])
+        estimates = {name: asdict(self.estimate(of)) for name, of in measures.items()}
+        return {
+            # Adding 0 turns -0.0 into 0.0.
+            name: {k: None if math.isnan(v) else round(v, 6) + 0.0 for k, v in estimate.items()}
+            for name, estimate in estimates.items()
+        }

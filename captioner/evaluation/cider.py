@@ -15,9 +15,7 @@ SIGMA = 6.0  # of the Gaussian length penalty
 
 
 class _Vector(NamedTuple):
-    """The TF-IDF vectors of a caption's n-grams for n = 1 … 4."""
-
-    weights: list[dict[Gram, float]]
+    weights: list[dict[Gram, float]]  # TF-IDF of the n-grams for n = 1 … 4
     norms: list[float]
     length: int  # in bigrams
 
@@ -35,24 +33,19 @@ class CiderD:
     """
 
     def __init__(self, corpus: Iterable[Sequence[Words]]) -> None:
-        self._frequencies: Counter[Gram] = Counter()
-        images = 0
-        for captions in corpus:
-            images += 1
-            self._frequencies.update({gram for caption in captions for gram in _grams(caption)})
+        images = [{gram for caption in captions for gram in _grams(caption)} for captions in corpus]
         if not images:
             raise UsageError("CIDEr-D needs reference captions for its word frequencies, got none")
-        self._log_images = math.log(images)
+        self._frequencies = Counter(gram for grams in images for gram in grams)
+        self._log_images = math.log(len(images))
 
     def __call__(self, candidates: Sequence[Words], references: Sequence[Words]) -> list[float]:
         """Score each candidate caption of one image, from 0 to 10; most scores are below 2."""
-        vectors = [self._vector(reference) for reference in references]
-        scores = []
-        for candidate in candidates:
-            vector = self._vector(candidate)
-            total = sum(_similarity(vector, reference) for reference in vectors)
-            scores.append(total / max(len(vectors), 1))
-        return scores
+        vectors = list(map(self._vector, references))
+        return [
+            sum(_similarity(vector, reference) for reference in vectors) / max(len(vectors), 1)
+            for vector in map(self._vector, candidates)
+        ]
 
     def _vector(self, caption: Words) -> _Vector:
         weights: list[dict[Gram, float]] = [{} for _ in range(ORDER)]
@@ -73,10 +66,8 @@ def _similarity(candidate: _Vector, reference: _Vector) -> float:
     """10 × length penalty × mean over n of the cosine with clipped counts."""
     penalty = math.exp(-((candidate.length - reference.length) ** 2) / (2 * SIGMA**2))
     total = 0.0
-    for n in range(ORDER):
-        norm = candidate.norms[n] * reference.norms[n]
-        if norm:
-            weights = reference.weights[n]
+    for n, weights in enumerate(reference.weights):
+        if norm := candidate.norms[n] * reference.norms[n]:
             pairs = [(value, weights.get(gram, 0)) for gram, value in candidate.weights[n].items()]
             total += sum(min(value, weight) * weight for value, weight in pairs) / norm
     return 10 * penalty * total / ORDER

@@ -7,7 +7,7 @@ deletion curves to test saliency maps of classifiers.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -82,14 +82,18 @@ def word_drops(
     log_probs, drops = [], []  # of each step, for the captions that have not ended
     for step in range(lengths[0]):
         active = sum(length > step for length in lengths)
-        state = index_batch(state, torch.arange(active, device=device))
+        images = torch.arange(active, device=device)
+        state = index_batch(state, images)
+        before, word = tokens[:active, step : step + 2].T
         ranks = _ranks(decoded, step, mask[:active], draws, generator)  # (active, N, L)
         regions = ranks.unsqueeze(2) < numbers[:active, None, :, None]  # (active, N, Q, L)
-        after = _erased_log_probs(decoder, erasure, state, tokens[:, step : step + 2], regions)
-        logits, _, state = decoder.step(tokens[:active, step], state)
-        whole = _log_probs(logits, tokens[:active, step + 1])
+        copies = images.repeat_interleave(regions[0, ..., 0].numel())
+        erased = erasure.erase(state, copies, regions.flatten(0, 2))
+        after = _log_probs(decoder.step(before[copies], erased)[0], word[copies])
+        logits, _, state = decoder.step(before, state)
+        whole = _log_probs(logits, word)
         log_probs.append(whole)
-        drops.append(whole[:, None, None] - after)
+        drops.append(whole[:, None, None] - after.view(regions.shape[:3]))
     results = {}
     for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
         by_rank = torch.stack([step[i] for step in drops[:length]])  # (T, N, Q)
@@ -98,22 +102,6 @@ def word_drops(
         erased_shares = numbers[i].to(whole.dtype) / mask[i].sum()
         results[row] = LogProbDrop(whole, torch.stack(by_order, 1), erased_shares)
     return [results[row] for row in range(len(captions))]
-
-
-def _erased_log_probs(
-    decoder: Decoder,
-    erasure: Erasure,
-    state: Any,
-    words: Int[Tensor, "B 2"],
-    regions: Bool[Tensor, "P N Q L"],
-) -> Float[Tensor, "P N Q"]:
-    """Read the first word with regions erased; return the log-probability of the second."""
-    images = torch.arange(len(regions), device=regions.device).repeat_interleave(
-        regions[0, ..., 0].numel()
-    )
-    erased = erasure.erase(state, images, regions.flatten(0, 2))
-    logits, _, _ = decoder.step(words[images, 0], erased)
-    return _log_probs(logits, words[images, 1]).view(regions.shape[:3])
 
 
 def _ranks(
@@ -128,23 +116,15 @@ def _ranks(
     probs = weights if decoded.probs is None else decoded.probs[: len(mask), step]
     masked = (~mask).to(weights.dtype)
 
-    def noise() -> Tensor:
-        return torch.rand(mask.shape, generator=generator, device=mask.device)
+    def ranks(*keys: Tensor) -> Int[Tensor, "P L"]:
+        """Rank by the last key; ties are broken by the key before it, and at last by chance."""
+        order = torch.rand(mask.shape, generator=generator, device=mask.device).argsort(-1)
+        for key in keys:
+            order = order.gather(-1, key.gather(-1, order).argsort(dim=-1, stable=True))
+        return order.argsort(-1)
 
-    ranks = [
-        _lexicographic_ranks(noise(), -probs, -weights, masked),
-        _lexicographic_ranks(noise(), probs, weights, masked),
-        *(_lexicographic_ranks(noise(), masked) for _ in range(draws)),
-    ]
-    return torch.stack(ranks, 1)
-
-
-def _lexicographic_ranks(*keys: Tensor) -> Int[Tensor, "P L"]:
-    """Rank the regions by the last key; ties are broken by the key before it, and so on."""
-    order = keys[0].argsort(-1)
-    for key in keys[1:]:
-        order = order.gather(-1, key.gather(-1, order).argsort(dim=-1, stable=True))
-    return order.argsort(-1)
+    by_weight = [ranks(-probs, -weights, masked), ranks(probs, weights, masked)]
+    return torch.stack(by_weight + [ranks(masked) for _ in range(draws)], 1)
 
 
 def _log_probs(logits: Float[Tensor, "P V"], words: Int[Tensor, " P"]) -> Float[Tensor, " P"]:

@@ -4,24 +4,26 @@ A plausible map need not be what the word depends on (Jain, Wallace 2019, arXiv 
 are erased with the greatest attention weights first, in random order, and with the least weights
 first (``captioner.evaluation.deletion``). For faithful attention, most > random > least.
 
-    result = measure(captioner.load("runs/soft"), records)
-    result.report["scores"]["content"]["area_most"], result.report["scores"]["content"]["verdict"]
+    curves, model = DeletionCurves(predictor, records), predictor.captioner
+    for batch in batches(model, records, 8, failed := []):
+        curves.add(batch)
+    curves.report().report["scores"]["content"]["verdict"]
 """
 
 import copy
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import torch
 
+from captioner.data.masks import MaskedImage
 from captioner.data.records import Record
 from captioner.errors import EvaluationError
-from captioner.evaluation.attention_maps import Batch, batches
-from captioner.evaluation.bootstrap import Bootstrap, Estimate, Ratio, mean, of_image
-from captioner.evaluation.deletion import DRAWS, ORDERS, SHARES, word_drops
-from captioner.evaluation.image_statistics import Evaluation, ImageStatistics, Regime, fingerprint
+from captioner.evaluation.attention_maps import Batch
+from captioner.evaluation.bootstrap import Bootstrap, Ratio, mean
+from captioner.evaluation.deletion import DRAWS, SHARES, word_drops
+from captioner.evaluation.image_statistics import Evaluation, Regime, fingerprint, of_images
 from captioner.models.decoder import Decoder, index_batch
 from captioner.models.distributions import hard_attention
 from captioner.predictor import Predictor
@@ -33,34 +35,7 @@ MEASURES = (
     *("most_over_random", "random_over_least"),
 )
 """Means over words, in nats: log-probability, areas under the drop curves, differences of areas."""
-POINTS = len(SHARES) + 1  # of a deletion curve
 ROUNDING = 1e-5  # nats; smaller differences of log-probabilities are float32 rounding errors
-
-
-def measure(
-    predictor: Predictor,
-    records: Sequence[Record],
-    regime: Regime = "forced",
-    *,
-    captions: int = 1,
-    batch_size: int = 8,
-    seed: int = 0,
-    resamples: int = 2000,
-) -> Evaluation:
-    """Measure the faithfulness of a captioner's attention.
-
-    Takes the arguments of ``DeletionCurves``, ``batches`` and ``DeletionCurves.report``, and raises
-    their errors.
-    """
-    curves = DeletionCurves(predictor, records, regime, captions)
-    failed: list[str] = []
-    decoding = predictor.decoding if regime == "generated" else None
-    model = predictor.captioner
-    for batch in batches(model, records, batch_size, failed, decoding=decoding, seed=seed):
-        curves.add(batch)
-    evaluation = curves.report(seed, resamples)
-    evaluation.report["failed"] = failed
-    return evaluation
 
 
 class DeletionCurves:
@@ -72,26 +47,25 @@ class DeletionCurves:
     Args:
         predictor: the model, from ``captioner.load``.
         records: images with reference captions.
-        regime: ``forced``: reference captions are fed in; ``generated``: the model's own captions.
-        captions: number of reference captions per image, the first ones; unused for ``generated``.
+        regime: ``forced``: the first reference caption of each image is fed in; ``generated``: the
+            model's own captions.
     """
 
     def __init__(
         self,
         predictor: Predictor,
-        records: Sequence[Record],
+        records: Sequence[Record] | Sequence[MaskedImage],
         regime: Regime = "forced",
-        captions: int = 1,
     ) -> None:
         self.regime = regime
-        self._records, self._captions = records, captions
+        self._records = records
         self._decoder = _deterministic(predictor.captioner.decoder)
         self._vocabulary, self._max_length = predictor.vocabulary, predictor.decoding.max_length
-        self._images: list[tuple[Record, str | None]] = []  # with the fingerprint of its captions
+        self._ids: list[int | str] = []  # of each image
+        self._asked: list[str] = []  # fingerprints of the captions of each image
         self._words: list[str] = []
         self._image_of_word: list[int] = []
-        self._values: list[np.ndarray] = []  # of each caption: MEASURES and curves, (T, M)
-        self._shares: list[np.ndarray] = []  # of each caption: erased shares of the regions
+        self._values: list[np.ndarray] = []  # of each caption: MEASURES, (T, M)
 
     def add(self, batch: Batch) -> None:
         """Compute the deletion curves of some images."""
@@ -100,17 +74,18 @@ class DeletionCurves:
         for number, index in enumerate(batch.indices):
             record = self._records[index]
             if self.regime == "generated":
-                of_image = [batch.generated[number].tokens]
+                tokens = batch.generated[number].tokens
             else:
-                of_image = self._references(record)
-            words = tuple(tuple(map(self._vocabulary.words.__getitem__, ids)) for ids in of_image)
-            captions += of_image
-            images += [number] * len(of_image)
-            self._words += [word for caption in words for word in caption]
-            self._image_of_word += [len(self._images)] * sum(map(len, words))
-            # Two models are compared on the same words only, unless each writes its own captions.
-            asked = fingerprint(words) if self.regime == "forced" else None
-            self._images.append((record, asked))
+                first = Tokenizer()(record.captions[0]) if record.captions else []
+                tokens = self._vocabulary.encode(first[: self._max_length])
+            words = self._vocabulary.decode(tokens)
+            if tokens:
+                captions.append(tokens)
+                images.append(number)
+            self._words += words
+            self._image_of_word += [len(self._ids)] * len(words)
+            self._ids.append(record.image_id)
+            self._asked.append(fingerprint((tuple(words),)))
         if not captions:
             return
         chosen = torch.tensor(images, device=batch.annotations.vectors.device)
@@ -118,16 +93,7 @@ class DeletionCurves:
         for drop in word_drops(self._decoder, annotations, captions, seed=batch.seed):
             most, random, least = drop.areas.T
             measures = [drop.log_probs, most, random, least, most - random, random - least]
-            values = torch.cat([torch.stack(measures, 1), drop.drops.flatten(1)], 1)
-            self._values.append(values.double().cpu().numpy())
-            self._shares.append(drop.shares.double().cpu().numpy())
-
-    def _references(self, record: Record) -> list[list[int]]:
-        """Encode the first captions of an image, cut to the model's maximal length."""
-        words = [Tokenizer()(caption) for caption in record.captions[: self._captions]]
-        return [
-            self._vocabulary.encode(caption[: self._max_length]) for caption in words if caption
-        ]
+            self._values.append(torch.stack(measures, 1).double().cpu().numpy())
 
     def report(self, seed: int = 0, resamples: int = 2000) -> Evaluation:
         """Average over words, with intervals, for each group that has words.
@@ -135,66 +101,43 @@ class DeletionCurves:
         Raises:
             EvaluationError: the model knows no word of the captions.
         """
-        words = np.array(self._words)
-        known = words != self._vocabulary.words[UNK]
+        spoken, image = np.array(self._words), np.array(self._image_of_word)
+        known = spoken != self._vocabulary.words[UNK]
         if not known.any():
             raise EvaluationError(
-                f"cannot measure faithfulness of {len(self._records)} photos: no caption holds a word "
-                "that the model knows"
+                "cannot measure faithfulness: no caption of a photo holds a word that the model knows"
             )
-        function = np.isin(words, list(FUNCTION_WORDS))
+        function = np.isin(spoken, list(FUNCTION_WORDS))
         groups = {"all": known, "content": known & ~function, "function": known & function}
-        values, image = np.concatenate(self._values), np.array(self._image_of_word)
-        images = len(self._images)
-        means = {
-            group: [mean(column[member], image[member], images) for column in values.T]
-            for group, member in groups.items()
-        }
-        bootstrap = Bootstrap(images, resamples, seed)
+        values, bootstrap = np.concatenate(self._values), Bootstrap(len(self._ids), resamples, seed)
+        scores: dict[str, Any] = {}
+        measures: dict[str, Ratio] = {}
+        for group, member in groups.items():
+            columns = [mean(column[member], image[member], len(self._ids)) for column in values.T]
+            means = dict(zip(MEASURES, columns, strict=True))
+            measures |= {f"{group}.{name}": of for name, of in means.items()}
+            if member.any():
+                found = bootstrap.intervals(means)
+                verdict = _verdict(found["most_over_random"], found["random_over_least"])
+                scores[group] = {**found, "verdict": verdict, "words": int(member.sum())}
+        forced = self.regime == "forced"
         report = {
             "measure": "faithfulness",
             "regime": self.regime,
             "mechanism": self._decoder.mechanism,
-            "images": images,
+            "images": len(self._ids),
             "unknown_words": int((~known).sum()),
-            "shares": np.mean(self._shares, 0).round(6).tolist(),
             "settings": {
-                "captions_per_image": self._captions if self.regime == "forced" else 1,
+                "captions_per_image": 1,
                 "largest_share": SHARES[-1],
                 "draws": DRAWS,
                 "seed": seed,
                 "resamples": resamples,
             },
-            "scores": {
-                group: _scores(of_group, bootstrap)
-                for group, of_group in means.items()
-                if groups[group].any()
-            },
+            "scores": scores,
         }
-        measures = {
-            f"{group}.{name}": measure
-            for group, of_group in means.items()
-            for name, measure in zip(MEASURES, of_group, strict=False)
-        }
-        part = f"{self.regime}.faithfulness"
-        statistics = [
-            ImageStatistics(record.image_id, of_image(measures, i), part=part, asked=asked)
-            for i, (record, asked) in enumerate(self._images)
-        ]
-        return Evaluation(report, statistics)
-
-
-def _scores(means: Sequence[Ratio], bootstrap: Bootstrap) -> dict[str, Any]:
-    """Average over the words of a group, with intervals."""
-    estimates = list(map(bootstrap.estimate, means))
-    named = dict(zip(MEASURES, estimates, strict=False))
-    drops = list(map(asdict, estimates[len(MEASURES) :]))
-    return {
-        **{name: asdict(estimate) for name, estimate in named.items()},
-        "verdict": _verdict(named["most_over_random"], named["random_over_least"]),
-        "words": round(means[0].numbers.sum()),
-        "falls": {order: drops[o * POINTS : (o + 1) * POINTS] for o, order in enumerate(ORDERS)},
-    }
+        ids, part = dict(enumerate(self._ids)), f"{self.regime}.faithfulness"
+        return Evaluation(report, of_images(ids, measures, part, self._asked if forced else None))
 
 
 def _deterministic(decoder: Decoder) -> Decoder:
@@ -206,10 +149,10 @@ def _deterministic(decoder: Decoder) -> Decoder:
     return decoder
 
 
-def _verdict(most_over_random: Estimate, random_over_least: Estimate) -> str:
+def _verdict(most_over_random: dict[str, Any], random_over_least: dict[str, Any]) -> str:
     """State whether most > random > least holds; ≈ if the interval of a difference contains 0."""
     upper, lower = (
-        ">" if difference.low > ROUNDING else "<" if difference.high < -ROUNDING else "≈"
+        ">" if difference["low"] > ROUNDING else "<" if difference["high"] < -ROUNDING else "≈"
         for difference in (most_over_random, random_over_least)
     )
     ordering = f"most {upper} random {lower} least"

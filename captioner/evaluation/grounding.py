@@ -4,39 +4,40 @@
 the same mentions. *Generated* captions are the model's own. The map of a word is the attention with
 which the model predicts it, before the word itself is an input. The model's maps and baseline maps are
 compared with object masks; the metrics have bootstrap confidence intervals.
+
+    collected = GroundingData(model, data, "forced")
+    for batch in batches(model, data.images, 16, failed := []):
+        collected.add(batch)
+    report(collected).report["scores"]["model"]["discrimination"]
 """
 
+from collections import Counter, defaultdict
 from typing import Any
 
 import numpy as np
+from jaxtyping import Float64
 
-from captioner.data.masks import MaskedImages
-from captioner.decoding import Decoding
-from captioner.evaluation.attention_maps import batches
-from captioner.evaluation.baselines import MaskPrior, mean_of_others, oracle
-from captioner.evaluation.bootstrap import Bootstrap, Ratio, mean, of_image
-from captioner.evaluation.image_statistics import Evaluation, ImageStatistics, Regime, fingerprint
+from captioner.data.scene_grammar import true_of
+from captioner.evaluation.bootstrap import Bootstrap, Ratio, mean
+from captioner.evaluation.image_statistics import Evaluation, fingerprint, of_images
 from captioner.evaluation.localisation import (
     Maps,
-    correlation,
     discrimination,
+    mass,
+    mean_of_others,
     normalised,
-    scores,
+    oracle,
+    pointing,
 )
 from captioner.evaluation.mentions import GroundingData
-from captioner.evaluation.named_objects import named_objects
-from captioner.models.captioner import Captioner
+from captioner.text import Tokenizer
 
 MAPS = {
     "model": "model",
     "chances": "sampling probabilities",
     "time_averaged": "mean over the caption's words",
-    "shuffled": "shuffled within the caption",
     "mean_map": "mean map of other images",
-    "random_weights": "random weights",
-    "grad_cam": "Grad-CAM",
-    "category_prior": "category prior",
-    "centre": "centre Gaussian",
+    "mean_mask": "mean mask of other images",
     "uniform": "uniform",
     "oracle": "oracle (upper bound)",
 }
@@ -44,41 +45,12 @@ MAPS = {
 where ``model`` is the chosen cell."""
 
 MIN_IMAGES = 20  # fewer images do not support a verdict
-LEAD = "lead_over_time_averaged_map"  # prefix of differences in the image statistics
-LEFT_OUT = ("unknown_words", "mentions_of_unknown_words", "masks_of_whole_picture")
 
 
-def grounding(
-    captioner: Captioner,
-    data: MaskedImages,
-    regime: Regime,
-    *,
-    decoding: Decoding = Decoding(),  # noqa: B008 - frozen
-    batch_size: int = 16,
-    resamples: int = 2000,
-    seed: int = 0,
-) -> Evaluation:
-    """Score a model's attention maps and all baselines, with bootstrap intervals over images.
-
-    Takes the arguments of ``GroundingData``, ``batches`` and ``report``.
-    """
-    collected = GroundingData(captioner, data, regime, seed)
-    failed: list[str] = []
-    search = decoding if regime == "generated" else None
-    for batch in batches(captioner, data.images, batch_size, failed, decoding=search, seed=seed):
-        collected.add(batch)
-    evaluation = report(collected, MaskPrior(data.images, collected.grid), resamples, seed)
-    evaluation.report["failed"] = failed
-    return evaluation
-
-
-def report(
-    collected: GroundingData, prior: MaskPrior, resamples: int = 2000, seed: int = 0
-) -> Evaluation:
+def report(collected: GroundingData, seed: int = 0, resamples: int = 2000) -> Evaluation:
     """Score the collected maps; without a mention to score, the report has an ``error`` instead.
 
-    Scores are percentages, except ``map_entropy`` (mean over all words, nats) and ``map_grad_cam``
-    (mean correlation of the maps of mentions with Grad-CAM).
+    Scores are percentages, except ``map_entropy``, the mean over all words in nats.
     """
     data, regime = collected.data, collected.regime
     bootstrap = Bootstrap(len(data.images), resamples, seed)
@@ -86,87 +58,95 @@ def report(
         "regime": regime,
         "images": len(collected.images),
         "grid": list(collected.grid),
-        "coverage": _coverage(collected),
+        "coverage": {
+            "captions": len(collected.captions),
+            "words": sum(len(caption.words) for caption in collected.captions),
+            "mentions": sum(len(caption.mentions) for caption in collected.captions),
+            "mentions_with_mask": len(collected.mentions),
+            "pairs": len(collected.pairs),
+            "crowds_dropped": data.crowds,
+            "empty_masks_dropped": data.empty,
+            **collected.left_out,
+        },
     }
     measures: dict[str, Ratio] = {}
-    pointing = {"model": np.zeros(0)}  # pointing score of each mention, by kind of map
+    on_object = np.zeros(0)  # pointing score of each mention
     if collected.mentions:
-        scored, measures, pointing = _score(collected, prior, bootstrap)
+        scored, measures, on_object = _score(collected, bootstrap)
         found |= scored
     else:
-        unknown = collected.left_out["mentions_of_unknown_words"]
-        reason = ", or the model does not know the word" if unknown else ""
         found["error"] = (
-            f"nothing to score: of {found['coverage']['words']} words in the {regime} captions of "
-            f"{len(data.images)} images, none names an object that has a mask{reason}"
+            f"nothing to score: no known word of the {regime} captions names an object that has a mask"
         )
     if regime == "generated":
-        found["objects"], object_measures = named_objects(collected, pointing, bootstrap)
-        measures |= object_measures
-    return Evaluation(found, _image_statistics(collected, measures))
+        counts, of_objects = _named_objects(collected, on_object)
+        found["objects"] = counts | bootstrap.intervals(of_objects)
+        measures |= of_objects
+    asked = None
+    if regime == "forced":  # the mentions of every image, with which models are compared
+        mentions: dict[int, list[Any]] = {image: [] for image in collected.images}
+        for image, mention, *_ in collected.mentions:
+            mentions[image].append((tuple(mention.words), tuple(mention.instances)))
+        asked = [fingerprint(of_image) for of_image in mentions.values()]
+    ids = {image: data.images[image].image_id for image in collected.images}
+    return Evaluation(found, of_images(ids, measures, f"{regime}.grounding", asked))
 
 
 def _score(
-    collected: GroundingData, prior: MaskPrior, bootstrap: Bootstrap
-) -> tuple[dict[str, Any], dict[str, Ratio], dict[str, np.ndarray]]:
-    """Return the report's scores, the model's measures, and the pointing scores by kind of map."""
+    collected: GroundingData, bootstrap: Bootstrap
+) -> tuple[dict[str, Any], dict[str, Ratio], np.ndarray]:
+    """Return the report's scores, the model's measures, and its pointing scores."""
     n_images, images = len(collected.data.images), np.array([m.image for m in collected.mentions])
     pairs = np.array(collected.pairs, dtype=int).reshape(-1, 2)
-    masks, maps = _all_maps(collected, prior)
-
-    def means(values: dict[str, np.ndarray]) -> dict[str, Ratio]:
-        of_pairs = {"discrimination": images[pairs[:, 0]]}
-        return {m: mean(v, of_pairs.get(m, images), n_images) for m, v in values.items()}
-
+    masks = np.stack([m.mask for m in collected.mentions])
     values = {
-        kind: {"discrimination": 100 * discrimination(of_kind, masks, pairs)}
-        | {metric: 100 * score for metric, score in scores(of_kind, masks).items()}
-        for kind, of_kind in maps.items()
+        kind: {
+            "discrimination": 100 * discrimination(maps, masks, pairs),
+            "pointing": 100 * pointing(maps, masks),
+            "mass": 100 * mass(maps, masks),
+        }
+        for kind, maps in _all_maps(collected, masks, images).items()
     }
-    lead = {m: scored - values["time_averaged"][m] for m, scored in values["model"].items()}
+    image_of = {"discrimination": images[pairs[:, 0]], "pointing": images, "mass": images}
+
+    def means(scores: dict[str, np.ndarray]) -> dict[str, Ratio]:
+        return {metric: mean(of, image_of[metric], n_images) for metric, of in scores.items()}
+
+    lead = means({m: of - values["time_averaged"][m] for m, of in values["model"].items()})
     entropy = np.concatenate([caption.entropies for caption in collected.captions])
     entropy_image = np.array([c.image for c in collected.captions for _ in c.words])
-    similarity = correlation(maps.get("chances", maps["model"]), maps["grad_cam"])
-    measures = {
-        "map_entropy": mean(entropy, entropy_image, n_images),
-        "map_grad_cam": mean(similarity, images, n_images),
-    }
-    by_map = {kind: bootstrap.intervals(means(of_kind)) for kind, of_kind in values.items()}
+    entropies = {"map_entropy": mean(entropy, entropy_image, n_images)}
+    scores = {kind: bootstrap.intervals(means(of_kind)) for kind, of_kind in values.items()}
     scored = {
-        "prior": prior.description,
-        "scores": by_map,
-        "delta": bootstrap.intervals(means(lead)),
+        "scores": scores,
+        "delta": bootstrap.intervals(lead),
         "verdict": _verdict(
-            by_map["model"]["discrimination"],
+            scores["model"]["discrimination"],
             ties=bool((values["model"]["discrimination"] == 50).all()),
             images=len(np.unique(images[pairs[:, 0]])),
         ),
-        **bootstrap.intervals(measures),
+        **bootstrap.intervals(entropies),
     }
-    measures |= means(values["model"])
-    measures |= {f"{LEAD}.{metric}": of_metric for metric, of_metric in means(lead).items()}
-    return scored, measures, {kind: of_kind["pointing"] for kind, of_kind in values.items()}
+    of_lead = {f"lead_over_time_averaged_map.{metric}": of for metric, of in lead.items()}
+    measures = means(values["model"]) | of_lead | entropies
+    return scored, measures, values["model"]["pointing"]
 
 
-def _all_maps(collected: GroundingData, prior: MaskPrior) -> tuple[Maps, dict[str, Maps]]:
-    """Return the masks of all mentions, and their maps of each kind in MAPS."""
+def _all_maps(collected: GroundingData, masks: Maps, images: np.ndarray) -> dict[str, Maps]:
+    """Return the maps of all mentions of each kind in MAPS."""
     mentions, captions = collected.mentions, collected.captions
-    masks = np.stack([m.mask for m in mentions])
-    images = [m.image for m in mentions]
-    centres = {image: prior.centre(image) for image in images}
-    categories = [prior.category(m.mention.category, m.image) for m in mentions]
-    caption_maps = np.stack([c.mean_map for c in captions])
-    caption_images = np.array([c.image for c in captions])
     kinds = mentions[0].maps
     maps = {kind: normalised(np.stack([m.maps[kind] for m in mentions])) for kind in kinds}
+    caption_images = np.array([caption.image for caption in captions])
     maps |= {
-        "mean_map": mean_of_others(caption_maps, caption_images, np.array(images)),
-        "category_prior": normalised(np.clip(categories, 0, None)),
-        "centre": normalised(np.stack([centres[image] for image in images])),
+        "mean_map": mean_of_others(
+            np.stack([c.mean_map for c in captions]), caption_images, images
+        ),
+        "mean_mask": mean_of_others(masks, images, images),
         "uniform": normalised(np.ones_like(masks)),
         "oracle": oracle(masks),
     }
-    return masks, {kind: maps[kind] for kind in MAPS if kind in maps}
+    return {kind: maps[kind] for kind in MAPS if kind in maps}
 
 
 def _verdict(estimate: dict[str, float | None], ties: bool, images: int) -> str:
@@ -178,7 +158,7 @@ def _verdict(estimate: dict[str, float | None], ties: bool, images: int) -> str:
         return "50 %, which is chance: all pairs tie, so the maps do not depend on the word"
     result = f"{value:.1f} % [{low:.1f}, {high:.1f}] where chance is 50"
     if images < MIN_IMAGES:
-        return f"{result}, of {images} images: too few for a verdict"
+        return f"{result}, too few for a verdict: only {images} of {MIN_IMAGES} images"
     if low > 50:
         return f"{result}, above chance: the maps depend on the word"
     if high < 50:
@@ -186,37 +166,48 @@ def _verdict(estimate: dict[str, float | None], ties: bool, images: int) -> str:
     return f"{result}, which is chance: these pairs do not show that the maps depend on the word"
 
 
-def _coverage(collected: GroundingData) -> dict[str, Any]:
-    """Count what was scored and what was left out."""
-    captions, mentions = collected.captions, collected.mentions
-    words = sum(len(caption.words) for caption in captions)
-    naming = sum(len({w for m, _ in caption.mentions for w in m.words}) for caption in captions)
-    return {
-        "captions": len(captions),
-        "words": words,
-        "words_naming_objects_percent": round(100 * naming / max(1, words), 2),
-        "mentions": sum(len(caption.mentions) for caption in captions),
-        "mentions_with_mask": len(mentions),
-        "pairs": len(collected.pairs),
-        "images_with_pair": len({mentions[first].image for first, _ in collected.pairs}),
-        **{name: collected.left_out[name] for name in LEFT_OUT},
-        "crowds_dropped": collected.data.crowds,
-        "empty_masks_dropped": collected.data.empty,
-    }
+def _named_objects(
+    collected: GroundingData, pointing: Float64[np.ndarray, " N"]
+) -> tuple[dict[str, int], dict[str, Ratio]]:
+    """Return counts of what generated captions name, and F1-all, F1-loc and CHAIR in percent.
 
+    F1-all and F1-loc follow Zhou et al. 2019 (Grounded Video Description), but with the pointing game
+    on masks instead of an IoU of boxes above ½. CHAIR follows Rohrbach et al. 2018.
 
-def _image_statistics(
-    collected: GroundingData, measures: dict[str, Ratio]
-) -> list[ImageStatistics]:
-    scored: dict[int, list[Any]] = {image: [] for image in collected.images}
-    for image, mention, *_ in collected.mentions:
-        scored[image].append((tuple(mention.words), tuple(mention.instances)))
-    return [
-        ImageStatistics(
-            collected.data.images[image].image_id,
-            of_image(measures, image),
-            part=f"{collected.regime}.grounding",
-            asked=fingerprint(mentions) if collected.regime == "forced" else None,
-        )
-        for image, mentions in scored.items()
-    ]
+    The target categories of an image have a mask and are named by a reference caption. A category in
+    the caption (counted once, by its first mention) is correct if it is a target and refers to
+    objects of the image. It is grounded if the map also points into their mask. Categories that are in
+    the image, but are not targets, count neither as correct nor as wrong.
+
+    - ``f1_all`` = 2 · grounded / (named + targets).
+    - ``f1_loc`` = grounded / correct.
+    - ``chair_i``: percentage of mentions whose category is neither annotated nor in a reference;
+      ``chair_s``: percentage of captions with such a mention. Lower is better.
+    - ``true_captions``, generated scenes only: percentage of captions that ``true_of`` accepts.
+
+    ``pointing`` is the pointing score of each scored mention, in percent.
+    """
+    data, tokenizer = collected.data, Tokenizer()
+    # Measure → the sum and the number of each image.
+    shares: dict[str, np.ndarray] = defaultdict(lambda: np.zeros((2, len(data.images))))
+    counts: Counter[str] = Counter()
+    for caption in collected.captions:
+        index, image = caption.image, data.images[caption.image]
+        references = [data.mentions(tokenizer(text), image) for text in image.captions]
+        in_reference = {mention.category for mentions in references for mention in mentions}
+        target, present = in_reference & set(image.categories), in_reference | image.present
+        hallucinated = [mention.category not in present for mention, _ in caption.mentions]
+        shares["chair_i"][:, index] += 100 * sum(hallucinated), len(hallucinated)
+        shares["chair_s"][:, index] += 100 * any(hallucinated), 1
+        if data.generated:
+            is_true = true_of(" ".join(caption.words), image.objects)
+            shares["true_captions"][:, index] += 100 * is_true, 1
+        first = {mention.category: number for mention, number in reversed(caption.mentions)}
+        named = sum(category in target or category not in present for category in first)
+        correct = [n for category, n in first.items() if category in target and n is not None]
+        grounded = sum(pointing[number] for number in correct)
+        shares["f1_all"][:, index] += 2 * grounded, named + len(target)
+        shares["f1_loc"][:, index] += grounded, len(correct)
+        counts.update(named=named, to_be_named=len(target), right=len(correct))
+        counts.update(mentions=len(hallucinated))
+    return dict(counts), {name: Ratio(*of_images) for name, of_images in shares.items()}

@@ -1,13 +1,10 @@
 """Per-image statistics, from which the scores of any resample of the images can be computed.
 
 Corpus scores are not means over images: BLEU and METEOR first add up counts. The statistics file
-``NAME.images.jsonl`` beside the result ``NAME.json`` has one line for each image::
+``NAME.images.jsonl`` beside the result ``NAME.json`` has one line for each image; ``captioner evaluate``
+reads its captions::
 
     {"image_id": 42, "caption": "…", "ratios": {"cider": [61.2, 1], …}, "bleu": […], "meteor": […]}
-
-A measure in ``ratios`` is the sum of the first numbers divided by the sum of the second. One of them
-is CIDEr-D, with the document frequencies of *all* images in every resample.
-``captioner evaluate`` reads the captions of the same file.
 """
 
 import hashlib
@@ -26,7 +23,6 @@ from captioner.evaluation.bootstrap import Counts, Ratio, Statistic
 ENDING = ".images.jsonl"
 ORDER = 4  # BLEU's longest n-grams
 METEOR_NUMBERS = 23  # statistics of one image
-LENGTHS = {"bleu": 2 + 2 * ORDER, "meteor": METEOR_NUMBERS}
 
 # METEOR 1.5 for English (Denkowski, Lavie 2014), the defaults of its program.
 ALPHA, BETA, GAMMA, DELTA = 0.85, 0.2, 0.6, 0.75
@@ -42,7 +38,9 @@ class ImageStatistics:
 
     Attributes:
         image_id: id from the data set.
-        ratios: measure → (sum over the image, number of values).
+        ratios: measure → (sum over the image, number of values); the measure of several images is the
+            total of the sums divided by the total of the numbers. CIDEr-D has the document frequencies
+            of *all* images in every resample.
         caption: the caption that was scored, if any.
         bleu: length of the caption, length of the closest reference, then for n = 1 … 4 the number
             of matching n-grams, and for n = 1 … 4 the number of n-grams.
@@ -71,6 +69,24 @@ class Evaluation(NamedTuple):
 def fingerprint(items: object) -> str:
     """Return a short hash of the scored words or mentions of an image."""
     return hashlib.sha256(repr(items).encode()).hexdigest()[:12]
+
+
+def of_images(
+    ids: Mapping[int, int | str],
+    measures: Mapping[str, Ratio],
+    part: str,
+    asked: Sequence[str] | None,
+) -> list[ImageStatistics]:
+    """Return the statistics of images, given as index → id."""
+    return [
+        ImageStatistics(
+            image_id,
+            {name: (float(m.sums[i]), float(m.numbers[i])) for name, m in measures.items()},
+            part=part,
+            asked=None if asked is None else asked[number],
+        )
+        for number, (i, image_id) in enumerate(ids.items())
+    ]
 
 
 def statistics(images: Sequence[ImageStatistics]) -> dict[str, Statistic]:
@@ -150,8 +166,5 @@ def read(file: Path) -> list[ImageStatistics]:
 
 def _from_record(record: dict[str, Any]) -> ImageStatistics:
     ratios = {name: (float(a), float(b)) for name, (a, b) in record.get("ratios", {}).items()}
-    numbers = {name: tuple(record[name]) for name in LENGTHS if name in record}
-    for name, found in numbers.items():
-        if len(found) != LENGTHS[name]:
-            raise ValueError(f"{name} has {len(found)} numbers, expected {LENGTHS[name]}")
-    return ImageStatistics(**{**record, **numbers, "ratios": ratios})
+    counts = {name: tuple(record[name]) for name in ("bleu", "meteor") if name in record}
+    return ImageStatistics(**record | counts | {"ratios": ratios})

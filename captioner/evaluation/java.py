@@ -1,15 +1,8 @@
-"""COCO's Java programs, as shipped with pycocoevalcap: the Penn Treebank tokenizer and METEOR 1.5.
+"""COCO's Java programs, as shipped with pycocoevalcap: the Penn Treebank tokenizer and METEOR 1.5."""
 
-No program outlives its time limit, and every failure is raised as a ``JavaError``.
-"""
-
-import contextlib
 import math
-import os
 import re
-import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -75,40 +68,20 @@ def _run(tool: str, arguments: Sequence[str], text: str, lines: int) -> list[str
         JavaError: Java is missing or fails.
     """
     give_back_memory()  # leaves more memory to Java
-    limit = TIMEOUT * math.ceil(lines / 1000)
+    limit, command = TIMEOUT * math.ceil(lines / 1000), ["java", *OPTIONS, *arguments]
+    encoded = text.encode(errors="replace")
     try:
-        java = subprocess.Popen(
-            ["java", *OPTIONS, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # so that _kill can end the whole process group
-        )
+        java = subprocess.run(command, input=encoded, capture_output=True, timeout=limit)
+    except subprocess.TimeoutExpired as error:
+        raise JavaError(f"{tool} failed in java: not done after {limit:g} s") from error
     except OSError as error:
         raise JavaError(f"java does not start ({error})") from error
-    with java:
-        try:
-            output, errors = java.communicate(text.encode(errors="replace"), timeout=limit)
-        except subprocess.TimeoutExpired as error:
-            raise JavaError(f"{tool} failed in java: not done after {limit:g} s") from error
-        finally:
-            _kill(java)
-    printed = output.decode(errors="replace").split("\n")
+    printed = java.stdout.decode(errors="replace").split("\n")
     if java.returncode:
-        reported = errors.decode(errors="replace").strip().split("\n")
+        reported = java.stderr.decode(errors="replace").strip().split("\n")
         reasons = [line for line in reported if re.search("error|exception|unable", line, re.I)]
         problem = (*reasons, reported[-1])[0] or f"exit status {java.returncode}"
         raise JavaError(f"{tool} failed in java: {problem.strip()}")
     if len(printed) != lines:
         raise JavaError(f"{tool} failed in java: {len(printed)} lines for {lines} captions")
     return printed
-
-
-def _kill(java: subprocess.Popen[bytes]) -> None:
-    """Kill ``java`` and, if it is a shell script, the programs that it started."""
-    if java.poll() is None:
-        if sys.platform == "win32":
-            java.kill()
-        else:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(java.pid, signal.SIGKILL)

@@ -1,23 +1,19 @@
 """Caption metrics: BLEU-1..4, ROUGE-L, CIDEr-D and METEOR 1.5, computed by pycocoevalcap.
 
     scorer = CaptionScorer({"dog.jpg": ["a dog is running", "the dog runs"]})
-    scores = scorer.score({"dog.jpg": "a dog runs"})
-    scores.bleu_4, scores.cider, scores.meteor        # percent; METEOR is None without Java
-    evaluate_files("results.json", "captions_val2014.json").as_dict()
+    scorer.score({"dog.jpg": "a dog runs"}).bleu_4  # percent
 
 The Penn Treebank tokenizer and METEOR are Java programs. With a working ``java`` the scores equal
-those of coco-caption. Without it, NLTK tokenizes the captions, which gives slightly different scores
-(``Scores.tokenizer`` names the tokenizer), and METEOR is left out: NLTK's METEOR differs by tens of
-points.
+those of coco-caption. Without it, NLTK tokenizes the captions, which gives slightly different scores,
+and METEOR is left out: NLTK's METEOR differs by tens of points.
 """
 
-import dataclasses
 import logging
 import re
 import shutil
-from codecs import BOM_UTF8
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +23,7 @@ from pycocoevalcap.cider.cider import Cider
 from pycocoevalcap.rouge.rouge import Rouge
 
 from captioner.data.readers.coco import parse_captions
-from captioner.data.readers.files import MALFORMED, parse_id, parse_json
+from captioner.data.readers.files import MALFORMED, parse_id, parse_json, read_json, read_lines
 from captioner.errors import EvaluationError
 from captioner.evaluation.image_statistics import ORDER, ImageStatistics, statistics
 from captioner.evaluation.java import JavaError, meteor_statistics, ptb_words
@@ -39,7 +35,7 @@ Words = Callable[[str], Sequence[str]]
 logger = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Scores:
     """Corpus scores in percent. CIDEr-D may exceed 100, as in papers.
 
@@ -60,7 +56,7 @@ class Scores:
 
     def as_dict(self) -> dict[str, float | int | str | None]:
         """All fields, ready for JSON."""
-        return dataclasses.asdict(self)
+        return asdict(self)
 
 
 class CaptionScorer:
@@ -85,9 +81,7 @@ class CaptionScorer:
     ) -> None:
         empty = [image for image, texts in references.items() if not any(map(str.strip, texts))]
         if empty:
-            raise EvaluationError(
-                f"every image needs a reference caption; {len(empty)} have none: {_some(empty)}"
-            )
+            raise EvaluationError(f"images without a reference caption: {_some(empty)}")
         self.references = references
         self._java = shutil.which("java") is not None if java is None else java
         self._strict = java is True
@@ -114,8 +108,8 @@ class CaptionScorer:
             raise EvaluationError("nothing to score: expected a caption of at least one image")
         if unknown := [image for image in candidates if image not in self.references]:
             raise EvaluationError(
-                f"{len(unknown)} of {len(candidates)} captioned images have no references: "
-                f"{_some(unknown)}; there are references of {_some(self.references) or 'no image'}"
+                f"captioned images without references: {_some(unknown)}; there are references of "
+                f"{_some(self.references) or 'no image'}"
             )
         if self._java:
             try:
@@ -163,14 +157,13 @@ class CaptionScorer:
         return scores, images
 
     def _tokenized_references(self, images: Iterable[Id]) -> dict[Id, list[str]]:
-        """Return the tokenized references of some images; tokenize only new ones."""
         new = {image: self.references[image] for image in images if image not in self._tokenized}
         lines = iter(self._tokenize([text for texts in new.values() for text in texts]))
         self._tokenized |= {image: [next(lines) for _ in texts] for image, texts in new.items()}
         references = {image: self._tokenized[image] for image in images}
         if not any(map(any, references.values())):
             raise EvaluationError(
-                f"every reference needs a word, got none for images such as {_some(references)}"
+                f"the references have no words, such as those of {_some(references)}"
             )
         return references
 
@@ -199,7 +192,7 @@ def evaluate_files(
     Results may name an image by its id or by its file name, with or without folders.
 
     Raises:
-        EvaluationError: as ``read_results``, ``read_references`` and ``CaptionScorer.score``.
+        CaptionerError: as ``read_results``, ``read_references`` and ``CaptionScorer.score``.
     """
     references_by_id, ids = _read_coco(references)
     candidates: dict[Id, str] = {}
@@ -218,29 +211,33 @@ def read_results(path: str | Path) -> dict[Id, str]:
     records are left out because their image could not be read (``{"image", "error"}``).
 
     Raises:
-        EvaluationError: the file cannot be read, has another form, or names an image twice.
+        EvaluationError: the file has another form, or names an image twice.
+        DataError: the file cannot be read.
     """
+    lines = [line for line in read_lines(Path(path)) if line]
+    text = "\n".join(lines)
+    try:
+        records = parse_json(text if text.startswith("[") else "[" + ",\n".join(lines) + "]")
+    except ValueError as error:
+        raise EvaluationError(f"{path} is not JSON ({error}); expected {_RESULTS}") from error
     captions: dict[Id, str] = {}
-    failed, twice = [], []
-    for number, record in enumerate(_load(path, _RESULTS, lines=True), start=1):
+    failed = []
+    for number, record in enumerate(records, start=1):
         try:
             image = parse_id(record.get("image_id", record.get("image")))
         except (AttributeError, TypeError) as error:
             raise EvaluationError(
                 f"{path}: record {number} names no image; expected {_RESULTS}"
             ) from error
-        if "image_id" not in record:
-            image = _basename(image)
+        image = image if "image_id" in record else _basename(image)
         if "caption" not in record and "error" in record:
             failed.append(image)
         elif not isinstance(record.get("caption"), str):
             raise EvaluationError(f"{path}: record {number} has no caption; expected {_RESULTS}")
         elif image in captions:
-            twice.append(image)
+            raise EvaluationError(f"{path} captions image {image!r} twice, expected once")
         else:
             captions[image] = record["caption"]
-    if twice:
-        raise EvaluationError(f"{path} captions an image twice, expected once: {_some(twice)}")
     if not captions:
         raise EvaluationError(f"{path} holds no caption; expected {_RESULTS}")
     if failed:
@@ -252,40 +249,27 @@ def read_references(path: str | Path) -> dict[Id, list[str]]:
     """Read reference captions by image id from COCO captions JSON.
 
     Raises:
-        EvaluationError: the file cannot be read or has another form.
+        EvaluationError: the file has another form.
+        DataError: the file cannot be read.
     """
     return _read_coco(path)[0]
 
 
 def _read_coco(path: str | Path) -> tuple[dict[Id, list[str]], dict[str, Id]]:
     """Return the references by image id, and the image ids by file name, if it is unique."""
-    content = _load(path, _REFERENCES)
-    expected = f"expected {_REFERENCES}"
     try:
-        names, references = parse_captions(content)
+        names, references = parse_captions(read_json(Path(path)))
     except MALFORMED as error:
         missing = f" (no {error})" if isinstance(error, KeyError) else ""
-        raise EvaluationError(f"{path} has no reference captions{missing}; {expected}") from error
+        raise EvaluationError(
+            f"{path} has no reference captions{missing}; expected {_REFERENCES}"
+        ) from error
     if not references:
-        raise EvaluationError(f"{path} has no reference captions; {expected}")
+        raise EvaluationError(f"{path} has no reference captions; expected {_REFERENCES}")
     ids: dict[str, set[Id]] = defaultdict(set)
     for image_id, name in names:
         ids[_basename(name)].add(image_id)
     return dict(references), {name: min(same) for name, same in ids.items() if len(same) == 1}
-
-
-def _load(path: str | Path, expected: str, *, lines: bool = False) -> Any:
-    """Load a JSON file. With ``lines``, a file that is not a list is read as JSON lines."""
-    try:
-        text = Path(path).read_bytes().removeprefix(BOM_UTF8)
-        if lines and not text.lstrip().startswith(b"["):
-            values = [line for line in text.split(b"\n") if line.strip()]
-            text = b"[" + b",\n".join(values) + b"]"  # error messages give the right line numbers
-        return parse_json(text)
-    except OSError as error:
-        raise EvaluationError(f"cannot read {path}: {error.strerror or error}") from error
-    except ValueError as error:
-        raise EvaluationError(f"{path} is not JSON ({error}); expected {expected}") from error
 
 
 def _basename(image: Id) -> str:
