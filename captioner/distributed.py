@@ -6,15 +6,12 @@ over the words of the whole batch, as in a single process.
 """
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from jaxtyping import Float, Shaped
 from torch import Tensor
-
-Key = TypeVar("Key")
-Value = TypeVar("Value")
 
 
 def count() -> int:
@@ -48,11 +45,11 @@ def share(number: Shaped[Tensor, "*n"]) -> Shaped[Tensor, "*n"]:
     return total(number).clamp(min=1).to(torch.float32) / count()
 
 
-def merged(items: Mapping[Key, Value]) -> dict[Key, Value]:
+def merged(items: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return the union of the mappings of all processes. All processes must call it."""
     if not _initialized():
         return dict(items)
-    parts: list[Mapping[Key, Value]] = [{}] * count()
+    parts: list[Mapping[Any, Any]] = [{}] * count()
     dist.all_gather_object(parts, dict(items))
     return {key: value for part in parts for key, value in part.items()}
 

@@ -9,19 +9,12 @@ from captioner.errors import UsageError
 
 @dataclass(frozen=True)
 class Number:
-    """A number in a range; NaN is in none.
-
-    Attributes:
-        low: the smallest number.
-        high: the largest number.
-        whole: whether it must be a whole number.
-        above: whether it must be larger than ``low``.
-    """
+    """A number in a range; NaN is in none."""
 
     low: float | int
     high: float | int = inf
-    whole: bool = True
-    above: bool = False
+    whole: bool = True  # whether it must be a whole number
+    above: bool = False  # whether it must be larger than ``low``
 
     def accepts(self, value: Any) -> bool:
         """Return whether a value is such a number; True and False are none."""
@@ -53,11 +46,9 @@ def check(option: str, value: Any, expected: Number) -> None:
 
 SHARE = Number(0, 1, whole=False)
 TEMPERATURE = Number(1e-6, 1e6, whole=False)
-SUPERVISION = Number(0, 1e6, whole=False)
-"""The weight of mask supervision."""
-SEED = Number(0, 2**32 - 1)
-"""The seeds that numpy accepts."""
-
+SUPERVISION = Number(0, 1e6, whole=False)  # the weight of mask supervision
+SEED = Number(0, 2**32 - 1)  # what numpy accepts
+# The options of a search.
 DECODING = {
     "beam_size": Number(1, 100),
     "max_length": Number(1, 200),
@@ -65,24 +56,16 @@ DECODING = {
     "samples": Number(1, 100),
     "no_repeat": Number(0, 200),
 }
-"""The options of a search."""
-
+# The options of the data module, in the order of its arguments.
 DATA = {
     **dict.fromkeys(("batch_size", "captions_per_image", "max_words", "min_count"), Number(1)),
     "mirror": SHARE,
     "crop": Number(0, 1, whole=False, above=True),
 }
-"""The options of the data module."""
-
+# The options of a generated scene, and the number of scenes of a split.
 SCENE = {"seed": Number(0), "image_size": Number(32, 4096), "max_objects": Number(1, 6)}
-"""The options of a generated scene."""
-
 SCENES = Number(1, 999_999)
-"""The scenes of a split."""
-
+# Hypotheses × paths that are searched together. Each takes memory for every word of the vocabulary,
+# so that fewer images are searched together with a larger beam.
 MAX_ROWS = 1000
-"""Hypotheses × paths that are searched together. Each takes memory for every word of the vocabulary,
-so that fewer images are searched together with a larger beam."""
-
-BATCH = Number(1, 512)
-"""Images that are read and encoded together."""
+BATCH = Number(1, 512)  # images that are read and encoded together

@@ -9,6 +9,8 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
+import zipfile
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
@@ -17,16 +19,17 @@ from PIL import Image
 
 import runs
 from captioner import checkpoint, limits
-from captioner.cli import checks, data_check, training
+from captioner.cli import checks, training
 from captioner.cli.list_models import GOOD_FOR
 from captioner.cli.main import COMMANDS, _parser, main
-from captioner.data import shapes, shapes_dataset
+from captioner.data import shapes_dataset
 from captioner.data.readers import READERS
 from captioner.data.records import SPLITS
 from captioner.data.scene_grammar import COUNTS
+from captioner.errors import UsageError
 from captioner.evaluation.image_statistics import ENDING
 from captioner.models import registry
-from captioner.resources import models, shipped_configs
+from captioner.resources import models
 from captioner.training.run import CLI, CaptionDataModule, CaptioningTask, Trainer
 
 OPTIONS = Path(training.__file__).with_name("training_options.json")
@@ -76,7 +79,6 @@ def declared():
             known[f"--model.{part}"] = ["class", *sorted(registry.names(part))]
         known["--data.name"] = sorted([*READERS, "shapes"])
         known["--data.test_split"] = list(SPLITS)
-        known["--data.shapes.level"] = ["plain", "varied"]
     every = {
         name: kind
         for name, kind in options["fit"].items()
@@ -98,7 +100,6 @@ def test_names_are_those_of_the_modules_that_are_not_imported():
     stored = checkpoint.CONFIG, checkpoint.WEIGHTS, checkpoint.VOCABULARY, checkpoint.CARD
     assert stored == checks.STORED
     assert {*checks.SCENE_OPTIONS} < {*inspect.signature(shapes_dataset.write).parameters}
-    assert tuple(shapes.LEVELS) == checks.LEVELS
     assert limits.SCENE["max_objects"].high == len(COUNTS)
     assert limits.SCENES.high == shapes_dataset.SPLIT_ROOM - 1
 
@@ -124,16 +125,14 @@ def spoken(capsys, *arguments):
     return captured.out
 
 
-EVERY = {**COMMANDS, "data check": data_check}
-
-
-@pytest.mark.parametrize("name", [*EVERY, *training.COMMANDS])
+@pytest.mark.parametrize("name", [*COMMANDS, *training.COMMANDS])
 def test_help_of_a_command(name, capsys):
     short = spoken(capsys, *name.split(), "--help")
     assert spoken(capsys, "help", *name.split()) == short
     assert len(re.findall(rf"^  captioner {name}\b", short, re.MULTILINE)) >= 2
     assert len(short.splitlines()) <= 65
-    more = getattr(EVERY[name], "ADVANCED", ()) if name in EVERY else ("trainer.strategy",)
+    training_only = name in training.COMMANDS
+    more = ("trainer.strategy",) if training_only else getattr(COMMANDS[name], "ADVANCED", ())
     whole = spoken(capsys, *name.split(), "--help-all") if more else ""
     assert not re.search(r"default:\s+(None\)|null\)|==SUPPRESS==)", short + whole)
     assert "default: [" not in short
@@ -144,27 +143,25 @@ def test_help_of_a_command(name, capsys):
 
 
 def test_examples_are_parsed(monkeypatch, tmp_path):
-    found, shapes = training._path, shipped_configs()["configs/shapes.yaml"]
-    monkeypatch.setattr(training, "_path", lambda f: found(f) if found(f).is_file() else shapes)
     monkeypatch.chdir(tmp_path)
     Path("DIR").mkdir()
-    parser, parsers = _parser()
-    for name, module in EVERY.items():
+    for module in COMMANDS.values():
         for example in re.findall(r"^captioner .*$", module.__doc__, re.MULTILINE):
-            words = shlex.split(example, comments=True)[1:]
-            parsers[name].check_names(words)
-            parser.parse_args(words)
-    for examples in training.EXAMPLES.values():
-        for example in examples:
-            command, *words = shlex.split(example, comments=True)[1:]
-            if command != "configs":
-                training.check(command, words)
+            _parser().parse_args(shlex.split(example, comments=True)[1:])
+    for command in training.COMMANDS:
+        for example in training._parser(command).epilog.splitlines()[1:]:
+            _, given, *words = map(training._shipped, shlex.split(example, comments=True))
+            shutil.rmtree("runs", ignore_errors=True)
+            if command not in ("fit", "prepare") or "last" in words:
+                write_run(Path("runs/flickr8k"))
+            assert given == command
+            training.check(command, words)
 
 
 def test_captioner_alone_prints_the_help(capsys):
     text = spoken(capsys)
     assert text == spoken(capsys, "--help") == spoken(capsys, "help")
-    for name in (*training.COMMANDS, *COMMANDS, "data"):
+    for name in (*training.COMMANDS, *(name.split()[0] for name in COMMANDS)):
         assert re.search(rf"^ +{name} ", text, re.MULTILINE), name
     assert "check" in spoken(capsys, "data")
 
@@ -202,111 +199,88 @@ WRONG = [
     ("caption empty", "no photo in it"),
     ("caption --modle=transformer x.png", "did you mean --model?"),
     ("caption --model=transfomer x.png", "did you mean transformer?"),
-    ("caption --model=show-attend x.png", "bundled models are luong-dot, "),
     ("caption --model=empty x.png", "holds no model"),
-    ("caption --model=file x.png", "not a checkpoint"),
     ("caption --device=gpu7 x.png", "unknown device 'gpu7'"),
-    ("caption --device=cdua x.png", "did you mean cuda?"),
     ("caption --engine=ray --device=bogus --output=out/ x.png", "unknown device 'bogus'"),
-    ("caption --beam-size=0 x.png", "whole number from 1"),
     ("caption --beam-size=101 x.png", "from 1 to 100"),
-    ("caption --batch-size=1.5 x.png", "whole number from 1"),
-    ("caption --format=xml x.png", "'xml'"),
     ("caption --format=jsno x.png", "did you mean jsonl?"),
     ("caption --format=csv --output=empty x.png", "not csv"),
     ("caption --output=/proc/out.txt x.png", "check the path, its permissions"),
-    ("caption --output=/proc/out/ x.png", "check the path, its permissions"),
-    ("caption --output=nowhere/out.txt x.png", "cannot write"),
     *((f"caption --output=out{s} x.png", "named like a photo") for s in (".jpg", ".HEIC", ".dng")),
     ("caption --output=- x.png", "leave --output out"),
     ("caption --output= x.png", "an argument is empty (output)"),
     ("caption ''", "an argument is empty (inputs)"),
     (f"caption {'x' * 300}", "x: File name too long; expected a photo"),
-    ("caption --output=/dev/null x.png", "not a regular file"),
     ("caption --output=file/ x.png", "it is a file"),
     ("caption --output=. x.png", "not empty and holds no manifest.json"),
     ("caption --engine=local x.png", "--output"),
     ("caption --format=parquet x.png", "--output"),
-    ("caption --workers=0 --output=x/ x.png", "whole number from 1"),
     ("caption s3://bucket/photos", "--output DIR/"),
     ("explain x.png", "--output"),
     ("explain x.png --output=out --opacity=5", "--opacity: expected a number from 0 to 1"),
-    ("explain x.png --output=out --layer=0", "--layer: expected a whole number from 1"),
     ("explain x.png --output=out --caption=!!!", "at least one word"),
-    ("explain x.png --output=out --formats jpg", "'jpg'"),
     (f"explain x.png --output=out --caption='{'a ' * 300}'", "at most 200 words of 100 letters"),
     (f"explain x.png --output=out --caption={'a' * 101}", "at most 200 words of 100 letters"),
-    ("explain x.png --output=file", "is a file"),
     ("explain x.png --output=loop", "is a broken link"),
     ("explain x.png --output=. --formats png", "it is an input or holds one"),
     ("evaluate file", "--references"),
     ("evaluate file --references=nowhere.json", "nowhere.json"),
-    ("evaluate nowhere.json --references=file", "nowhere.json"),
-    ("evaluate file --references=file --output=nowhere/x", "cannot write"),
     ("evaluate x.png --references=file", "'x.png' is not JSON"),
-    ("ground --instances=nowhere.json", "nowhere.json"),
-    ("ground --scenes=0", "--scenes: expected a whole number from 1"),
     ("ground --scenes=1000000", "--scenes: expected a whole number from 1 to 999,999"),
-    ("ground --seed=-1", "--seed: expected a whole number from 0 to 4,294,967,295"),
     ("ground --regime=foced", "did you mean forced?"),
     ("ground --images=file --captions=file --instances=file", "is not a folder"),
     ("ground --split=val", "give --instances"),
     ("ground --data=folder --root=. --split=tset", "did you mean test?"),
-    ("ground --scene-options levle=plain", "did you mean level?"),
-    ("ground --scene-options level=pain", "did you mean plain?"),
+    ("ground --scene-options max_object=3", "did you mean max_objects?"),
     ("ground --scene-options image_size=31", "must be a whole number from 32 to 4,096"),
-    ("ground --scene-options max_objects=", "must be a whole number from 1 to 6"),
-    ("ground --data=coc --root=.", "did you mean coco?"),
     ("compare nowhere", "nowhere"),
-    ("compare . --resamples=0", "--resamples: expected a whole number from 1"),
-    ("compare . --output=file", "is a file"),
-    ("export out --model=nowhere", "nowhere"),
-    ("export file --model=transformer", "is a file"),
     ("export . --model=transformer", "not empty"),
     ("export out", "--model"),
     ("demo --port=99999", "a whole number from 1 to 65,535"),
     ("demo --port={busy}", ": another program uses the port; give another --port"),
     ("demo --host=192.0.2.1", "7860: it is no address of this machine; check --host"),
     ("demo --allowed-host=http://x/", "must be a host name"),
-    ("demo --host=.a", "check --host"),
-    ("demo --model=nowhere", "nowhere"),
-    ("demo --examples nowhere.jpg", "nowhere.jpg"),
     ("configs file", "is a file"),
     ("models --rnus=x", "did you mean --runs?"),
     ("models --runs=nowhere", "'nowhere' is not a folder"),
-    ("data check --data.name=coc --data.root=.", "did you mean coco?"),
     ("data check --data.name=coco --data.root=nowhere", "nowhere"),
-    ("data check --data.name=coco --data.root=file", "coco needs a folder"),
+    ("data check --data.name=coco --data.root=file", "it is a file"),
     ("fit", "give --config FILE"),
     (f"fit {FLICKR}", "data set 'flickr8k' needs its folder"),
     ("fit --data.name=coco", "data set 'coco' needs its folder"),
     ("fit --config=file", "'file' is no configuration"),
-    ("fit --config=x.png", "'x.png' is no configuration"),
+    ("fit --config=configs/shapes.yaml --trainer.accelerator=gup", "did you mean gpu?"),
     (
-        "fit --config=configs/shapes.yaml --trainer.devices=9999",
-        "--trainer.devices: expected 1 to",
+        "fit --config=configs/shapes.yaml --trainer.max_epoch=3",
+        "did you mean --trainer.max_epochs?",
     ),
-    ("fit --data.shapes.train=1000000", "must be a whole number from 1 to 999,999"),
+    ("test --config=configs/shapes.yaml", "no checkpoint 'runs/shapes/checkpoints/best.ckpt'"),
+    ("caption --mode=transformer x.png", "did you mean --model?"),
+    ("configs nowhere/x", "the folder 'nowhere' does not exist"),
     ("fit --data.naem=coco", "did you mean --data.name?"),
     ("fit --data.name=coc", "did you mean coco?"),
     ("fit --model.decodr.hidden=3", "unknown option"),
-    ("fit --config=configs/flickr8.yaml", "did you mean configs/flickr8k.yaml?"),
     ("fit --model configs/model/transfomer.yaml", "did you mean configs/model/transformer.yaml?"),
     ("fit --model.decoder=LSTMDecode", "did you mean LSTMDecoder?"),
     ("fit --data.batch_size=0", "must be a whole number of 1 or more"),
-    ("fit --data.crop=2", "must be a number above 0 and at most 1"),
-    ("fit --data.shapes.max_objects=7", "must be a whole number from 1 to 6"),
-    ("fit --model.val_beam_size=0", "must be a whole number from 1 to 100"),
     ("fit --seed_everything=4294967296", "from 0 to 4,294,967,295"),
     ("fit --trainer.max_epochs=many", "expected a whole number"),
-    ("fit --trainer.precision=bf61", "bf16"),
     ("fit --data.name=shapes --trainer.default_root_dir=file", "is a file"),
     ("fit --data.name=shapes --model.init_from=nowhere", "nowhere"),
-    (f"fit {FLICKR} --data.root=nowhere", "nowhere"),
     (f"fit {FLICKR} --data.root=. --ckpt_path=lsat", "did you mean last?"),
     (f"test {FLICKR} --data.test_split=tset", "did you mean test?"),
+    (f"fit {FLICKR} --data.root=", "needs its folder: give --data.root DIR"),
+    (f"fit {FLICKR} --data.root=. --data.entities=nowhere", "'nowhere' is not a folder"),
+    (f"fit {FLICKR} --data.root=. --data.sources=x", "--data.sources: expected a list such as"),
     ("prepare --verfiy=true", "did you mean --verify?"),
 ]
+if not checks._has_gpu():
+    WRONG += [
+        ("fit --data.name=shapes --trainer.devices=9999", "--trainer.devices: expected 1 to"),
+        ("fit --data.name=shapes --trainer.devices=-1", "--trainer.devices: expected 1 to"),
+        ("fit --data.name=shapes --trainer.accelerator gpu", "this machine has no 'gpu'"),
+        ("caption --device=cuda x.png", "this machine has no 'cuda'"),
+    ]
 
 
 @pytest.mark.parametrize(("call", "message"), WRONG)
@@ -330,24 +304,80 @@ def test_a_wrong_value_is_refused_within_a_second(call, message, folder):
 
 def test_right_values_of_training_pass(folder):
     """LightningCLI takes more than plain values."""
-    training.check(
-        "fit",
-        shlex.split(
-            """-c configs/shapes.yaml --config=configs/flickr8k.yaml --print_config
-            --print_config=skip_default --seed_everything 5 --seed_everything=true --data.root .
-            --data.cache images --data.cache=no --data '{name: csv}' --data.shapes.level varied
-            --ckpt_path null --model.init_from=transformer --model configs/model/transformer.yaml
-            --model.decoder LSTMDecoder --model.decoder.hidden 9
-            --model.decoder.init_args.attention.score Dot --model.decoder.help LSTMDecoder
-            --model.encoder captioner.models.CNNEncoder --model.encoder.name=timm/resnet10t.c3_in1k
-            --model.decoder '{class_path: LSTMDecoder}' --model.learning_rate 1e-3 --model.objective
-            Reinforce --trainer.devices [0,1] --trainer.precision=bf16-mixed --trainer.logger false
-            --trainer.callbacks+=EMA --trainer.callbacks.patience 3 --trainer.max_epochs=null
-            --trainer.max_time 00:01:00:00 --trainer.limit_val_batches .5 --trainer.profiler simple
-            --trainer.default_root_dir runs/new --trainer configs/trainer/ddp.yaml --overlays 0
-            --weights_only true"""
+    words = """-c configs/shapes.yaml --config=configs/flickr8k.yaml --seed_everything 5
+        --seed_everything=true --data.root . --data.cache images --data.cache=no --data '{name: csv}'
+        --ckpt_path null --model.init_from=transformer --model configs/model/transformer.yaml
+        --model.decoder LSTMDecoder --model.decoder.hidden 9 --overlays 0 --weights_only true
+        --model.decoder.init_args.attention.score Dot --model.decoder.help LSTMDecoder
+        --model.encoder captioner.models.CNNEncoder --model.encoder.name=timm/resnet10t.c3_in1k
+        --model.decoder '{class_path: LSTMDecoder}' --model.learning_rate 1e-3 --model.objective
+        Reinforce --trainer.devices 1 --trainer.precision=bf16-mixed --trainer.logger false
+        --trainer.callbacks+=EMA --trainer.callbacks.patience 3 --trainer.max_epochs=null
+        --trainer.max_time 00:01:00:00 --trainer.limit_val_batches .5 --trainer.profiler simple
+        --trainer.default_root_dir runs/new --trainer configs/trainer/cpu.yaml"""
+    chosen = training.check("fit", list(map(training._shipped, shlex.split(words))))
+    assert chosen == ["--trainer.default_root_dir=runs/new", "--ckpt_path=null"]
+
+
+SAVED = """
+data: {name: shapes, min_count: 5, batch_size: 32}
+model:
+  encoder: {class_path: captioner.models.encoder.CNNEncoder, init_args: {image_size: 64}}
+  decoder: {class_path: captioner.models.luong.LuongDecoder, init_args: {hidden: 256, dropout: 0.1}}
+trainer: {max_epochs: 3, default_root_dir: runs/flickr8k}
+"""
+
+
+def write_run(root: Path) -> None:
+    """The files of a run that a later call reads before it imports torch."""
+    (root / "checkpoints").mkdir(parents=True)
+    for name in ("best", "last"):
+        (root / "checkpoints" / f"{name}.ckpt").touch()
+    (root / "config.yaml").write_text(SAVED)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("", "already holds a run: resume it with --ckpt_path last"),
+        ("--ckpt_path=null", "already holds a run"),
+        ("--ckpt_path=last --trainer.max_epochs=31", "began with trainer.max_epochs 3, got 31"),
+        ("--ckpt_path=auto --data.batch_size=16", "began with data.batch_size 32, got 16"),
+        ("--ckpt_path=last --data.min_count 6", "began with data.min_count 5, got 6"),
+        ("--ckpt_path=last --model.decoder.hidden=9", "began with model.decoder.hidden 256, got 9"),
+        ("--ckpt_path=last --model.decoder='{class_path: LSTMDecoder}'", "LuongDecoder, got LSTM"),
+        ("--ckpt_path=last --model configs/model/transformer.yaml", "got TransformerDecoder"),
+        ("--ckpt_path=last --model.encoder.init_args.image_size=96", "image_size 64, got 96"),
+        (
+            "--ckpt_path=last --model.decoder.init_args.dropout=1e-1 --model.decoder=LuongDecoder",
+            "",
         ),
-    )
+        ("--ckpt_path=last --data.root=elsewhere --model.learning_rate=1 --trainer.devices=1", ""),
+    ],
+)
+def test_a_resumed_run_must_have_the_options_it_began_with(options, message, folder):
+    write_run(Path("runs/flickr8k"))
+    words = shlex.split(f"--config=runs/flickr8k/config.yaml {options}")
+    words = list(map(training._shipped, words))
+    if not message:
+        chosen = training.check("fit", words)
+        assert chosen[1] == "--ckpt_path=runs/flickr8k/checkpoints/last.ckpt"
+    else:
+        with pytest.raises(UsageError, match=re.escape(message)):
+            training.check("fit", words)
+
+
+def test_the_newest_checkpoint_is_resumed(tmp_path):
+    """It is last.ckpt or the file that Lightning saves before SLURM ends a job."""
+    assert training._checkpoint("fit", "auto", tmp_path) is None
+    last, saved = tmp_path / "checkpoints" / "last.ckpt", tmp_path / "hpc_ckpt_2.ckpt"
+    last.parent.mkdir()
+    for newest in (last, saved):
+        newest.touch()
+        os.utime(newest, (time.time() + 9, time.time() + 9))
+        for option in ("auto", "last"):
+            assert training._checkpoint("fit", option, tmp_path) == newest
+        os.utime(newest, (0, 0))
 
 
 # Outputs that are inputs
@@ -364,7 +394,7 @@ def inputs(tmp_path, monkeypatch, tiny_folder):
         Path(name).write_text("[]")
     shutil.copytree("model", "run/model")
     (tmp_path / "run" / "checkpoints").mkdir()
-    (tmp_path / "run" / "checkpoints" / "best.ckpt").write_bytes(b"PK")
+    zipfile.ZipFile(tmp_path / "run" / "checkpoints" / "best.ckpt", "w").close()
     (tmp_path / "run" / "results").mkdir()
     return tmp_path
 
@@ -436,5 +466,5 @@ def test_a_report_in_the_folder_of_its_run_is_written_again(call, inputs):
     """Only the files that a command reads are its inputs, not all files beside them."""
     for file in ("run/report.json", "run/captions.txt", "run/table.md", "model/report.json"):
         Path(file).write_text("an earlier one")
-    options = _parser()[0].parse_args(shlex.split(call))
+    options = _parser().parse_args(shlex.split(call))
     checks.check(call.split()[0], options)

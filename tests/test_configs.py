@@ -6,6 +6,7 @@ import yaml
 
 import runs
 from captioner import schema
+from captioner.cli import training
 from captioner.models import registry
 from captioner.models.annotations import Annotations
 from captioner.models.captioner import PARTS, Captioner
@@ -35,7 +36,7 @@ def printed():
     [parser] = parsers
 
     def parse(*options: str) -> dict:
-        config = parser.parse_args(["fit", *map(run._shipped, options)])
+        config = parser.parse_args(["fit", *map(training._shipped, options)])
         return yaml.safe_load(parser.dump(config, skip_none=False))["fit"]
 
     return parse
@@ -44,9 +45,8 @@ def printed():
 def short(value):
     """The same tree with class names for class paths."""
     if isinstance(value, dict):
-        return {
-            k: v.rpartition(".")[2] if k == "class_path" else short(v) for k, v in value.items()
-        }
+        cut = {key: short(inner) for key, inner in value.items()}
+        return cut | {key: cut[key].rpartition(".")[2] for key in cut if key == "class_path"}
     return [short(v) for v in value] if isinstance(value, list) else value
 
 

@@ -52,18 +52,12 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 
 def add_search(parser: argparse.ArgumentParser, batch_size: int) -> None:
     """Add ``--beam-size`` and ``--batch-size``."""
-    limit = DECODING["beam_size"]
+    limit, add = DECODING["beam_size"], parser.add_argument
     text = f"hypotheses kept per photo, up to {limit.high}; 1 is greedy search"
-    parser.add_argument(
-        "--beam-size",
-        type=number(limit),
-        metavar="N",
-        help=f"{text} (default: the model's own, usually 5)",
-    )
+    text += " (default: the model's own, usually 5)"
+    add("--beam-size", type=number(limit), metavar="N", help=text)
     text = f"photos computed together, up to {BATCH.high}"
-    parser.add_argument(
-        "--batch-size", type=number(BATCH), metavar="N", default=batch_size, help=text
-    )
+    add("--batch-size", type=number(BATCH), metavar="N", default=batch_size, help=text)
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:

@@ -11,6 +11,7 @@ import re
 import socket
 import sys
 import tempfile
+import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -33,46 +34,13 @@ DATA = (
 """The keys of ``captioner.data.readers.READERS``, repeated because its import takes longer."""
 
 TABLES = ("csv", "jsonl")  # whose root may be a file
-LEVELS = ("plain", "varied")
-SCENE_OPTIONS = ("image_size", "max_objects", "level")
-STATISTICS = ".images.jsonl"
-"""The end of the name of the second file that ``ground`` writes."""
+SCENE_OPTIONS = ("image_size", "max_objects")
+STATISTICS = ".images.jsonl"  # the end of the name of the second file that ``ground`` writes
+INPUT_FILES = ("results", "references", "instances", "captions")  # JSON files
 
-INPUT_FILES = ("results", "references", "instances", "captions", "train_instances")
-"""The options of JSON files."""
-
-PHOTOS = {
-    *paths.SUFFIXES,
-    *(
-        ".arw",
-        ".avif",
-        ".cr2",
-        ".cr3",
-        ".dng",
-        ".eps",
-        ".heic",
-        ".heif",
-        ".hif",
-        ".ico",
-        ".jfif",
-        ".jp2",
-    ),
-    *(
-        ".jpe",
-        ".jxl",
-        ".nef",
-        ".orf",
-        ".pef",
-        ".psd",
-        ".raf",
-        ".raw",
-        ".rw2",
-        ".srw",
-        ".svg",
-        ".x3f",
-    ),
-}
-"""The suffixes of photos and drawings, including formats that the package cannot read."""
+RAW = (".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf", ".raw", ".rw2")
+OTHERS = (".avif", ".eps", ".heic", ".heif", ".ico", ".jfif", ".jp2", ".jpe", ".jxl", ".psd")
+PHOTOS = {*paths.SUFFIXES, ".svg", *RAW, *OTHERS}  # also of formats that the package cannot read
 
 
 def check(command: str, options: argparse.Namespace) -> None:
@@ -87,26 +55,23 @@ def check(command: str, options: argparse.Namespace) -> None:
     for name, value in given.items():
         for one in value if isinstance(value, list) else [value]:
             if one == "":
-                raise UsageError(
-                    f"an argument is empty ({name}); is a variable of the shell unset?"
-                )
+                raise UsageError(f"an argument is empty ({name}); is a shell variable unset?")
             if name in CHECKS:
                 CHECKS[name](f"--{prefix}{name.replace('_', '-')}", one)
     if "root" in given:
-        check_root(f"--{prefix}root", given["root"], given.get("name", given.get("data")))
+        check_folder(f"--{prefix}root", given["root"], given.get("name", given.get("data")))
     for photos in (given.get("inputs", ()), given.get("examples", ())):
         # Raises if nothing matches.
         next(paths.iterate([name for name in photos if "://" not in name]), None)
     if "device" in given and given.get("engine") != "ray":  # Ray uses the devices of its cluster
-        _check_gpu(options.device)
+        _check_gpu("--device", options.device)
     if command == "demo":
         _check_address(options.host, options.port)
     _check_output(command, options, given)
 
 
 def _check_model(_option: str, name: str) -> None:
-    bundled = resources.models()
-    path = Path(name).expanduser()
+    bundled, path = resources.models(), Path(name).expanduser()
     if name in bundled or any((path / file).is_file() for file in MODEL_FILES):
         return
     if not path.exists():
@@ -114,35 +79,50 @@ def _check_model(_option: str, name: str) -> None:
             f"no model at '{name}': the path does not exist; the bundled models are "
             f"{', '.join(bundled)}{did_you_mean(name, bundled)}"
         )
-    if path.is_dir():
-        raise UsageError(
-            f"'{name}' holds no model; expected a model folder ({MODEL_FILES[0]}) or a run folder "
-            f"({' or '.join(MODEL_FILES[1:])})"
-        )
-    if path.is_file():
-        with path.open("rb") as file:
-            if file.read(2) == b"PK":  # torch writes ZIP archives
-                return
+    if path.is_file() and zipfile.is_zipfile(path):  # as torch writes checkpoints
+        return
     raise UsageError(
-        f"'{name}' is not a checkpoint of captioner fit; give a .ckpt, a model folder, a run folder or "
-        "a bundled name"
+        f"'{name}' holds no model; give a .ckpt of captioner fit, a model folder, a run folder or a "
+        "bundled name"
     )
 
 
 def _check_device(option: str, name: str) -> None:
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,3})?", name):
-        known = ("auto", "cpu", "cuda", "mps")
-        raise UsageError(
-            f"{option}: unknown device {name!r}{did_you_mean(name, known)}; expected auto, cpu, cuda, "
-            "cuda:1 or mps"
-        )
+        near = did_you_mean(name, ("auto", "cpu", "cuda", "mps"))
+        expected = "expected auto, cpu, cuda, cuda:1 or mps"
+        raise UsageError(f"{option}: unknown device {name!r}{near}; {expected}")
 
 
-def _check_gpu(name: str) -> None:
+def _check_gpu(option: str, name: str) -> None:
+    wanted = name in ("gpu", "mps") or name.startswith("cuda")
+    if (wanted and not _has_gpu()) or (name == "mps" and sys.platform != "darwin"):
+        raise UsageError(f"{option}: this machine has no {name!r}; give cpu or auto")
+
+
+def _has_gpu() -> bool:
     drivers = ("nvidia*", "nvhost*", "nvmap", "kfd", "dxg")  # of NVIDIA, Tegra, AMD and Windows
-    has_gpu = sys.platform != "linux" or any(any(Path("/dev").glob(name)) for name in drivers)
-    if (name == "mps" and sys.platform != "darwin") or (name[:4] == "cuda" and not has_gpu):
-        raise UsageError(f"device {name!r} cannot be used: this machine has none; try --device cpu")
+    return sys.platform != "linux" or any(any(Path("/dev").glob(name)) for name in drivers)
+
+
+def check_accelerator(accelerator: Any, devices: Any) -> None:
+    """Check Lightning's ``accelerator`` and ``devices`` on this machine; None is the default."""
+    name, known = str(accelerator or "auto"), ("auto", "cpu", "gpu", "cuda", "mps")
+    if name not in known:
+        near = did_you_mean(name, known)
+        raise UsageError(f"--trainer.accelerator: expected {', '.join(known)}, got {name!r}{near}")
+    _check_gpu("--trainer.accelerator", name)
+    number, cores = str(devices or "auto"), os.cpu_count() or 1
+    if number != "auto" and (name == "cpu" or not _has_gpu()):
+        if not number.isdecimal() or not 1 <= int(number) <= cores:
+            raise UsageError(
+                f"--trainer.devices: expected 1 to {cores}, the cores of this machine, which has no "
+                f"GPU to use, or auto; got {number}"
+            )
+    elif not re.fullmatch(r"auto|-1|[1-9]\d*|[\[\d, \]]+", number):
+        raise UsageError(
+            f"--trainer.devices: expected a number of GPUs, a list of them, or auto; got {number}"
+        )
 
 
 def _check_scene_option(option: str, text: str) -> None:
@@ -150,10 +130,7 @@ def _check_scene_option(option: str, text: str) -> None:
     if name not in SCENE_OPTIONS:
         near = did_you_mean(name, SCENE_OPTIONS)
         raise UsageError(f"{option} takes {'=…, '.join(SCENE_OPTIONS)}=…; got {text!r}{near}")
-    if name == "level" and value not in LEVELS:
-        near = did_you_mean(value, LEVELS)
-        raise UsageError(f"{option}: level must be {' or '.join(LEVELS)}, got {value!r}{near}")
-    if name != "level" and SCENE[name].parse(value) is None:
+    if SCENE[name].parse(value) is None:
         raise UsageError(f"{option}: {name} must be {SCENE[name]}, got {value!r:.40}")
 
 
@@ -172,17 +149,11 @@ def _check_file(_option: str, name: str) -> None:
             raise UsageError(f"'{name}' is not JSON: expected a file that begins with [ or {{")
 
 
-def _check_folder(_option: str, name: str) -> None:
-    if not Path(name).is_dir():
-        found = "it is a file" if Path(name).exists() else "no such folder"
-        raise UsageError(f"'{name}' is not a folder: {found}; check the path")
-
-
-def check_root(option: str, name: str, data: str | None) -> None:
-    """Check the folder of a data set, or its file if it is a table."""
+def check_folder(option: str, name: str, data: str | None = None) -> None:
+    """Check a folder, such as that of a data set, or the file of a data set that is a table."""
     path = Path(name).expanduser()
     if not path.is_dir() and not (path.is_file() and data in TABLES):
-        found = f"{data} needs a folder" if path.exists() else "no such file or folder"
+        found = "it is a file" if path.exists() else "no such file or folder"
         raise UsageError(f"{option} '{name}' is not a folder: {found}; check the path")
 
 
@@ -218,8 +189,7 @@ CHECKS: dict[str, Callable[[str, Any], None]] = {
     "scene_options": _check_scene_option,
     "format": _check_installed,
     "engine": _check_installed,
-    "images": _check_folder,
-    "runs": _check_folder,
+    "images": check_folder,
     "caption": _check_sentence,
     "allowed_host": _check_host_name,
     **dict.fromkeys(INPUT_FILES, _check_file),
@@ -289,13 +259,13 @@ def check_directory(folder: Path, inputs: Iterable[Path] = ()) -> None:
     """Check the folder that a command writes files into."""
     parts = (folder, *folder.absolute().parents)
     existing = next(path for path in parts if path.exists() or path.is_symlink())
+    problem = None
     if not existing.is_dir():
-        found = "a file" if existing.exists() else "a broken link"
-        raise UsageError(f"cannot write into '{folder}': '{existing}' is {found}; give a folder")
-    if folder.exists() and any(path.is_dir() and folder.samefile(path) for path in inputs):
-        raise UsageError(
-            f"cannot write into '{folder}': it is an input or holds one; give another folder"
-        )
+        problem = f"'{existing}' is {'a file' if existing.exists() else 'a broken link'}"
+    elif folder.exists() and any(path.is_dir() and folder.samefile(path) for path in inputs):
+        problem = "it is an input or holds one"
+    if problem:
+        raise UsageError(f"cannot write into '{folder}': {problem}; give another folder")
     _check_writable(existing)
 
 
@@ -327,7 +297,5 @@ def _check_writable(folder: Path) -> None:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise UsageError(
-            f"cannot write into '{folder}': {error.strerror}; check the path, its permissions and the "
-            "disk"
-        ) from error
+        advice = "check the path, its permissions and the disk"
+        raise UsageError(f"cannot write into '{folder}': {error.strerror}; {advice}") from error

@@ -8,13 +8,13 @@ import argparse
 import shutil
 from pathlib import Path
 
-from captioner.errors import UsageError
+from captioner.errors import UsageError, plural
 from captioner.resources import shipped_configs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``configs``."""
-    parser.add_argument("folder", nargs="?", help="copy the files into this folder")
+    parser.add_argument("folder", nargs="?", help="copy the files into this new or empty folder")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -24,13 +24,14 @@ def run(options: argparse.Namespace) -> int:
         print(*files, sep="\n")
         return 0
     target = Path(options.folder)
-    if target.exists() and not target.is_dir():
-        raise UsageError(f"'{target}' is a file; give the folder to copy into")
-    copies = {target.joinpath(*Path(name).parts[1:]): file for name, file in files.items()}
-    if existing := [copy for copy in copies if copy.exists()]:
-        raise UsageError(f"'{existing[0]}' exists already; give an empty or a new folder")
-    for copy, file in copies.items():
+    if not target.absolute().parent.is_dir():
+        raise UsageError(f"cannot make '{target}': the folder '{target.parent}' does not exist")
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        found = "is not empty" if target.is_dir() else "is a file"
+        raise UsageError(f"'{target}' {found}; give an empty or a new folder")
+    for name, file in files.items():
+        copy = target.joinpath(*Path(name).parts[1:])
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, copy)
-    print(f"{len(copies)} files copied to {target}")
+    print(f"{plural(len(files), 'file')} copied to {target}")
     return 0

@@ -14,7 +14,7 @@ from typing import Any
 from captioner.cli.arguments import add_output, open_output, positive
 from captioner.cli.checks import DATA
 from captioner.cli.progress import stages
-from captioner.errors import one_line
+from captioner.errors import one_line, plural
 
 ADVANCED = ("max_words", "min_count", "workers")
 MAX_ITEMS = 10  # per problem in the text; the JSON lists all
@@ -38,11 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the report; return 0, or 1 if there are problems.
-
-    Raises:
-        DataError: the folder holds no such data set.
-    """
+    """Write the report; return 0, or 1 if there are problems; DataError if it is no such data set."""
     from captioner.data.image_check import inspect
     from captioner.data.readers import scan
     from captioner.data.statistics import statistics
@@ -62,44 +58,39 @@ def run(options: argparse.Namespace) -> int:
         **statistics(records, problems, options.max_words, options.min_count),
         "problems": problems.as_list(),
     }
+    text = json.dumps(report, indent=2, ensure_ascii=False)
     with open_output(options.output) as stream:
-        if options.format == "text":
-            stream.write("\n".join(_lines(report)) + "\n")
-        else:
-            json.dump(report, stream, indent=2, ensure_ascii=False)
-            stream.write("\n")
+        print(text if options.format == "json" else "\n".join(_lines(report)), file=stream)
     return 1 if problems.found else 0
 
 
-def _lines(report: dict[str, Any]) -> list[str]:
+def _lines(report: dict[str, Any]) -> Iterator[str]:
     """The report as text."""
     from captioner.data.statistics import summary
 
     words, vocabulary = report["words_per_caption"], report["vocabulary"]
-    lines = [f"{report['data']} in {one_line(report['root'])}"]
+    yield f"{report['data']} in {one_line(report['root'])}"
     for split, images in report["images"].items():
-        lines.append(f"  {split:5}  {images:9,} images  {report['captions'][split]:9,} captions")
+        captions = plural(report["captions"][split], "caption")
+        yield f"  {split:5}  {plural(images, 'image'):>16}  {captions:>18}"
     if words["counts"]:
         per_image = summary(Counter(report["captions_per_image"]))
         average = "{least} to {most}, {mean:.2f} on average"
-        lines += [
-            f"  captions per image: {average.format(**per_image)}",
-            f"  words per caption: {average.format(**words)}, median {words['median']}",
-        ]
-    lines.append(
-        f"  vocabulary: {vocabulary['words']:,} words that occur {vocabulary['min_count']} times or "
-        f"more in the training captions, of {vocabulary['different_words']:,}"
+        yield f"  captions per image: {average.format(**per_image)}"
+        yield f"  words per caption: {average.format(**words)}, median {words['median']}"
+    yield (
+        f"  vocabulary: {plural(vocabulary['words'], 'word')} of {vocabulary['different_words']:,}, "
+        f"each {plural(vocabulary['min_count'], 'time')} or more in the training captions"
     )
     for split, covered in vocabulary["coverage"].items():
-        lines.append(
+        yield (
             f"    covers {covered['words']:.1f} % of the words of {split}, and all words of "
             f"{covered['captions']:.1f} % of its captions"
         )
     if not report["problems"]:
-        lines += ["", "no problems found"]
+        yield "\nno problems found"
     for problem in report["problems"]:
-        lines += ["", f"{problem['what']}: {problem['count']:,}"]
-        lines += [f"  {one_line(item)}" for item in problem["items"][:MAX_ITEMS]]
+        yield f"\n{problem['what']}: {problem['count']:,}"
+        yield from (f"  {one_line(item)}" for item in problem["items"][:MAX_ITEMS])
         if problem["count"] > MAX_ITEMS:
-            lines.append(f"  … and {problem['count'] - MAX_ITEMS:,} more (--format json lists all)")
-    return lines
+            yield f"  … and {problem['count'] - MAX_ITEMS:,} more (--format json lists all)"

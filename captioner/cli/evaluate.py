@@ -9,18 +9,15 @@ import json
 import sys
 
 from captioner.cli.arguments import add_output, open_output
+from captioner.errors import plural
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``evaluate``."""
     parser.add_argument("results", help="COCO results JSON, or the JSONL of captioner caption")
     parser.add_argument("--references", required=True, help="COCO captions JSON")
-    parser.add_argument(
-        "--java",
-        choices=("auto", "yes", "no"),
-        default="auto",
-        help="use Java for the PTB tokenizer and METEOR; auto uses it if it is installed",
-    )
+    text = "use Java for the PTB tokenizer and METEOR; auto uses it if it is installed"
+    parser.add_argument("--java", choices=("auto", "yes", "no"), default="auto", help=text)
     add_output(parser)
 
 
@@ -32,13 +29,12 @@ def run(options: argparse.Namespace) -> int:
     scores = evaluate_files(options.results, options.references, java=java)
     if scores.missing > scores.images:
         print(
-            f"captioner: {scores.missing:,} of {scores.images + scores.missing:,} photos with "
+            f"captioner: {scores.missing:,} of {plural(scores.images + scores.missing, 'photo')} with "
             "references have no caption and are not scored; scores of few photos, above all CIDEr, "
             "are not comparable with scores of all photos",
             file=sys.stderr,
         )
     rounded = {n: round(v, 2) if isinstance(v, float) else v for n, v in scores.as_dict().items()}
     with open_output(options.output) as stream:
-        json.dump(rounded, stream, indent=2)
-        stream.write("\n")
+        print(json.dumps(rounded, indent=2), file=stream)
     return 0

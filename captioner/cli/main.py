@@ -5,11 +5,10 @@ a summary and examples; ``ADVANCED`` names the options that only ``--help-all`` 
 import nothing heavy before ``run``, so that ``--help`` and wrong arguments are answered at once.
 """
 
-import argparse
 import io
 import os
 import sys
-from types import ModuleType
+from contextlib import suppress
 
 from captioner import __version__
 from captioner.cli import (
@@ -39,6 +38,7 @@ COMMANDS = {
     "models": list_models,
     "demo": demo,
     "configs": copy_configs,
+    "data check": data_check,
 }
 
 
@@ -67,7 +67,11 @@ def main(arguments: list[str] | None = None) -> int:
         if debug:
             raise
         print(f"captioner: {error}; check the path, its permissions and the disk", file=sys.stderr)
-        _discard_output()
+        # Python flushes standard output again at exit, which would print a traceback.
+        with suppress(OSError):
+            sys.stdout.flush()
+            return 2
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 2
     except KeyboardInterrupt:
         print("captioner: interrupted", file=sys.stderr)
@@ -81,26 +85,13 @@ def _run(arguments: list[str]) -> int:
         arguments = [*arguments, "--help"]
     if arguments[0] in training.COMMANDS:
         return training.run(arguments)
-    parser, commands = _parser()
-    name = " ".join(arguments[: 2 if arguments[0] == "data" else 1])
-    if name in commands:
-        commands[name].check_names(arguments[1:])
-    options = parser.parse_args(arguments)
-    checks.check(name, options)
-    status: int = options.module.run(options)
+    options = _parser().parse_args(arguments)
+    checks.check(options.command, options)
+    status: int = COMMANDS[options.command].run(options)
     return status
 
 
-def _discard_output() -> None:
-    """Keep Python from flushing standard output again at exit, which would print a traceback."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _parser() -> tuple[Parser, dict[str, Parser]]:
-    """Return the main parser, and the parsers of the commands by name."""
+def _parser() -> Parser:
     parser = Parser(
         prog="captioner",
         description="Write a sentence about a photo and show where the model looked for each word.",
@@ -115,27 +106,21 @@ def _parser() -> tuple[Parser, dict[str, Parser]]:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, text in training.COMMANDS.items():
         commands.add_parser(name, help=text)
-    parsers = {name: _add_command(commands, name, command) for name, command in COMMANDS.items()}
     text = "Inspect a data set before training on it."
     data = commands.add_parser("data", help=text, description=text)
-    data_commands = data.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    parsers["data check"] = _add_command(data_commands, "check", data_check)
-    return parser, parsers
-
-
-def _add_command(
-    commands: "argparse._SubParsersAction[Parser]", name: str, module: ModuleType
-) -> Parser:
-    summary, _, examples = str(module.__doc__).partition("\n\n")
-    parser = commands.add_parser(
-        name,
-        help=summary,
-        description=summary,
-        examples=[line.strip() for line in examples.splitlines()],
-        more=getattr(module, "ADVANCED", ()),
-    )
-    module.add_arguments(parser)
-    parser.set_defaults(module=module)
+    inspections = data.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name, module in COMMANDS.items():
+        summary, _, examples = str(module.__doc__).partition("\n\n")
+        group = inspections if name.startswith("data ") else commands
+        command = group.add_parser(
+            name.removeprefix("data "),
+            help=summary,
+            description=summary,
+            examples=examples.strip().splitlines(),
+            more=getattr(module, "ADVANCED", ()),
+        )
+        module.add_arguments(command)
+        command.set_defaults(command=name)
     return parser
 
 

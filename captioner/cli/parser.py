@@ -16,7 +16,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that raises its errors.
+    """An argument parser that raises its errors and takes no abbreviations.
 
     Args:
         examples: command lines for the end of the help.
@@ -26,9 +26,9 @@ class Parser(argparse.ArgumentParser):
     def __init__(
         self, *, examples: Sequence[str] = (), more: Collection[str] = (), **options: Any
     ) -> None:
-        listed = "\n".join(f"  {example}" for example in examples)
-        options.setdefault("epilog", f"examples:\n{listed}" if examples else None)
-        super().__init__(add_help=False, formatter_class=_Formatter, **options)
+        if examples:
+            options["epilog"] = "\n  ".join(["examples:", *examples])
+        super().__init__(add_help=False, allow_abbrev=False, formatter_class=_Formatter, **options)
         self.more = more
         self.add_argument("-h", "--help", action=_Help, nargs=0, help="show this help")
         if more:
@@ -38,15 +38,16 @@ class Parser(argparse.ArgumentParser):
         """Raise the error instead of printing the usage."""
         raise UsageError(f"{message} (see {self.prog} --help)")
 
-    def check_names(self, arguments: Iterable[str]) -> None:
-        """Raise UsageError for an unknown option, naming the most similar one; argparse does not."""
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse like argparse, but name the option that is most similar to an unknown one."""
         known = self._option_string_actions
-        for argument in arguments:
+        for argument in args if self._subparsers is None else ():
             name = argument.partition("=")[0]
             if name == "--":
-                return
-            if name.startswith("--") and not any(option.startswith(name) for option in known):
+                break
+            if name.startswith("--") and name not in known:
                 self.error(f"unknown option {name}{did_you_mean(name, known)}")
+        return super().parse_known_args(args, namespace)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
@@ -70,9 +71,8 @@ class _Help(argparse.Action):
     def __call__(
         self, parser: argparse.ArgumentParser, _namespace: object, _values: object, name: Any = None
     ) -> NoReturn:
-        if name != "--help-all" and isinstance(parser, Parser):
-            for action in parser._actions:
-                if action.dest in parser.more:
-                    action.help = argparse.SUPPRESS
+        for action in parser._actions:
+            if name != "--help-all" and action.dest in getattr(parser, "more", ()):
+                action.help = argparse.SUPPRESS
         parser.print_help(sys.stdout)
         parser.exit()

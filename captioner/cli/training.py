@@ -6,7 +6,6 @@ writes it.
 """
 
 import json
-import os
 import re
 import sys
 from collections.abc import Iterator
@@ -31,52 +30,41 @@ COMMANDS = {
     "predict": "Generate captions for data.test_split as COCO results JSON.",
     "prepare": "Fill the annotation cache before training, or check it.",
 }
-_ROOT = "--data.root DIR"
-_SAVED = "--config runs/flickr8k/config.yaml"
 EXAMPLES = {
     "fit": (
-        "captioner fit --config configs/shapes.yaml    # a few minutes, no data needed",
-        f"captioner fit --config configs/flickr8k.yaml {_ROOT}",
-        f"captioner fit --config configs/flickr8k.yaml {_ROOT} --ckpt_path last    # resume",
-        "captioner configs    # lists the configuration files",
+        "--config configs/shapes.yaml    # a few minutes, no data needed",
+        "--config configs/flickr8k.yaml --data.root DIR",
+        "--config configs/flickr8k.yaml --data.root DIR --ckpt_path last    # resume",
     ),
-    "validate": (f"captioner validate {_SAVED}", f"captioner validate {_SAVED} --ckpt_path last"),
-    "test": (f"captioner test {_SAVED}", f"captioner test {_SAVED} --data.test_split val"),
-    "predict": (f"captioner predict {_SAVED}", f"captioner predict {_SAVED} --data.test_split val"),
     "prepare": (
-        f"captioner prepare --config configs/coco.yaml {_ROOT}",
-        f"captioner prepare --config configs/coco.yaml {_ROOT} --verify true",
+        "--config configs/coco.yaml --data.root DIR",
+        "--config configs/coco.yaml --data.root DIR --verify true",
     ),
+    "validate": ("", "--ckpt_path last"),
+    **dict.fromkeys(("test", "predict"), ("", "--data.test_split val")),
 }
-_MAIN = {
-    "config": "a YAML file; repeat it to combine files. Options replace its values",
-    "data.name": f"kind of data set: {', '.join(checks.DATA)}, shapes",
-    "data.root": "folder of the data set, as downloaded",
-    "trainer.default_root_dir": "the run folder (default: runs/ and the name of the configuration)",
-    "trainer.precision": "32-true, bf16-mixed or 16-mixed",
-}
-_SPLIT = {"data.test_split": "the split that is captioned: train, val or test"}
-_CHECKPOINT = {"ckpt_path": "best, last or a file (default: best)"}
-_MORE = {
-    "fit": {
-        "ckpt_path": "last resumes the run of the folder; auto resumes it or starts a new one",
-        "model": "a YAML file with another model, such as configs/model/transformer.yaml",
-        "model.learning_rate": "peak learning rate",
-        "data.batch_size": "images per batch (default: 32)",
-        "trainer.max_epochs": "number of epochs (default: 12)",
-        "trainer.devices": "number of GPUs or processes (default: 1)",
-        "seed_everything": "random seed (default: 1)",
-        "print_config": "print the whole configuration and exit",
-    },
-    "validate": _CHECKPOINT,
-    "test": _SPLIT | _CHECKPOINT,
-    "predict": _SPLIT | _CHECKPOINT,
-    "prepare": {
-        "data.cache_dir": "folder of the cache (default: in the user's cache folder)",
-        "verify": "true also checks the whole cache and repairs it",
-    },
-}
-_METAVARS = {"config": "FILE", "seed_everything": "SEED", "print_config": "[=FLAGS]"}
+_SAVED = "--config runs/flickr8k/config.yaml"
+# The options in the short help: name, placeholder, help, and the commands that show it.
+_SHORT_HELP = (
+    ("config", "FILE", "a YAML file; repeat it to combine files. Options replace its values", ""),
+    ("data.name", "NAME", f"kind of data set: {', '.join(checks.DATA)}, shapes", ""),
+    ("data.root", "DIR", "folder of the data set, as downloaded", ""),
+    ("data.batch_size", "N", "images per batch (default: 32)", "fit"),
+    ("data.cache_dir", "DIR", "the cache (default: in the user's cache folder)", "prepare"),
+    ("data.test_split", "SPLIT", "what is captioned: train, val or test", "test predict"),
+    ("model", "FILE", "another model, such as configs/model/transformer.yaml", "fit"),
+    ("model.learning_rate", "RATE", "peak learning rate", "fit"),
+    ("trainer.default_root_dir", "DIR", "the run folder (default: runs/ and the file's name)", ""),
+    ("trainer.precision", "P", "32-true, bf16-mixed or 16-mixed", ""),
+    ("trainer.max_epochs", "N", "number of epochs (default: 12)", "fit"),
+    ("trainer.devices", "N", "number of GPUs or processes (default: 1)", "fit"),
+    ("seed_everything", "SEED", "random seed (default: 1)", "fit"),
+    ("ckpt_path", "FILE", "last resumes the run of the folder; auto resumes or starts it", "fit"),
+    ("ckpt_path", "FILE", "best, last or a file (default: best)", "validate test predict"),
+    ("verify", "true", "also check the whole cache and repair it", "prepare"),
+    ("print_config", "[=FLAGS]", "print the whole configuration and exit", "fit"),
+    ("help-all", "", "show all options", ""),
+)
 _RANGES = {
     "--seed_everything": limits.SEED,
     **{f"--data.{name}": number for name, number in limits.DATA.items()},
@@ -85,16 +73,18 @@ _RANGES = {
     **{f"--model.decoding.{name}": number for name, number in limits.DECODING.items()},
     "--model.val_beam_size": limits.DECODING["beam_size"],
 }
+BEST, LAST, PREEMPTED = "checkpoints/best.ckpt", "checkpoints/last.ckpt", "hpc_ckpt_*.ckpt"
+_FIXED = ("model.encoder.", "model.neck.", "model.decoder.", "data.min_count.")
+_FIXED_IN_FIT = ("trainer.max_epochs.", "data.batch_size.")
 
 
 def run(arguments: list[str]) -> int:
     """Run a training command, or show its help."""
-    command, *rest = arguments
+    command, *rest = map(_shipped, arguments)
     if {"-h", "--help"} & {*rest}:
         _parser(command).print_help(sys.stdout)
         return 0
-    if "--help-all" not in rest:
-        check(command, rest)
+    chosen = [] if "--help-all" in rest else check(command, rest)
 
     from captioner import distributed
     from captioner.training import run
@@ -104,28 +94,35 @@ def run(arguments: list[str]) -> int:
             run.main([command, "--help"])
         print(re.sub(r",\s+default:\s+null\)", ")", text.getvalue()))
         return 0
-    run.main(arguments)
+    run.main([command, *rest, *chosen])
     distributed.leave()
     return 0
 
 
 def _parser(command: str) -> Parser:
     """The parser that prints the short help; LightningCLI parses the options."""
+    saved = "" if command in ("fit", "prepare") else f"{_SAVED} "
     parser = Parser(
         prog=f"captioner {command}",
         usage=f"captioner {command} --config FILE [OPTION ...]",
         description=COMMANDS[command],
-        examples=EXAMPLES[command],
+        examples=[f"captioner {command} {saved}{example}" for example in EXAMPLES[command]],
     )
-    for name, text in {**_MAIN, **_MORE[command]}.items():
-        metavar = _METAVARS.get(name, name.rpartition(".")[2].rpartition("_")[2].upper())
-        parser.add_argument(f"--{name}", metavar=metavar, help=text)
-    parser.add_argument("--help-all", action="store_true", help="show all options")
+    for name, metavar, text, commands in _SHORT_HELP:
+        if not commands or command in commands.split():
+            parser.add_argument(f"--{name}", metavar=metavar, help=text)
     return parser
 
 
-def check(command: str, arguments: list[str]) -> None:
-    """Check the names of options, plain values, and the files that are named.
+def _shipped(argument: str) -> str:
+    """Replace ``configs/…yaml`` that does not exist here by the file shipped with the package."""
+    option, equals, value = argument.rpartition("=")
+    shipped = shipped_configs().get(str(Path(value)))
+    return f"{option}{equals}{shipped}" if shipped and not Path(value).exists() else argument
+
+
+def check(command: str, arguments: list[str]) -> list[str]:
+    """Check options, plain values and named files; return the run folder and checkpoint as options.
 
     Raises:
         UsageError: an option is unknown, or has a value that it cannot take.
@@ -135,47 +132,59 @@ def check(command: str, arguments: list[str]) -> None:
     given: dict[str, list[str]] = {}
     for option, value in _pairs(arguments):
         _check_name(command, option, known)
-        whole = [name for name in known if name.startswith(option)]
-        if len(whole) == 1:  # LightningCLI takes abbreviations
-            option = whole[0]
         values = given.setdefault(option, [])
         if value is not None:
             _check_value(option, value, known.get(option))
-            values += [value] * (value != "null")
-    configurations = [*given.get("-c", ()), *given.get("--config", ())]
-    configured = _configured(configurations)
-    name, root, devices = (
-        [configured.get(option), *given.get(f"--{option}", ())][-1]
-        for option in ("data.name", "data.root", "trainer.devices")
-    )
-    if name in checks.DATA and root is not None:
-        checks.check_root("--data.root", str(root), name)
-    elif not {"--data", "--print_config"} & given.keys():
-        if name is None:
-            raise UsageError(
-                f"captioner {command} needs data: give --config FILE, such as configs/shapes.yaml, or "
-                "--data.name NAME (captioner configs lists the shipped files)"
-            )
-        if name in checks.DATA:
-            raise UsageError(f"data set '{name}' needs its folder: give --data.root DIR")
-    cores = os.cpu_count() or 1
-    number = re.fullmatch(r"\w+", str(devices)) and str(devices) not in ("auto", "None")
-    if number and not (str(devices).isdecimal() and 1 <= int(devices) <= cores):
+            values.append(value)
+    if "--print_config" in given:
+        return []
+    files = [*given.get("-c", ()), *given.get("--config", ())]
+    options = _options(files, given)
+    name, folder = options.get("data.name"), options.get("data.root")
+    if name is None:
         raise UsageError(
-            f"--trainer.devices: expected 1 to {cores}, the cores of this machine, or auto, "
-            f"got {devices}"
+            f"captioner {command} needs data: give --config FILE, such as configs/shapes.yaml, or "
+            "--data.name NAME (captioner configs lists the shipped files)"
         )
-    for model in given.get("--model.init_from", ()):
+    if name in checks.DATA and not folder:
+        raise UsageError(f"data set '{name}' needs its folder: give --data.root DIR")
+    if name in checks.DATA:
+        checks.check_folder("--data.root", str(folder), name)
+    if command == "fit" and options.get("data.entities") is not None:
+        checks.check_folder("--data.entities", str(options["data.entities"]))
+    _check_sources(options.get("data.sources") or [])
+    checks.check_accelerator(options.get("trainer.accelerator"), options.get("trainer.devices"))
+    if (model := options.get("model.init_from")) is not None:
         checks.CHECKS["model"]("--model.init_from", model)
-    for file in given.get("--ckpt_path", ()):
-        if file not in ("auto", "best", "last", "hpc") and not Path(file).is_file():
-            near = did_you_mean(file, ("auto", "best", "last"))
-            raise UsageError(f"no checkpoint '{file}'{near}; train first with captioner fit")
-    for folder in map(Path, given.get("--trainer.default_root_dir", ())[-1:]):
-        checks.check_directory(folder)
-        # With checkpoints, fit resumes or refuses.
-        if command == "fit" and not (folder / "checkpoints").exists():
-            checks.check_overlap(folder / "config.yaml", map(Path, configurations))
+    default = Path("runs") / (Path(files[-1]).stem if files else "run")
+    root = Path(options.get("trainer.default_root_dir") or default)
+    checks.check_directory(root)
+    chosen = [f"--trainer.default_root_dir={root}"]
+    if command == "prepare":
+        return chosen
+    file = _checkpoint(command, options.get("ckpt_path"), root)
+    if file is not None and root in file.parents:
+        _check_fits(root, options, training=command == "fit")
+    elif command == "fit":
+        checks.check_overlap(root / "config.yaml", map(Path, files))
+    return [*chosen, f"--ckpt_path={file or 'null'}"]
+
+
+def _check_sources(given: Any) -> None:
+    """Check the names and folders of further data sets: a list, or its text in YAML or JSON."""
+    try:
+        sources = yaml.safe_load(given) if isinstance(given, str) else given
+    except yaml.YAMLError:
+        sources = given
+    for source in sources if isinstance(sources, list) else [sources]:
+        if not (
+            isinstance(source, dict) and source.get("name") in checks.DATA and "root" in source
+        ):
+            raise UsageError(
+                "--data.sources: expected a list such as '[{name: coco2014, root: DIR}]' with a name of "
+                f"{', '.join(checks.DATA)}, got {str(source)!r:.80}"
+            )
+        checks.check_folder("--data.sources: root", str(source["root"]), source["name"])
 
 
 def _pairs(arguments: list[str]) -> Iterator[tuple[str, str | None]]:
@@ -187,22 +196,21 @@ def _pairs(arguments: list[str]) -> Iterator[tuple[str, str | None]]:
 
 
 def _check_name(command: str, option: str, known: dict[str, Any]) -> None:
-    if option.startswith("--") and not any(name.startswith(option) for name in known):
-        parents = [option[:end] for end, letter in enumerate(option) if letter in ".+"]
-        # Options of classes, such as --model.decoder.hidden, depend on the class.
-        classes = [name for name, kinds in known.items() if kinds is None or kinds[0] == "class"]
-        if not {*classes} & {*parents}:
-            raise UsageError(
-                f"unknown option {option}{did_you_mean(option, known)} (captioner {command} --help-all "
-                "lists all)"
-            )
+    parents = {option[:end] for end, letter in enumerate(option) if letter in ".+"}
+    # Options of classes, such as --model.decoder.hidden, depend on the class.
+    classes = {name for name, kinds in known.items() if kinds is None or kinds[0] == "class"}
+    if option not in known and not classes & parents:
+        raise UsageError(
+            f"unknown option {option}{did_you_mean(option, known)} (captioner {command} --help-all "
+            "lists all)"
+        )
 
 
 def _check_value(option: str, value: str, kinds: list[str] | None) -> None:
     if kinds is None:
         return
     is_file = value.endswith((".yaml", ".yml")) or kinds[0] == "file"
-    if is_file and not value.startswith("{") and not _path(value).is_file():
+    if is_file and not value.startswith("{") and not Path(value).is_file():
         near = did_you_mean(value, shipped_configs())
         raise UsageError(
             f"{option}: no file '{value}'{near}; captioner configs lists the shipped files"
@@ -216,38 +224,47 @@ def _check_value(option: str, value: str, kinds: list[str] | None) -> None:
         "bool": value.lower() in ("true", "false", "yes", "no", "on", "off"),
     }
     if not any(fits.get(kind, value == kind) for kind in kinds):
-        unsaid = ("null", "class")
         names = {"int": "a whole number", "float": "a number", "bool": "true or false"}
-        expected = ", ".join(names.get(kind, kind) for kind in kinds if kind not in unsaid)
+        expected = ", ".join(names.get(k, k) for k in kinds if k not in ("null", "class"))
         near = did_you_mean(value, [kind for kind in kinds if kind not in names])
         raise UsageError(f"{option}: unexpected value {value!r}{near}; expected {expected}")
     if number is not None and (limit := _RANGES.get(option)):
         limits.check(option, int(number) if limit.whole else number, limit)
 
 
-def _path(file: str) -> Path:
-    """The file, or the shipped one of this name."""
-    return Path(file) if Path(file).exists() else shipped_configs().get(file, Path(file))
+def _options(files: list[str], given: dict[str, list[str]]) -> dict[str, Any]:
+    """The values of files and options, by names such as ``model.decoder`` for the class's name."""
+    trees = [_leaves("", _read(file), Path(file).parent) for file in files]
+    for option, values in given.items():
+        if option not in ("-c", "--config"):
+            trees += [_leaves(option[2:], value, Path()) for value in values]
+    options: dict[str, Any] = {}
+    for tree in trees:
+        leaves = dict(tree)
+        # A new class does not have the options of the former one.
+        replaced = {old for old in options for new in leaves if old.startswith(f"{new}.")}
+        options = {name: value for name, value in options.items() if name not in replaced} | leaves
+    return options
 
 
-def _configured(files: list[str]) -> dict[str, Any]:
-    """The options of data and trainer in configuration files, by their names on the command line."""
-    found = {}
-    for name in files:
-        content = _read(name)
-        for part in ("data", "trainer"):
-            options = content.get(part)
-            if isinstance(options, str):
-                options = _read(str(_path(name).parent / options))
-            if isinstance(options, dict):
-                found.update({f"{part}.{option}": value for option, value in options.items()})
-    return found
+def _leaves(name: str, tree: Any, folder: Path) -> Iterator[tuple[str, Any]]:
+    """The values in a tree by dotted names without ``class_path`` and ``init_args``."""
+    if isinstance(tree, str) and tree.endswith((".yaml", ".yml")):
+        tree, folder = _read(str(folder / tree)), (folder / tree).parent
+    elif isinstance(tree, str) and tree.startswith("{"):
+        tree = _read(tree)
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from _leaves(f"{name}.{key}", value, folder)
+    else:
+        parts = [part for part in name.split(".") if part not in ("", "class_path", "init_args")]
+        yield ".".join(parts), None if tree == "null" else tree
 
 
 def _read(file: str) -> dict[str, Any]:
     """The options in a YAML file, or in a text in braces."""
     try:
-        content = yaml.safe_load(file if file[:1] == "{" else _path(file).read_text("utf-8"))
+        content = yaml.safe_load(file if file[:1] == "{" else Path(file).read_text("utf-8"))
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise UsageError(f"'{file}' is no YAML: line {line}: {error.problem}") from error
@@ -257,3 +274,49 @@ def _read(file: str) -> dict[str, Any]:
         expected = "expected a YAML file of options, such as configs/shapes.yaml"
         raise UsageError(f"'{file}' is no configuration: {expected}")
     return content
+
+
+def _checkpoint(command: str, option: Any, root: Path) -> Path | None:
+    """Return the checkpoint to load; ``best`` and ``last`` are files of the run folder.
+
+    ``fit`` starts a new run by default, and refuses a folder that has one; ``auto`` resumes the run
+    of the folder or starts one. The default of the other commands is ``best``.
+    """
+    if command == "fit" and option in (None, "auto", "last"):
+        saved = [*root.glob(LAST), *root.glob(PREEMPTED)]
+        if option is None and saved:
+            raise UsageError(
+                f"'{root}' already holds a run: resume it with --ckpt_path last, choose "
+                "another folder with --trainer.default_root_dir DIR, or delete it"
+            )
+        if saved or option != "last":
+            return max(saved, key=lambda file: file.stat().st_mtime, default=None)
+    named = {None: BEST, "best": BEST, "last": LAST}
+    file = root / named[option] if option in named else Path(str(option))
+    if not file.is_file():
+        near = did_you_mean(str(option), ("auto", "best", "last"))
+        raise UsageError(
+            f"no checkpoint '{file}'{near}: train first with captioner fit, name the run folder with "
+            "--trainer.default_root_dir DIR, or give a file with --ckpt_path FILE"
+        )
+    return file
+
+
+def _check_fits(root: Path, options: dict[str, Any], training: bool) -> None:
+    """Refuse options of model and data that differ from those in the configuration of the run."""
+    file, fixed = root / "config.yaml", _FIXED + (_FIXED_IN_FIT if training else ())
+    saved = _options([str(file)], {}) if file.is_file() else {}
+    for name in (name for name in options if f"{name}.".startswith(fixed) and name in saved):
+        if _plain(options[name]) != _plain(saved[name]):
+            raise UsageError(
+                f"the run in '{root}' began with {name} {saved[name]}, got {options[name]}: "
+                "resume with the options it began with, or start a new run with "
+                "--trainer.default_root_dir DIR"
+            )
+
+
+def _plain(value: Any) -> str:
+    """A text that is equal for ``1e-2`` and 0.01, and for a class and its path."""
+    text = str(value).replace(" ", "").lower()
+    number = limits.Number(-inf, whole=False).parse(text)
+    return text.rpartition(".")[2] if number is None else f"{number:g}"

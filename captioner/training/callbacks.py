@@ -16,11 +16,9 @@ from captioner.files import atomic
 class EMA(WeightAveraging):
     """Exponential moving average of the weights; validation and checkpoints use the average.
 
-    The decay grows from 0.1 to ``decay``, so that the random initial weights are soon forgotten. A
-    weight that does not change keeps its exact value, so a frozen encoder still equals its package.
-
-    Args:
-        decay: final weight of the old average, per step.
+    The decay grows from 0.1 to ``decay`` per step, so that the random initial weights are soon
+    forgotten. A weight that does not change keeps its exact value, so a frozen encoder still equals its
+    package.
     """
 
     def __init__(self, decay: float = 0.998) -> None:
@@ -31,7 +29,6 @@ class EMA(WeightAveraging):
 def _average(
     decay: float, averages: Sequence[Tensor], weights: Sequence[Tensor], steps: Tensor
 ) -> None:
-    """Move the averages towards the weights, in place."""
     done = int(steps)
     fraction = 1 - min(decay, (1 + done) / (10 + done))
     torch._foreach_lerp_(list(averages), list(weights), fraction)
@@ -55,7 +52,10 @@ class AtomicCheckpoints(TorchCheckpointIO):
         for state in content.get("callbacks", {}).values():
             former = isinstance(state, dict) and state.get("dirpath")
             if former and Path(former).name == self.folder.name:
-                _relocate(state, self.folder)
+                for key in ("dirpath", "best_model_path", "kth_best_model_path", "last_model_path"):
+                    state[key] = state[key].replace(former, str(self.folder))
+                scores = state["best_k_models"].items()
+                state["best_k_models"] = {str(self.folder / Path(f).name): s for f, s in scores}
         return content
 
     def save_checkpoint(
@@ -69,15 +69,3 @@ class AtomicCheckpoints(TorchCheckpointIO):
                 torch.save(checkpoint, stream)
         except RuntimeError as error:  # torch replaces an OSError of the stream
             raise OSError(f"cannot write '{file}': {error.__context__ or error}") from error
-
-
-def _relocate(state: dict[str, Any], folder: Path) -> None:
-    """Replace the folder in the state of a ModelCheckpoint."""
-
-    def moved(file: str) -> str:
-        return str(folder / Path(file).name) if file else file
-
-    state["dirpath"] = str(folder)
-    for key in ("best_model_path", "kth_best_model_path", "last_model_path"):
-        state[key] = moved(state[key])
-    state["best_k_models"] = {moved(f): score for f, score in state["best_k_models"].items()}

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -19,8 +19,6 @@ from captioner.text import PAD
 Tokens = Int[Tensor, "B R T"]
 Rewards = Float[Tensor, "B R"] | None
 Masks = Float[Tensor, "B S T L"] | None  # R = S · N, with N samples of each of S captions
-SupervisionLoss = Literal["cross_entropy", "mass"]
-
 LEAST_MASS = 1e-4  # keeps the logarithm of a mass finite
 
 
@@ -47,19 +45,32 @@ class Rollout:
 
 
 class Objective(Component, kind="objective"):
-    """Base class of all objectives."""
+    """Base class of all objectives.
 
-    needs_weights = True  # whether the loss reads the attention weights
+    Args:
+        doubly_stochastic: λ of the mean over captions and regions of ``(1 − Σ_t α_t,i)²`` (Xu et al.
+            2015, eq. 14); 0 omits the term.
+        label_smoothing: probability mass spread over the whole vocabulary.
+        supervision: λ of the supervision of attention, which needs object masks or ``data.entities``;
+            0 omits the term.
+        supervision_loss: ``cross_entropy`` asks attention to fill the mask (Liu et al. 2017); ``mass``
+            asks it to stay inside, which suits boxes.
+    """
+
     dropout = True  # whether the model trains with dropout
     trains_locations = False  # whether it trains hard attention with gradient: score_function
-    doubly_stochastic = 0.0  # λ of ``doubly_stochastic``; 0 omits the term
-    supervision = 0.0  # λ of the supervision of attention; 0 omits the term
-    supervision_loss: SupervisionLoss = "cross_entropy"  # see SUPERVISION_LOSSES
 
-    @property
-    def needs_masks(self) -> bool:
-        """Whether training images need masks or boxes of what their captions name."""
-        return self.supervision > 0
+    def __init__(
+        self,
+        doubly_stochastic: float = 0.0,
+        label_smoothing: float = 0.0,
+        supervision: float = 0.0,
+        supervision_loss: Literal["cross_entropy", "mass"] = "cross_entropy",
+    ) -> None:
+        super().__init__()
+        self.doubly_stochastic, self.label_smoothing = doubly_stochastic, label_smoothing
+        self.supervision, self.supervision_loss = supervision, supervision_loss
+        self.needs_masks = supervision > 0  # masks or boxes of what the captions name
 
     def check(self, decoder: Decoder) -> None:
         """Raise ``UsageError`` if this objective cannot train the attention of the decoder."""
@@ -87,10 +98,7 @@ class Objective(Component, kind="objective"):
         """Read all captions of every training image, as ids, before training starts."""
 
     def rollout(self, decoder: Decoder, annotations: Annotations, tokens: Tokens) -> Rollout:
-        """Return the captions to learn from; by default ``tokens``, the reference captions.
-
-        Objectives that generate captions use the decoder and the output of the neck.
-        """
+        """Return the captions to learn from; by default ``tokens``, the reference captions."""
         return Rollout(tokens)
 
     def temperature(self, progress: float) -> float:
@@ -102,25 +110,19 @@ class Objective(Component, kind="objective"):
     ) -> Loss:
         """Return the loss of the decoder's predictions.
 
-        Each word is predicted from the words before it.
-
         Every term is a sum over this process's words or captions divided by ``count``, so that the mean
         over processes is the loss of the whole batch.
 
         Args:
             decoded: the decoder's output.
-            words: the words to predict; ``<pad>`` does not count.
+            words: the words to predict, each from the words before it; ``<pad>`` does not count.
             rewards: those of the rollout; None outside training.
             masks: as ``Batch.masks``; None outside training and without supervision.
         """
         raise NotImplementedError
 
     def count(self, valid: Bool[Tensor, "*n"]) -> Shaped[Tensor, ""]:
-        """Return the number of valid entries, at least 1.
-
-        In training, return the total over all processes divided by their number; every process must
-        call it.
-        """
+        """Return the number of valid entries, at least 1; in training, the mean over all processes."""
         return distributed.share(valid.sum()) if self.training else valid.sum().clamp(min=1)
 
     def mean(self, values: Float[Tensor, "*n"], valid: Bool[Tensor, "*n"]) -> Float[Tensor, ""]:
@@ -133,38 +135,35 @@ class Objective(Component, kind="objective"):
     ) -> dict[str, Tensor]:
         """Return the terms ``doubly_stochastic`` and ``supervision``, unless their λ is 0.
 
-        They apply to the attention weights; with sampled locations, to the probabilities.
+        They apply to the attention weights; with sampled locations, to the probabilities. Only steps
+        that are ``valid``, with a target, count.
         """
         probs = decoded.weights if decoded.probs is None else decoded.probs
         terms = {}
         if self.doubly_stochastic:
             assert probs is not None
-            penalty = self.doubly_stochastic * doubly_stochastic(probs, valid)
-            terms["doubly_stochastic"] = penalty / self.count(valid.any(-1))
+            captions = valid.any(-1)
+            attended = (probs * valid.unsqueeze(-1)).sum(-2)  # (B, R, L)
+            penalty = (((1 - attended) ** 2).mean(-1) * captions).sum() / self.count(captions)
+            terms["doubly_stochastic"] = self.doubly_stochastic * penalty
         if self.supervision and self.training:
             assert probs is not None
             # A process that could read none of its images has no masks, but must call ``count``.
             masks = torch.zeros_like(probs) if masks is None else masks
             copies = probs.shape[1] // masks.shape[1]  # rows per caption; the loss is their mean
-            losses = SUPERVISION_LOSSES[self.supervision_loss](
-                probs, masks.repeat_interleave(copies, 1)
-            )
-            loss = self.supervision * losses.sum() / copies
-            terms["supervision"] = loss / self.count(masks.any(-1))
+            loss = cross_entropy if self.supervision_loss == "cross_entropy" else negative_log_mass
+            losses = loss(probs, masks.repeat_interleave(copies, 1)).sum() / copies
+            terms["supervision"] = self.supervision * losses / self.count(masks.any(-1))
         return terms
 
 
-class TokenLogProbs(NamedTuple):
-    """Log-probabilities of the target words in nats; 0 where the target is ``<pad>``."""
+def token_log_probs(
+    decoded: Decoded, targets: Tokens, smoothing: float = 0.0
+) -> tuple[Float[Tensor, "B R T"], Float[Tensor, "B R T"]]:
+    """Return the log-probabilities of the targets in nats, in at least float32; 0 for ``<pad>``.
 
-    exact: Float[Tensor, "B R T"]  # log p(y)
-    smoothed: Float[Tensor, "B R T"]  # (1 − ε) log p(y) + ε · mean of log p over the vocabulary
-
-
-def token_log_probs(decoded: Decoded, targets: Tokens, smoothing: float = 0.0) -> TokenLogProbs:
-    """Return the log-probabilities of the targets, in at least float32.
-
-    ``smoothing`` is ε of label smoothing (Szegedy et al. 2016).
+    The first tensor is log p(y). The second has label smoothing (Szegedy et al. 2016):
+    (1 − ε) log p(y) + ε · mean of log p over the vocabulary, where ε is ``smoothing``.
     """
     logits, words = decoded.packed_logits, decoded.pack(targets)  # of the steps that have a target
     dtype = torch.promote_types(logits.dtype, torch.float32)
@@ -172,18 +171,7 @@ def token_log_probs(decoded: Decoded, targets: Tokens, smoothing: float = 0.0) -
     exact = log_probs.gather(-1, words.unsqueeze(-1)).squeeze(-1)
     smoothed = exact.lerp(log_probs.mean(-1), smoothing) if smoothing else exact
     valid = words != PAD
-    return TokenLogProbs(
-        decoded.unpack(exact.where(valid, 0.0)), decoded.unpack(smoothed.where(valid, 0.0))
-    )
-
-
-def doubly_stochastic(weights: Float[Tensor, "B R T L"], valid: Tensor) -> Float[Tensor, ""]:
-    """Return the sum over captions of the mean over regions i of ``(1 − Σ_t α_t,i)²``.
-
-    ``valid`` (B, R, T) marks the steps with a target; captions without targets do not count.
-    """
-    total = (weights * valid.unsqueeze(-1)).sum(-2)  # (B, R, L)
-    return (((1 - total) ** 2).mean(-1) * valid.any(-1)).sum()
+    return decoded.unpack(exact.where(valid, 0.0)), decoded.unpack(smoothed.where(valid, 0.0))
 
 
 def cross_entropy(
@@ -191,9 +179,8 @@ def cross_entropy(
 ) -> Float[Tensor, "B R T"]:
     """Return ``−Σ_i m̂_i log α_i`` with ``m̂ = m / Σ_i m_i`` (Liu et al. 2017), minimal at α = m̂.
 
-    Args:
-        weights: α at every step.
-        masks: m, the fraction of every cell that the mask covers; all 0 for a word without a mask.
+    α are the ``weights`` at every step; m is the fraction of every cell that the mask covers, all 0 for
+    a word without a mask.
     """
     total = masks.sum(-1, keepdim=True)
     target = masks / total.where(total > 0, 1.0)
@@ -205,11 +192,8 @@ def negative_log_mass(
 ) -> Float[Tensor, "B R T"]:
     """Return ``−log Σ_i m_i α_i``, which is 0 wherever all attention lies inside the mask.
 
-    The arguments are those of ``cross_entropy``. A box also contains background, which attention
-    need not fill.
+    The arguments are those of ``cross_entropy``. A box contains background, too, which attention need
+    not fill.
     """
     mass = (masks * weights).sum(-1)
     return -(mass.clamp(min=LEAST_MASS).log() * masks.any(-1))
-
-
-SUPERVISION_LOSSES = {"cross_entropy": cross_entropy, "mass": negative_log_mass}

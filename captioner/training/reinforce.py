@@ -1,6 +1,6 @@
 """Hard attention: the lower bound on log p(y | a), and estimators of its gradient."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +18,6 @@ from captioner.training.objective import (
     Objective,
     Rewards,
     Rollout,
-    SupervisionLoss,
     Tokens,
     token_log_probs,
 )
@@ -46,15 +45,14 @@ class Reinforce(Objective):
             samples (Mnih, Rezende 2016, arXiv 1602.06725).
         credit: the reward of a location. ``caption``, as in the paper: the log-probability of the whole
             caption. ``to_go``: the log-probability of the current and later words, the only ones that
-            depend on the location. The expectation is the same; ``to_go`` has less variance with
-            ``per_step`` or ``leave_one_out``.
+            depend on the location. The expectation is the same; ``to_go`` has less variance, except
+            with ``moving_average``.
         reward_weight: λ_r.
         entropy_weight: λ_e.
-        doubly_stochastic: as in ``Likelihood``, but computed from the probabilities.
-        label_smoothing: as in ``Likelihood``; rewards are not smoothed.
+        doubly_stochastic: as in ``Objective``, but computed from the probabilities.
         initial_temperature: factor of the attention's temperature at the start; it falls to 1
             geometrically over the first half of the training.
-        supervision, supervision_loss: as in ``Likelihood``, but for the probabilities.
+        options: those of ``Objective``; rewards are not smoothed.
 
     Raises:
         UsageError: ``samples`` is too small, or ``initial_temperature`` is not a temperature.
@@ -72,21 +70,16 @@ class Reinforce(Objective):
         reward_weight: float = 1.0,
         entropy_weight: float = 0.01,
         doubly_stochastic: float = 0.5,
-        label_smoothing: float = 0.0,
         initial_temperature: float = 1.0,
-        supervision: float = 0.0,
-        supervision_loss: SupervisionLoss = "cross_entropy",
+        **options: Any,
     ) -> None:
-        super().__init__()
+        super().__init__(doubly_stochastic, **options)
         limits.check("samples", samples, limits.Number(1))
         if baseline == "leave_one_out" and samples < 2:
             raise UsageError("the baseline leave_one_out needs 2 samples or more: give samples: 2")
         limits.check("initial_temperature", initial_temperature, limits.TEMPERATURE)
         self.samples, self.baseline, self.credit = samples, baseline, credit
         self.reward_weight, self.entropy_weight = reward_weight, entropy_weight
-        self.doubly_stochastic, self.supervision = doubly_stochastic, supervision
-        self.supervision_loss = supervision_loss
-        self.label_smoothing = label_smoothing
         self.initial_temperature = initial_temperature
         self.register_buffer("means", torch.zeros(MAX_STEPS))
         self.register_buffer("seeded", torch.zeros(MAX_STEPS, dtype=torch.bool))
@@ -105,8 +98,7 @@ class Reinforce(Objective):
         """Return the terms ``likelihood``, ``reinforce``, ``entropy`` and those of the attention.
 
         Measures: ``nll`` in nats per word given the samples; the means ``reward`` and ``baseline``;
-        ``advantage_variance``; ``location_entropy`` in nats; and ``share_NAME``, the share of each term
-        in the sum of their magnitudes.
+        ``advantage_variance``; and ``location_entropy`` in nats.
         """
         valid = words != PAD  # (B, R, T), with N rows for each caption
         count = self.count(valid)
@@ -114,12 +106,12 @@ class Reinforce(Objective):
         def mean(values: Float[Tensor, "B R T"]) -> Float[Tensor, ""]:
             return values.where(valid, 0.0).sum() / count
 
-        log_probs = token_log_probs(decoded, words, self.label_smoothing)
-        terms = {"likelihood": -mean(log_probs.smoothed)}
-        measures = {"nll": -mean(log_probs.exact.detach())}
+        exact, smoothed = token_log_probs(decoded, words, self.label_smoothing)
+        terms = {"likelihood": -mean(smoothed)}
+        measures = {"nll": -mean(exact.detach())}
         if decoded.log_prob is not None:
             # A surrogate whose gradient is −λ_r (log p(y | s̃) − b) ∂ log p(s̃ | a).
-            reward = self._reward(log_probs.exact).detach()
+            reward = self._reward(exact).detach()
             baseline = self._baseline(reward, valid)
             advantage = reward - baseline
             terms["reinforce"] = -self.reward_weight * mean(advantage * decoded.log_prob)
@@ -133,7 +125,7 @@ class Reinforce(Objective):
             terms["entropy"] = -self.entropy_weight * entropy
             measures["location_entropy"] = entropy.detach()
         terms |= self.attention_terms(decoded, valid, masks)
-        return Loss(terms, measures | self._shares(terms))
+        return Loss(terms, measures)
 
     def _reward(self, log_probs: Float[Tensor, "B R T"]) -> Float[Tensor, "B R T"]:
         """Return the reward of every location: a sum of log-probabilities."""
@@ -154,7 +146,7 @@ class Reinforce(Objective):
             return others.view_as(reward)
         if self.baseline == "moving_average":
             return self._running_mean(reward, valid, 1).expand_as(reward)
-        words = self._reward(valid.to(reward.dtype))  # the number of words in each reward
+        words = self._reward(valid.to(reward.dtype))  # how many are in each reward
         return self._running_mean(reward / words.clamp(min=1), valid, reward.shape[-1]) * words
 
     def _running_mean(
@@ -179,11 +171,3 @@ class Reinforce(Objective):
         self.means.copy_(torch.where(counts > 0, updated, means))
         self.seeded |= counts > 0
         return before[:steps]
-
-    def _shares(self, terms: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the share of each term in the sum of their magnitudes, over all processes."""
-        values = torch.stack([term.detach() for term in terms.values()])
-        if self.training:
-            values = distributed.mean(values)
-        shares = values.abs() / values.abs().sum()
-        return {f"share_{name}": share for name, share in zip(terms, shares, strict=True)}

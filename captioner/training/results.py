@@ -1,4 +1,4 @@
-"""The files that ``fit`` and ``test`` write: scores, captions, a model card and overlays.
+"""The files that ``fit`` and ``test`` write: scores, captions and a model card.
 
 A result is two files: ``val-beam5.json`` has the scores and the settings, and
 ``val-beam5.images.jsonl`` has the captions and the statistics of each image.
@@ -6,25 +6,43 @@ A result is two files: ``val-beam5.json`` has the scores and the settings, and
 
 import json
 import sys
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from captioner import overlay
 from captioner.data.masks import read as read_masks
 from captioner.data.module import CaptionDataModule
 from captioner.data.scene_grammar import true_of
 from captioner.evaluation.image_statistics import ENDING, lines
 from captioner.evaluation.metrics import CaptionScorer
-from captioner.files import write_bytes, write_text
+from captioner.files import write_text
 from captioner.models.distributions import hard_attention
-from captioner.predictor import Predictor
 from captioner.provenance import provenance
 from captioner.training.task import CaptioningTask
 from captioner.word_classes import fluency
+
+CARD = """---
+library_name: captioner
+pipeline_tag: image-to-text
+---
+# An attention-based image captioner
+
+{model}
+
+Trained on {data}. Scores on its {split} split, {images} photos,
+generated captions, beam {beam_size}, tokenizer {tokenizer}:
+
+| metric | value |
+|---|---|
+{rows}
+
+{attention}
+
+captioner {captioner}, commit {commit}, seed {seed}.
+
+    captioner caption photo.jpg --model FOLDER
+"""
 
 
 def write_result(
@@ -58,7 +76,12 @@ def write_result(
         true = sum(true_of(text, objects[int(i)]) for i, text in task.generated.items())
         record["true_captions"] = round(100 * true / len(task.generated), 1)
         print(f"{record['true_captions']} % of the captions are true of their scene")
-    file = folder / f"{_name(task, split)}.json"
+    name = f"{split}-beam{task.decoding.beam_size}"
+    for hard in hard_attention(task.captioner.decoder)[:1]:
+        name += f"-{hard.test_time}"
+    if task.decoding.samples > 1:
+        name += f"-{task.decoding.samples}"
+    file = folder / f"{name}.json"
     # The captions first: a crash must not leave new scores beside old captions.
     write_text(file.with_suffix(ENDING), lines(statistics))
     write_text(file, json.dumps(record, indent=2) + "\n")
@@ -72,58 +95,16 @@ def write_result(
     return record
 
 
-def _name(task: CaptioningTask, split: str) -> str:
-    """Return the file name, which contains the split and the main decoding options."""
-    name = f"{split}-beam{task.decoding.beam_size}"
-    for hard in hard_attention(task.captioner.decoder)[:1]:
-        name += f"-{hard.test_time}"
-    return name if task.decoding.samples == 1 else f"{name}-{task.decoding.samples}"
-
-
 def model_card(config: Mapping[str, Any], record: Mapping[str, Any]) -> str:
     """Return the README.md of a model with this configuration tree and result of ``write_result``."""
-    scores = record["scores"]
-    rows = "\n".join(
-        f"| {name.replace('_', '-').upper()} | {value:.1f} |"
-        for name, value in scores.items()
-        if isinstance(value, float)
-    )
-    supervision = record["supervised_by_masks"]
-    attention = (
-        f"Object masks or boxes supervised the attention in training (λ = {supervision:g}). Do not "
-        "compare it with models whose attention was learned from captions alone."
-        if supervision
-        else "The attention was learned from captions alone."
-    )
-    return f"""---
-library_name: captioner
-pipeline_tag: image-to-text
----
-# An attention-based image captioner
-
-{config["encoder"]["class_path"]} → {config["neck"]["class_path"]} → {config["decoder"]["class_path"]}
-
-Trained on {record["data"]}. Scores on its {record["split"]} split, {scores["images"]} photos,
-generated captions, beam {record["decoding"]["beam_size"]}, tokenizer {scores["tokenizer"]}:
-
-| metric | value |
-|---|---|
-{rows}
-
-{attention}
-
-captioner {record["captioner"]}, commit {record["commit"]}, seed {record["seed"]}.
-
-    captioner caption photo.jpg --model FOLDER
-"""
-
-
-def draw_overlays(predictor: Predictor, paths: Sequence[str], folder: Path) -> None:
-    """Write ``folder/NAME.png`` for each image: the attention for every word of its caption."""
-    stems = Counter(Path(path).stem for path in paths)
-    for number, caption in enumerate(predictor.caption(list(paths)), start=1):
-        stream = BytesIO()
-        overlay.figure(caption, dpi=150).save(stream, "PNG")
-        stem = Path(str(caption.image)).stem
-        name = stem if stems[stem] == 1 else f"{stem}-{number}"  # same name in different folders
-        write_bytes(folder / f"{name}.png", stream.getvalue())
+    scores = {name.replace("_", "-").upper(): value for name, value in record["scores"].items()}
+    rows = [f"| {name} | {v:.1f} |" for name, v in scores.items() if isinstance(v, float)]
+    attention = "The attention was learned from captions alone."
+    if supervision := record["supervised_by_masks"]:
+        attention = (
+            f"Object masks or boxes supervised the attention in training (λ = {supervision:g}). Do "
+            "not compare it with models whose attention was learned from captions alone."
+        )
+    model = " → ".join(config[part]["class_path"] for part in ("encoder", "neck", "decoder"))
+    filled = {**record, **record["scores"], **record["decoding"]}
+    return CARD.format(model=model, rows="\n".join(rows), attention=attention, **filled)

@@ -1,11 +1,12 @@
 """``captioner fit | validate | test | predict | prepare``: LightningCLI with our task and data.
 
-docs/training.md describes the run folder, ``trainer.default_root_dir``. By default it is ``runs/`` and
-the name of the configuration file.
+``captioner.cli.training`` checks the options first, and chooses the run folder and the checkpoint.
+docs/training.md describes the run folder, ``trainer.default_root_dir``.
 """
 
 import json
 import logging
+import re
 import sys
 import time
 import warnings
@@ -27,15 +28,14 @@ from captioner.data import entities
 from captioner.data.module import CaptionDataModule
 from captioner.data.records import TRAIN, VAL
 from captioner.data.supervision import masks_of
-from captioner.errors import UsageError
+from captioner.errors import UsageError, plural
 from captioner.fast.malloc import keep_memory
 from captioner.files import write_text
 from captioner.models.monte_carlo import check_samples
 from captioner.precision import supported
 from captioner.predictor import Predictor
-from captioner.resources import shipped_configs
 from captioner.training.callbacks import AtomicCheckpoints
-from captioner.training.results import draw_overlays, model_card, write_result
+from captioner.training.results import model_card, write_result
 from captioner.training.task import CaptioningTask
 
 _LOG = logging.getLogger(__name__)
@@ -47,9 +47,12 @@ def _tree(class_path: str, **options: Any) -> dict[str, Any]:
     return {"class_path": class_path, "init_args": options}
 
 
-_CHECKPOINT = "pytorch_lightning.callbacks.ModelCheckpoint"
+def _checkpoints(filename: str, **options: Any) -> dict[str, Any]:
+    options |= {"filename": filename, "enable_version_counter": False}
+    return _tree("pytorch_lightning.callbacks.ModelCheckpoint", **options)
+
+
 _BEST = {"monitor": "val/cider", "mode": "max"}
-_OVERWRITE = {"enable_version_counter": False}
 # The encoder, neck and optimiser of configs/model/show-attend-tell.yaml, and the trainer's defaults.
 # Configuration files and options override them.
 DEFAULTS: dict[str, Any] = {
@@ -64,9 +67,9 @@ DEFAULTS: dict[str, Any] = {
     "trainer.num_sanity_val_steps": 0,
     "trainer.log_every_n_steps": 25,
     "trainer.callbacks": [
-        _tree(_CHECKPOINT, filename="best", **_BEST, **_OVERWRITE),
+        _checkpoints("best", **_BEST),
         # With save_last, Lightning would write last.ckpt only together with best.ckpt.
-        _tree(_CHECKPOINT, filename="last", save_on_train_epoch_end=True, **_OVERWRITE),
+        _checkpoints("last", save_on_train_epoch_end=True),
         _tree("pytorch_lightning.callbacks.EarlyStopping", patience=4, strict=False, **_BEST),
         _tree("captioner.training.callbacks.EMA"),
     ],
@@ -97,11 +100,11 @@ class Trainer(pl.Trainer):
         content = f"{rows} × {columns} annotation vectors of width {encoder.out_dim}"
         if datamodule.cache == "images":
             content = f"{size.height} × {size.width} pixels"
-        if cache.key_grid:
+        elif cache.key_grid:
             rows, columns = cache.key_grid
             content += f" and {rows} × {columns} keys of width {encoder.key_dim}"
         print(
-            f"{len(cache.rows):,} photos × {content}, {cache.bytes / 1e9:.2f} GB, "
+            f"{plural(len(cache.rows), 'photo')} × {content}, {cache.bytes / 1e9:.2f} GB, "
             f"{len(cache.failed)} left out, in {datamodule.cache_dir}"
             f"{', all checksums match' if verify else ''}"
         )
@@ -141,43 +144,11 @@ class CLI(LightningCLI):
         """Do nothing; Lightning's version lets the checkpoint override the command line."""
 
     def before_instantiate_classes(self) -> None:
-        """Choose the run folder, the checkpoint and the precision."""
+        """Choose the precision."""
         self.started = time.time()
-        config = self.config[self.subcommand]
-        config.trainer.precision = supported(config.trainer.precision, config.trainer.accelerator)
-        if config.trainer.default_root_dir is None:
-            files = config.get("config") or []
-            name = Path(str(files[-1])).stem if files else "run"
-            config.trainer.default_root_dir = str(Path("runs") / name)
-        self.root = Path(config.trainer.default_root_dir)
-        if "ckpt_path" in config:
-            config.ckpt_path = self._checkpoint(config.ckpt_path)
-
-    def _checkpoint(self, option: str | None) -> str | None:
-        """Return the checkpoint to load; ``best`` and ``last`` are files of the run folder.
-
-        ``fit`` starts a new run by default, and refuses a folder that has one; ``auto`` resumes the run
-        of the folder or starts one. The default of the other commands is ``best``.
-        """
-        if self.subcommand == "fit" and option in (None, "auto", "last"):
-            saved = [*self.root.glob(str(LAST)), *self.root.glob(PREEMPTED)]
-            if option is None and saved:
-                raise UsageError(
-                    f"'{self.root}' already holds a run: resume it with --ckpt_path last, choose "
-                    "another folder with --trainer.default_root_dir DIR, or delete it"
-                )
-            if saved:
-                return str(max(saved, key=lambda file: file.stat().st_mtime))
-            if option != "last":
-                return None
-        named = {None: checkpoint.BEST, "best": checkpoint.BEST, "last": LAST}
-        file = self.root / named[option] if option in named else Path(str(option))
-        if not file.is_file():
-            raise UsageError(
-                f"no checkpoint '{file}': train first with captioner fit, name the run folder with "
-                "--trainer.default_root_dir DIR, or give a file with --ckpt_path FILE"
-            )
-        return str(file)
+        options = self.config[self.subcommand].trainer
+        options.precision = supported(options.precision, options.accelerator)
+        self.root = Path(options.default_root_dir)
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Put loggers and checkpoints into the run folder, unless the user configured them."""
@@ -253,19 +224,20 @@ class CLI(LightningCLI):
         for image_id, caption in list(model.generated.items())[:3]:
             print(f"{image_id}: {caption}")
         print(f"model written to {folder}")
-        if count := self._get(self.config, "overlays"):
-            self._draw(count)
-
-    def _draw(self, count: int) -> None:
-        """Draw the attention on some development images; a failure does not fail the run."""
-        model = self.model
-        predictor = Predictor(model.captioner, self.root.name, str(model.device), model.decoding)
-        paths = [r.path for r in self.datamodule.of_split(VAL) if r.image_id in model.generated]
+        shown = [r.path for r in self.datamodule.of_split(VAL) if r.image_id in model.generated]
         try:
-            draw_overlays(predictor, paths[:count], self.root / "overlays")
-            print(f"{len(paths[:count])} overlays written to {self.root / 'overlays'}")
-        except Exception as error:
+            if paths := shown[: self._get(self.config, "overlays")]:
+                self._draw(paths)
+        except Exception as error:  # a figure does not fail a run
             _LOG.warning("no overlays: %s", " ".join(f"{type(error).__name__}: {error}".split()))
+
+    def _draw(self, paths: list[str]) -> None:
+        model, folder = self.model, self.root / "overlays"
+        predictor = Predictor(model.captioner, self.root.name, str(model.device), model.decoding)
+        folder.mkdir(exist_ok=True)
+        for caption in predictor.caption([*paths]):
+            caption.save(folder / f"{Path(str(caption.image)).stem}.png")
+        print(f"overlays written to {folder}")
 
     def after_test(self) -> None:
         """Score the captions generated for ``data.test_split``."""
@@ -281,7 +253,7 @@ class CLI(LightningCLI):
         rows = [{"image_id": i, "caption": c} for i, c in captions.items()]
         file = self.root / "results" / f"{self.datamodule.test_split}-captions.json"
         write_text(file, json.dumps(rows, ensure_ascii=False, indent=1) + "\n")
-        print(f"{len(rows):,} captions written to {file}")
+        print(f"{plural(len(rows), 'caption')} written to {file}")
 
     def _result(self, split: str, **more: Any) -> dict[str, Any]:
         more["seed"] = self._get(self.config, "seed_everything")
@@ -293,7 +265,7 @@ def main(arguments: list[str]) -> None:
     raising = {"exit_on_error": False}
     original = sys.argv
     # Lightning starts further processes with the program and arguments in sys.argv.
-    sys.argv = [original[0], *map(_shipped, arguments)]
+    sys.argv = [original[0], *arguments]
     _quiet()
     keep_memory()
     try:
@@ -310,16 +282,13 @@ def main(arguments: list[str]) -> None:
         )
     except (ArgumentError, MisconfigurationException) as error:
         message = " ".join(str(error).split())
-        files = [a.rpartition("=")[2] for a in arguments if a.endswith((".yaml", ".yml"))]
-        # The YAML parser receives text and does not know the name of the file.
-        message = message.replace('"<unicode string>"', " or ".join(files) or "an option")
         raise UsageError(f"{message} (see captioner {arguments[0]} --help-all)") from error
     finally:
         sys.argv = original
 
 
 def _quiet() -> None:
-    """Silence Lightning's advertisements, and its warnings about intended behaviour."""
+    """Silence Lightning's advertisements, and its messages about intended behaviour."""
     for message in (
         "`isinstance.treespec, LeafSpec.` is deprecated",
         r"Found \d+ module.s. in eval mode",  # the frozen encoder
@@ -329,13 +298,6 @@ def _quiet() -> None:
         r"The '\w+_dataloader' does not have many workers",  # the cache needs none
     ):
         warnings.filterwarnings("ignore", message)
-    logging.getLogger("pytorch_lightning.utilities.rank_zero").addFilter(
-        lambda record: "litlogger" not in record.getMessage()
-    )
-
-
-def _shipped(argument: str) -> str:
-    """Replace ``configs/…yaml`` that does not exist here by the file shipped with the package."""
-    option, equals, value = argument.rpartition("=")
-    shipped = shipped_configs().get(str(Path(value)))
-    return f"{option}{equals}{shipped}" if shipped and not Path(value).exists() else argument
+    unneeded = re.compile("Seed set to|GPU available: False|TPU available: False|.*litlogger")
+    for name in ("lightning_fabric.utilities.seed", "pytorch_lightning.utilities.rank_zero"):
+        logging.getLogger(name).addFilter(lambda record: not unneeded.match(record.getMessage()))

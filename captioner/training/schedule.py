@@ -7,8 +7,6 @@ from torch import nn
 
 from captioner.models.captioner import Captioner
 
-BETAS = (0.95, 0.98)
-
 
 def make_optimizer(
     captioner: Captioner,
@@ -17,22 +15,22 @@ def make_optimizer(
     encoder_learning_rate: float,
     weight_decay: float,
 ) -> torch.optim.AdamW:
-    """Return AdamW over all trainable parameters.
+    """Return AdamW over all trainable parameters; the learning rates are the peaks of the cycle.
 
     Weight decay applies only to matrices outside the CNN, because it would pull the CNN away from its
-    pretrained weights. ``learning_rate`` and ``encoder_learning_rate`` are the peaks of the schedule.
+    pretrained weights.
     """
-    encoder = set(captioner.encoder.parameters())
-    trainable = [p for p in (*captioner.parameters(), *objective.parameters()) if p.requires_grad]
-    others = [p for p in trainable if p not in encoder]
+    encoder = [p for p in captioner.encoder.parameters() if p.requires_grad]
+    parts = (captioner.neck, captioner.decoder, objective)
+    others = [p for part in parts for p in part.parameters() if p.requires_grad]
+    fixed = {"weight_decay": 0.0}
     groups: list[dict[str, Any]] = [
         {"name": "matrices", "params": [p for p in others if p.ndim > 1]},
-        {"name": "vectors", "params": [p for p in others if p.ndim <= 1], "weight_decay": 0.0},
-        {"name": "encoder", "params": [p for p in trainable if p in encoder]},
+        {"name": "vectors", "params": [p for p in others if p.ndim <= 1], **fixed},
+        {"name": "encoder", "params": encoder, "lr": encoder_learning_rate, **fixed},
     ]
-    groups[2] |= {"lr": encoder_learning_rate, "weight_decay": 0.0}
     groups = [group for group in groups if group["params"]]
-    return torch.optim.AdamW(groups, learning_rate, BETAS, weight_decay=weight_decay)
+    return torch.optim.AdamW(groups, learning_rate, (0.95, 0.98), weight_decay=weight_decay)
 
 
 def one_cycle(
@@ -43,9 +41,6 @@ def one_cycle(
     The rise and the fall each follow half a cosine. Meanwhile β₁ falls from 0.95 to 0.85 and rises
     again (Smith 2018, arXiv 1803.09820). ``warmup`` is the fraction of ``steps`` for the rise.
     """
-    return torch.optim.lr_scheduler.OneCycleLR(
-        optimizer,
-        [group["lr"] for group in optimizer.param_groups],
-        total_steps=steps,
-        pct_start=max(warmup, 2 / steps),  # OneCycleLR divides by the warm-up steps less one
-    )
+    peaks = [group["lr"] for group in optimizer.param_groups]
+    rise = max(warmup, 2 / steps)  # OneCycleLR divides by the warm-up steps less one
+    return torch.optim.lr_scheduler.OneCycleLR(optimizer, peaks, steps, pct_start=rise)

@@ -1,11 +1,11 @@
 """Self-critical training: the model's own captions, rewarded by CIDEr-D."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -50,7 +50,6 @@ class SelfCritical(Objective):
         UsageError: ``samples`` is too small, or ``no_repeat`` is given with sampled captions.
     """
 
-    needs_weights = False
     _cider: CiderD  # set in ``setup``
 
     def __init__(
@@ -90,35 +89,26 @@ class SelfCritical(Objective):
         valid = (tokens != PAD)[..., 1:].flatten(1).any(1)  # (B,), False for stand-in images
         hard = hard_attention(decoder)
         sampling = Sampling(mode=hard[0].test_time) if hard else None  # also in training mode
-        generated = self._generate(decoder, annotations, valid, sampling)
-        captions = [_words(rows) for rows in generated.tolist()]
+        if self.source == "beam":
+            generated = self._beam(search(decoder, annotations, self.decoding, sampling))
+        else:
+            generated = sample(decoder, annotations, self.samples, self.max_length, sampling)
+        generated = generated.to(tokens.device)
+        generated = generated.where(valid[:, None, None] | (generated == START), PAD)
+        order = (generated != PAD).sum(-1).argsort(1, descending=True)
+        # The longest captions first, which makes decoding faster.
+        generated = generated.gather(1, order.unsqueeze(-1).expand_as(generated))
         references = [[r for r in _words(rows) if r] for rows in tokens.tolist()]
-        rewards = self._reward(captions, references).to(generated.device)
+        rewards = self._reward(map(_words, generated.tolist()), references).to(tokens.device)
         measures = {"reward": self.mean(rewards.mean(1), valid)}
         if self.baseline == "greedy":
             greedy = search(decoder, annotations, replace(self.decoding, beam_size=1), sampling)
-            baseline = self._reward([[self._tokens(h)] for [h] in greedy], references).to(rewards)
+            captions = [[self._with_end(best)] for [best] in greedy]
+            baseline = self._reward(captions, references).to(rewards)
             measures["baseline"] = self.mean(baseline.squeeze(1), valid)
-            return Rollout(generated, rewards - baseline, measures)
-        others = (rewards.sum(1, keepdim=True) - rewards) / (self.samples - 1)
-        return Rollout(generated, rewards - others, measures)
-
-    def _generate(
-        self,
-        decoder: Decoder,
-        annotations: Annotations,
-        valid: Bool[Tensor, " B"],
-        sampling: Sampling | None,
-    ) -> Int[Tensor, "B S T"]:
-        """Return the captions of every image, the longest first, which makes decoding faster."""
-        if self.source == "beam":
-            tokens = self._beam(search(decoder, annotations, self.decoding, sampling))
         else:
-            tokens = sample(decoder, annotations, self.samples, self.max_length, sampling)
-        tokens = tokens.to(valid.device)
-        tokens = tokens.where(valid[:, None, None] | (tokens == START), PAD)
-        order = (tokens != PAD).sum(-1).argsort(1, descending=True)
-        return tokens.gather(1, order.unsqueeze(-1).expand_as(tokens))
+            baseline = (rewards.sum(1, keepdim=True) - rewards) / (self.samples - 1)
+        return Rollout(generated, rewards - baseline, measures)
 
     def _beam(self, beams: list[list[Hypothesis]]) -> Int[Tensor, "B S T"]:
         """Return the captions of a beam search in the format of ``sample``."""
@@ -126,17 +116,17 @@ class SelfCritical(Objective):
         for hypotheses in beams:
             missing = self.samples - len(hypotheses)  # with a tiny vocabulary: repeat the best one
             for hypothesis in hypotheses + missing * hypotheses[:1]:
-                rows.append(torch.tensor([START, *self._tokens(hypothesis)]))
+                rows.append(torch.tensor([START, *self._with_end(hypothesis)]))
         padded = pad_sequence(rows, batch_first=True, padding_value=PAD)
         return padded.view(len(beams), self.samples, -1)
 
-    def _tokens(self, hypothesis: Hypothesis) -> list[int]:
+    def _with_end(self, hypothesis: Hypothesis) -> list[int]:
         """Return the ids of a hypothesis, with ``<end>`` unless it was cut at the maximum length."""
         ended = len(hypothesis.tokens) < self.max_length
         return [*hypothesis.tokens, *([END] if ended else [])]
 
     def _reward(
-        self, captions: list[list[list[int]]], references: list[list[list[int]]]
+        self, captions: Iterable[list[list[int]]], references: list[list[list[int]]]
     ) -> Float[Tensor, "B S"]:
         return torch.tensor(list(map(self._cider, captions, references)))
 
@@ -150,14 +140,14 @@ class SelfCritical(Objective):
         valid = words != PAD
         count = self.count(valid)
         if rewards is None:
-            nll = -token_log_probs(decoded, words).exact.sum() / count
+            nll = -token_log_probs(decoded, words)[0].sum() / count
             return Loss({"likelihood": nll}, {"nll": nll.detach()})
         # Generation excludes special tokens, and <end> as the first word.
         first = torch.zeros_like(valid)
         first[..., 0] = True
         logits = mask_special_tokens(decoded.packed_logits, decoded.pack(first))
         allowed = replace(decoded, packed_logits=logits)
-        log_probs = token_log_probs(allowed, words).exact
+        log_probs, _ = token_log_probs(allowed, words)
         policy = -(rewards.unsqueeze(-1) * log_probs).sum() / count
         captions = valid.any(-1)
         variance = (rewards - self.mean(rewards, captions)) ** 2

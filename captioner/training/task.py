@@ -20,9 +20,8 @@ from captioner.decoding import Decoding, search
 from captioner.errors import CheckpointError, DataError, UsageError
 from captioner.evaluation.metrics import CaptionScorer
 from captioner.models.annotations import Annotations
-from captioner.models.attention import AttentionBase
 from captioner.models.captioner import PARTS, Captioner
-from captioner.models.decoder import Decoder, Detail
+from captioner.models.decoder import Decoder
 from captioner.models.distributions import Sampling, hard_attention
 from captioner.models.encoder import CNNEncoder, Encoder
 from captioner.models.lstm import LSTMDecoder
@@ -90,7 +89,6 @@ class CaptioningTask(pl.LightningModule):
         check_model(trees)  # otherwise the model folder could not be loaded
         self.captioner = Captioner.from_config(trees, Vocabulary(words))
         self.objective.check(self.captioner.decoder)
-        self.detail: Detail = "shown" if self.objective.needs_weights else "none"
         self.supervision = self.objective.supervision
         self.decoding, self.val_decoding = decoding, Decoding(val_beam_size)
         self._clear()
@@ -116,14 +114,11 @@ class CaptioningTask(pl.LightningModule):
             )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
-        """Return the loss, or None if no image of the batch could be read.
-
-        With several processes, return a zero loss instead, because the others wait for the gradients.
-        """
+        """Return the loss, or None if no image of the batch could be read."""
         if not batch.image_ids:
             if distributed.count() == 1:
                 return None
-            batch = self._stand_in(batch)
+            batch = self._stand_in(batch)  # the other processes wait for the gradients
         seeds = [global_seed(), self.current_epoch, batch_idx, self.global_rank]
         torch.manual_seed(int(np.random.SeedSequence(seeds).generate_state(1)[0]))
         loss, measures = self._loss(batch)
@@ -144,11 +139,13 @@ class CaptioningTask(pl.LightningModule):
         annotations = self.captioner.neck(self._encode(batch))
         rollout = objective.rollout(decoder, annotations, batch.tokens)
         inputs, targets = rollout.tokens[..., :-1], rollout.tokens[..., 1:]
-        if rollout.rewards is None:  # generated captions keep their words
-            inputs = _drop_words(inputs, self.hparams["word_dropout"])
+        word_dropout = self.hparams["word_dropout"]
+        if word_dropout and rollout.rewards is None:  # generated captions keep their words
+            dropped = torch.rand(inputs.shape, device=inputs.device) < word_dropout
+            inputs = inputs.masked_fill(dropped & (inputs > UNK), UNK)
         progress = self.global_step / self.trainer.estimated_stepping_batches
         sampling = Sampling(temperature=objective.temperature(progress))
-        decoded = decoder(annotations, inputs, self.detail, sampling)
+        decoded = decoder(annotations, inputs, sampling=sampling)
         masks = None if batch.masks is None else batch.masks[..., 1:, :]
         return objective(decoded, targets, rollout.rewards, masks), rollout.measures
 
@@ -173,14 +170,6 @@ class CaptioningTask(pl.LightningModule):
         tokens[..., 0] = START
         pixels = torch.zeros(1, 3, size.height, size.width, dtype=torch.uint8, device=self.device)
         return Batch([], tokens, None, (0, 0), pixels)
-
-    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        """Log the norm of the attention's gradient."""
-        modules = self.captioner.decoder.modules()
-        attentions = [module for module in modules if isinstance(module, AttentionBase)]
-        parameters = [p for attention in attentions for p in attention.parameters()]
-        if gradients := [p.grad for p in parameters if p.grad is not None]:
-            self.log("train/attention_gradient_norm", torch.nn.utils.get_total_norm(gradients))
 
     def configure_optimizers(self) -> Any:
         """Return AdamW and its learning-rate cycle."""
@@ -214,8 +203,7 @@ class CaptioningTask(pl.LightningModule):
         if not batch.image_ids:
             return
         inputs, targets = batch.tokens[..., :-1], batch.tokens[..., 1:]
-        annotations = self.captioner.neck(self._annotations(batch))
-        decoded = self.captioner.decoder(annotations, inputs, self.detail)
+        decoded = self.captioner.decoder(self.captioner.neck(self._annotations(batch)), inputs)
         nll = float(self.objective(decoded, targets).measures["nll"])
         words = float((targets != PAD).sum())
         self._nll += torch.tensor([nll * words, words], dtype=torch.float64)
@@ -306,10 +294,9 @@ class CaptioningTask(pl.LightningModule):
         expected = self.captioner.vocabulary
         if stored != expected:
             raise CheckpointError(
-                f"the checkpoint was trained with another vocabulary ({len(stored):,} words, "
-                f"{stored.fingerprint}) than this data gives ({len(expected):,} words, "
-                f"{expected.fingerprint}): give the data options of that training, or use captioner "
-                "caption and evaluate, which accept any photos"
+                f"the checkpoint was trained with another vocabulary ({len(stored):,} words) than this "
+                f"data gives ({len(expected):,} words): give the data options of that training, or "
+                "use captioner caption and evaluate, which accept any photos"
             )
 
 
@@ -318,11 +305,3 @@ def _tree(part: Any) -> dict[str, Any]:
     if isinstance(part, Mapping):
         return dict(part)
     return {"class_path": part.__name__, "init_args": {}}
-
-
-def _drop_words(inputs: Tensor, probability: float) -> Tensor:
-    """Replace some words, but no special tokens, by ``<unk>``."""
-    if not probability:
-        return inputs
-    dropped = (torch.rand(inputs.shape, device=inputs.device) < probability) & (inputs > UNK)
-    return inputs.masked_fill(dropped, UNK)

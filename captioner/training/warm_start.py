@@ -18,13 +18,12 @@ def start_from(captioner: Captioner, model: str) -> float:
     """
     stored = checkpoint.load(find_model(model))
     other = stored.captioner
-    if other.vocabulary != captioner.vocabulary:
+    if other.vocabulary.words != captioner.vocabulary.words:
         raise UsageError(
             f"the vocabulary of '{model}' ({len(other.vocabulary):,} words) differs from that of this "
             f"data ({len(captioner.vocabulary):,} words): start from a model trained with the same "
             "data options"
         )
-    parts = ["neck", "decoder"]
     if captioner.encoder.external and other.encoder.external:
         captioner.encoder.load_pretrained()
         if captioner.encoder.fingerprint() != other.encoder.fingerprint():
@@ -33,15 +32,13 @@ def start_from(captioner: Captioner, model: str) -> float:
                 "the image_size, weights, stride and extra_strides of its config.json",
                 model,
             )
-    if other.encoder.trainable:
-        if not captioner.encoder.trainable:
-            raise UsageError(
-                f"the encoder of '{model}' was fine-tuned together with its decoder: give "
-                "--model.encoder.init_args.trainable true, and --model.encoder_learning_rate 0 to "
-                "keep the encoder as it is"
-            )
-        parts.insert(0, "encoder")
-    for part in parts:
+    if other.encoder.trainable and not captioner.encoder.trainable:
+        raise UsageError(
+            f"the encoder of '{model}' was fine-tuned together with its decoder: give "
+            "--model.encoder.init_args.trainable true, and --model.encoder_learning_rate 0 to "
+            "keep the encoder as it is"
+        )
+    for part in ("encoder", "neck", "decoder")[0 if other.encoder.trainable else 1 :]:
         try:
             getattr(captioner, part).load_state_dict(getattr(other, part).state_dict())
         except RuntimeError as error:
