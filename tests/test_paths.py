@@ -1,4 +1,4 @@
-"""The images that files, folders and globs name."""
+"""The images that files, folders and globs name, and the files that ``caption`` writes."""
 
 import io
 import os
@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from captioner import images, paths
-from captioner.cli.writers import WRITERS
+from captioner.cli import caption
+from captioner.cli.main import main
+from captioner.cli.writers import WRITERS, check_replaced, format_of
 from captioner.errors import ImageError, UsageError
 
 FILES = (
@@ -104,8 +106,8 @@ def test_what_is_no_regular_file_is_listed_and_reported_when_it_is_read(tree):
     (tree / "sub" / "zero.gif").symlink_to("/dev/zero")
     special = ["sub/circle.png", "sub/pipe.jpg", "sub/zero.gif"]
     assert names("sub") == ["sub/c.webp", *special, "sub/deep/d.tiff"]
-    for name in special:
-        with pytest.raises(ImageError, match=f"{name} is a"):
+    for name in special[1:]:
+        with pytest.raises(ImageError, match=f"{name} is a pipe or a device"):
             images.load(name)
 
 
@@ -122,3 +124,43 @@ def test_names_are_printed_on_one_line_without_escapes_for_terminals():
     stream = io.StringIO()
     WRITERS["text"]([(Path("a\x1b[31m\nb.jpg"), {"caption": "a dog"})], stream)
     assert stream.getvalue() == "a\\x1b[31m\\nb.jpg\ta dog\n"
+
+
+@pytest.mark.parametrize(
+    "rows", [[], [(Path("a b.JPG"), {"image": "a b.JPG", "caption": "a dog"})]]
+)
+def test_only_a_file_of_captions_is_replaced(rows, tmp_path):
+    file = tmp_path / "output"
+    check_replaced(file)
+    for write in WRITERS.values():
+        with file.open("w") as stream:
+            write([(path, {**row, "log_prob": -1.0}) for path, row in rows], stream)
+        check_replaced(file)
+    for other in ("# Notes\n", "name\tvalue\n", '{"key": "image"}', "[1]", "image,caption\n"):
+        file.write_text(other)
+        with pytest.raises(UsageError, match="holds something other than captions"):
+            check_replaced(file)
+
+
+def test_the_suffix_chooses_the_format():
+    names = ["x", "x.txt", "x.jsonl", "x.CSV", "x.json", None]
+    assert [format_of(name) for name in names] == ["text", "text", "jsonl", "csv", "coco", "text"]
+    with pytest.raises(UsageError, match=r"cannot tell the format of 'x\.md': give --format text,"):
+        format_of("x.md")
+
+
+def test_what_cannot_be_captioned_is_reported_without_loading_a_model(tree, capsys, monkeypatch):
+    monkeypatch.setattr(caption, "_engine", None)
+    assert main(["caption", "notes.txt", "--output=captions.jsonl"]) == 1
+    assert capsys.readouterr().err.startswith("captioner: notes.txt is an empty file, not an image")
+    assert '"error": {"type": "ImageError"' in Path("captions.jsonl").read_text()
+    Path("notes.txt").write_text("# Notes\n")
+    for arguments, message in (
+        (["https://example.org/a.jpg"], "is a web address: download the photo"),
+        (["b.jpg", "--output=notes.txt"], "--overwrite to replace it"),
+        (["b.jpg", "--output=captions.md"], "cannot tell the format"),
+    ):
+        assert main(["caption", *arguments]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["caption", "x.jfif", "--output=notes.txt", "--overwrite"]) == 1
+    assert Path("notes.txt").read_text() == ""

@@ -74,7 +74,6 @@ class LocalEngine:
     def _start_worker(self) -> "_Worker":
         worker = _Worker(self._options, self._threads)
         self._workers.append(worker)
-        worker.greet()
         return worker
 
     def _caption(self, names: list[str]) -> list[Row]:
@@ -83,7 +82,10 @@ class LocalEngine:
         except IndexError:
             worker = self._start_worker()
         try:
-            rows = worker.caption(names)
+            if self._closed:
+                raise EOFError
+            worker.connection.send(names)
+            rows = list(from_columns(worker.receive(TIMEOUT * ceil(len(names) / 10))))
         except (EOFError, OSError) as error:
             worker.process.kill()
             if self._closed:
@@ -102,7 +104,7 @@ def _failed(name: str, overdue: bool) -> Row:
 
 
 class _Worker:
-    """A process, and the connection to it."""
+    """A process that has loaded the model, and the connection to it."""
 
     def __init__(self, options: dict[str, Any], threads: int) -> None:
         context = get_context("spawn")  # forking a process with threads can deadlock
@@ -111,24 +113,17 @@ class _Worker:
         self.process = context.Process(target=_serve, args=arguments, daemon=True)
         self.process.start()
         remote.close()  # so that the end of the process closes the connection
-
-    def greet(self) -> None:
-        """Wait until the model is loaded."""
         try:
-            self.greeting = self._receive()
+            self.greeting = self.receive(None)
         except (EOFError, OSError) as error:
             raise CaptionerError(
                 "a worker process ended while it loaded the model; is there enough memory for --workers?"
             ) from error
 
-    def caption(self, names: list[str]) -> list[Row]:
-        """Raise TimeoutError, or another OSError or EOFError if the process has ended."""
-        self.connection.send(names)
-        if not self.connection.poll(TIMEOUT * ceil(len(names) / 10)):
+    def receive(self, timeout: float | None) -> Any:
+        """Return the next answer; raise TimeoutError, or EOFError or OSError if the process ended."""
+        if not self.connection.poll(timeout):
             raise TimeoutError
-        return list(from_columns(self._receive()))
-
-    def _receive(self) -> Any:
         answer = self.connection.recv()
         if isinstance(answer, Exception):
             raise answer
