@@ -67,13 +67,13 @@ def test_oracle_is_an_upper_bound(rng, masks):
         assert (mass(other, masks) <= mass(best, masks) + 1e-9).all()
 
 
-def test_mean_map_of_the_other_images(rng):
-    maps, image = normalised(rng.random((6, 4))), np.array([0, 0, 1, 1, 1, 4])
-    means = mean_of_others(maps, image, np.array([1, 4, 1]))
-    np.testing.assert_allclose(means[0], maps[[0, 1, 5]].mean(0))
-    np.testing.assert_allclose(means[1], maps[:5].mean(0))
-    alone = mean_of_others(maps[:2], image[:2], np.array([0]))
-    np.testing.assert_allclose(alone[0], 0.25)
+def test_mean_mask_of_the_other_images(masks):
+    image = np.array([0, 0, 1, 1, 1, 4])
+    means = mean_of_others(masks[:6], image)
+    np.testing.assert_allclose(means[2], normalised(masks[[0, 1, 5]].sum(0)[None])[0])
+    np.testing.assert_allclose(means[5], normalised(masks[:5].sum(0)[None])[0])
+    alone = mean_of_others(masks[:2], image[:2])
+    np.testing.assert_allclose(alone, 1 / 12)
 
 
 def test_entropy_equals_its_definition(rng):

@@ -74,12 +74,9 @@ def batches(
 def forced_maps(
     decoder: Decoder, annotations: Annotations, captions: Sequence[Sequence[Sequence[int]]]
 ) -> tuple[Maps, Maps | None]:
-    """Feed captions to a decoder.
+    """Feed captions to a decoder in eval mode.
 
-    Args:
-        decoder: in eval mode.
-        annotations: of the images.
-        captions: for every image, the word ids of its captions without start and end, none empty.
+    ``captions`` are, for every image, the word ids of its captions without start and end, none empty.
 
     Returns:
         The attention weights of every word, and for hard attention the sampling probabilities of the

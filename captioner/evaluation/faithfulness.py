@@ -23,7 +23,7 @@ from captioner.errors import EvaluationError
 from captioner.evaluation.attention_maps import Batch
 from captioner.evaluation.bootstrap import Bootstrap, Ratio, mean
 from captioner.evaluation.deletion import DRAWS, SHARES, word_drops
-from captioner.evaluation.image_statistics import Evaluation, Regime, fingerprint, of_images
+from captioner.evaluation.image_statistics import Evaluation, Regime, of_images
 from captioner.models.decoder import Decoder, index_batch
 from captioner.models.distributions import hard_attention
 from captioner.predictor import Predictor
@@ -41,8 +41,7 @@ ROUNDING = 1e-5  # nats; smaller differences of log-probabilities are float32 ro
 class DeletionCurves:
     """Deletion curves of the words of all images, which are added batch by batch.
 
-    Hard attention that samples is measured at its most probable region. Its generated captions are
-    still those of its samples.
+    Hard attention that samples is measured at its most probable region.
 
     Args:
         predictor: the model, from ``captioner.load``.
@@ -62,34 +61,24 @@ class DeletionCurves:
         self._decoder = _deterministic(predictor.captioner.decoder)
         self._vocabulary, self._max_length = predictor.vocabulary, predictor.decoding.max_length
         self._ids: list[int | str] = []  # of each image
-        self._asked: list[str] = []  # fingerprints of the captions of each image
-        self._words: list[str] = []
-        self._image_of_word: list[int] = []
+        self._captions: list[tuple[str, ...]] = []  # of each image
         self._values: list[np.ndarray] = []  # of each caption: MEASURES, (T, M)
 
     def add(self, batch: Batch) -> None:
         """Compute the deletion curves of some images."""
-        captions: list[Sequence[int]] = []
-        images = []  # of each caption: its image in the batch
-        for number, index in enumerate(batch.indices):
-            record = self._records[index]
-            if self.regime == "generated":
-                tokens = batch.generated[number].tokens
-            else:
-                first = Tokenizer()(record.captions[0]) if record.captions else []
-                tokens = self._vocabulary.encode(first[: self._max_length])
-            words = self._vocabulary.decode(tokens)
-            if tokens:
-                captions.append(tokens)
-                images.append(number)
-            self._words += words
-            self._image_of_word += [len(self._ids)] * len(words)
-            self._ids.append(record.image_id)
-            self._asked.append(fingerprint((tuple(words),)))
-        if not captions:
+        tokens = [best.tokens for best in batch.generated]
+        if self.regime == "forced":
+            first = [[*self._records[index].captions, ""][0] for index in batch.indices]
+            words = [Tokenizer()(caption)[: self._max_length] for caption in first]
+            tokens = list(map(self._vocabulary.encode, words))
+        self._ids += [self._records[index].image_id for index in batch.indices]
+        self._captions += [tuple(self._vocabulary.decode(ids)) for ids in tokens]
+        spoken = [number for number, ids in enumerate(tokens) if ids]
+        if not spoken:
             return
-        chosen = torch.tensor(images, device=batch.annotations.vectors.device)
+        chosen = torch.tensor(spoken, device=batch.annotations.vectors.device)
         annotations = index_batch(batch.annotations, chosen)
+        captions = [tokens[number] for number in spoken]
         for drop in word_drops(self._decoder, annotations, captions, seed=batch.seed):
             most, random, least = drop.areas.T
             measures = [drop.log_probs, most, random, least, most - random, random - least]
@@ -101,13 +90,14 @@ class DeletionCurves:
         Raises:
             EvaluationError: the model knows no word of the captions.
         """
-        spoken, image = np.array(self._words), np.array(self._image_of_word)
-        known = spoken != self._vocabulary.words[UNK]
+        words = np.array([word for caption in self._captions for word in caption])
+        image = np.repeat(np.arange(len(self._ids)), list(map(len, self._captions)))
+        known = words != self._vocabulary.words[UNK]
         if not known.any():
             raise EvaluationError(
                 "cannot measure faithfulness: no caption of a photo holds a word that the model knows"
             )
-        function = np.isin(spoken, list(FUNCTION_WORDS))
+        function = np.isin(words, list(FUNCTION_WORDS))
         groups = {"all": known, "content": known & ~function, "function": known & function}
         values, bootstrap = np.concatenate(self._values), Bootstrap(len(self._ids), resamples, seed)
         scores: dict[str, Any] = {}
@@ -120,7 +110,6 @@ class DeletionCurves:
                 found = bootstrap.intervals(means)
                 verdict = _verdict(found["most_over_random"], found["random_over_least"])
                 scores[group] = {**found, "verdict": verdict, "words": int(member.sum())}
-        forced = self.regime == "forced"
         report = {
             "measure": "faithfulness",
             "regime": self.regime,
@@ -136,8 +125,8 @@ class DeletionCurves:
             },
             "scores": scores,
         }
-        ids, part = dict(enumerate(self._ids)), f"{self.regime}.faithfulness"
-        return Evaluation(report, of_images(ids, measures, part, self._asked if forced else None))
+        ids, asked = dict(enumerate(self._ids)), [(caption,) for caption in self._captions]
+        return Evaluation(report, of_images(ids, measures, self.regime, "faithfulness", asked))
 
 
 def _deterministic(decoder: Decoder) -> Decoder:

@@ -19,9 +19,8 @@ from jaxtyping import Float64
 
 from captioner.data.scene_grammar import true_of
 from captioner.evaluation.bootstrap import Bootstrap, Ratio, mean
-from captioner.evaluation.image_statistics import Evaluation, fingerprint, of_images
+from captioner.evaluation.image_statistics import Evaluation, of_images
 from captioner.evaluation.localisation import (
-    Maps,
     discrimination,
     mass,
     mean_of_others,
@@ -36,7 +35,6 @@ MAPS = {
     "model": "model",
     "chances": "sampling probabilities",
     "time_averaged": "mean over the caption's words",
-    "mean_map": "mean map of other images",
     "mean_mask": "mean mask of other images",
     "uniform": "uniform",
     "oracle": "oracle (upper bound)",
@@ -82,14 +80,11 @@ def report(collected: GroundingData, seed: int = 0, resamples: int = 2000) -> Ev
         counts, of_objects = _named_objects(collected, on_object)
         found["objects"] = counts | bootstrap.intervals(of_objects)
         measures |= of_objects
-    asked = None
-    if regime == "forced":  # the mentions of every image, with which models are compared
-        mentions: dict[int, list[Any]] = {image: [] for image in collected.images}
-        for image, mention, *_ in collected.mentions:
-            mentions[image].append((tuple(mention.words), tuple(mention.instances)))
-        asked = [fingerprint(of_image) for of_image in mentions.values()]
+    asked: dict[int, list[Any]] = {image: [] for image in collected.images}
+    for image, mention, *_ in collected.mentions:
+        asked[image].append((tuple(mention.words), tuple(mention.instances)))
     ids = {image: data.images[image].image_id for image in collected.images}
-    return Evaluation(found, of_images(ids, measures, f"{regime}.grounding", asked))
+    return Evaluation(found, of_images(ids, measures, regime, "grounding", asked.values()))
 
 
 def _score(
@@ -99,18 +94,24 @@ def _score(
     n_images, images = len(collected.data.images), np.array([m.image for m in collected.mentions])
     pairs = np.array(collected.pairs, dtype=int).reshape(-1, 2)
     masks = np.stack([m.mask for m in collected.mentions])
+    maps = {
+        k: np.stack([m.maps[k] for m in collected.mentions]) for k in collected.mentions[0].maps
+    }
+    maps["mean_mask"] = mean_of_others(masks, images)
+    maps["uniform"], maps["oracle"] = np.ones_like(masks), oracle(masks)
     values = {
         kind: {
-            "discrimination": 100 * discrimination(maps, masks, pairs),
-            "pointing": 100 * pointing(maps, masks),
-            "mass": 100 * mass(maps, masks),
+            "discrimination": 100 * discrimination(normalised(maps[kind]), masks, pairs),
+            "pointing": 100 * pointing(maps[kind], masks),
+            "mass": 100 * mass(normalised(maps[kind]), masks),
         }
-        for kind, maps in _all_maps(collected, masks, images).items()
+        for kind in MAPS
+        if kind in maps
     }
-    image_of = {"discrimination": images[pairs[:, 0]], "pointing": images, "mass": images}
 
     def means(scores: dict[str, np.ndarray]) -> dict[str, Ratio]:
-        return {metric: mean(of, image_of[metric], n_images) for metric, of in scores.items()}
+        of_pairs = {"discrimination": images[pairs[:, 0]]}
+        return {m: mean(of, of_pairs.get(m, images), n_images) for m, of in scores.items()}
 
     lead = means({m: of - values["time_averaged"][m] for m, of in values["model"].items()})
     entropy = np.concatenate([caption.entropies for caption in collected.captions])
@@ -130,23 +131,6 @@ def _score(
     of_lead = {f"lead_over_time_averaged_map.{metric}": of for metric, of in lead.items()}
     measures = means(values["model"]) | of_lead | entropies
     return scored, measures, values["model"]["pointing"]
-
-
-def _all_maps(collected: GroundingData, masks: Maps, images: np.ndarray) -> dict[str, Maps]:
-    """Return the maps of all mentions of each kind in MAPS."""
-    mentions, captions = collected.mentions, collected.captions
-    kinds = mentions[0].maps
-    maps = {kind: normalised(np.stack([m.maps[kind] for m in mentions])) for kind in kinds}
-    caption_images = np.array([caption.image for caption in captions])
-    maps |= {
-        "mean_map": mean_of_others(
-            np.stack([c.mean_map for c in captions]), caption_images, images
-        ),
-        "mean_mask": mean_of_others(masks, images, images),
-        "uniform": normalised(np.ones_like(masks)),
-        "oracle": oracle(masks),
-    }
-    return {kind: maps[kind] for kind in MAPS if kind in maps}
 
 
 def _verdict(estimate: dict[str, float | None], ties: bool, images: int) -> str:

@@ -7,10 +7,10 @@ reads its captions::
     {"image_id": 42, "caption": "…", "ratios": {"cider": [61.2, 1], …}, "bleu": […], "meteor": […]}
 """
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -66,26 +66,22 @@ class Evaluation(NamedTuple):
     image_statistics: list[ImageStatistics]
 
 
-def fingerprint(items: object) -> str:
-    """Return a short hash of the scored words or mentions of an image."""
-    return hashlib.sha256(repr(items).encode()).hexdigest()[:12]
-
-
 def of_images(
     ids: Mapping[int, int | str],
     measures: Mapping[str, Ratio],
+    regime: Regime,
     part: str,
-    asked: Sequence[str] | None,
+    asked: Iterable[object],
 ) -> list[ImageStatistics]:
-    """Return the statistics of images, given as index → id."""
+    """Return the statistics of images, given as index → id, of which ``asked`` was scored."""
     return [
         ImageStatistics(
             image_id,
             {name: (float(m.sums[i]), float(m.numbers[i])) for name, m in measures.items()},
-            part=part,
-            asked=None if asked is None else asked[number],
+            part=f"{regime}.{part}",
+            asked=sha256(repr(of).encode()).hexdigest()[:12] if regime == "forced" else None,
         )
-        for number, (i, image_id) in enumerate(ids.items())
+        for (i, image_id), of in zip(ids.items(), asked, strict=True)
     ]
 
 

@@ -54,16 +54,11 @@ def entropies(maps: Maps) -> Float64[np.ndarray, " N"]:
     return np.asarray(-(maps * np.log(np.where(maps > 0, maps, 1.0))).sum(1))
 
 
-def mean_of_others(
-    maps: Maps, image: Int[np.ndarray, " N"], queries: Int[np.ndarray, " M"]
-) -> Float64[np.ndarray, "M L"]:
-    """Return the mean map of all other images for each image in ``queries``.
-
-    ``image`` is the index of the image of each map.
-    """
-    sums = np.zeros((max(image.max(), queries.max()) + 1, maps.shape[1]))
-    np.add.at(sums, image, maps)
-    return normalised(np.clip(maps.sum(0) - sums[queries], 0, None))
+def mean_of_others(masks: Maps, image: Int[np.ndarray, " N"]) -> Maps:
+    """Return for each mask the mean of all masks of other images; ``image`` is the image of each."""
+    sums = np.zeros((image.max() + 1, masks.shape[1]))
+    np.add.at(sums, image, masks)
+    return normalised(np.clip(masks.sum(0) - sums[image], 0, None))
 
 
 def oracle(masks: Maps) -> Maps:

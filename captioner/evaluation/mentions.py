@@ -26,7 +26,6 @@ class CaptionRecord(NamedTuple):
     image: int  # index of its image in the data set
     words: Sequence[str]
     mentions: list[tuple[Mention, int | None]]  # with the index among the scored ones, if scored
-    mean_map: Float64[np.ndarray, " L"]  # mean attention over the words
     entropies: Float64[np.ndarray, " T"]  # of each word's attention, nats
 
 
@@ -108,8 +107,7 @@ class GroundingData:
         ]
         self.left_out["unknown_words"] += list(ids).count(UNK)
         entropy = entropies(maps.get("chances", maps["model"]))
-        mean_map = maps["model"].mean(0)
-        self.captions.append(CaptionRecord(index, words, numbered, mean_map, entropy))
+        self.captions.append(CaptionRecord(index, words, numbered, entropy))
 
     def _number(
         self, index: int, ids: Sequence[int], maps: dict[str, np.ndarray], mention: Mention

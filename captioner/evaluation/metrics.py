@@ -39,8 +39,8 @@ logger = logging.getLogger(__name__)
 class Scores:
     """Corpus scores in percent. CIDEr-D may exceed 100, as in papers.
 
-    CIDEr-D gives a word more weight the fewer of the *scored* images mention it. Scores of 100 and of
-    5,000 images are therefore not comparable, and for a single image CIDEr is always 0.
+    CIDEr-D gives a word more weight the fewer of the *scored* images mention it: scores of other
+    numbers of images are not comparable, and for a single image it is 0.
     """
 
     bleu_1: float
@@ -49,9 +49,9 @@ class Scores:
     bleu_4: float
     rouge_l: float
     cider: float
-    meteor: float | None  # None without Java
     tokenizer: str  # ``ptb``, or without Java the name of another one, such as ``nltk-treebank``
     images: int  # number of images scored
+    meteor: float | None = None  # None without Java
     missing: int = 0  # number of images with references but without a candidate
 
     def as_dict(self) -> dict[str, float | int | str | None]:
@@ -64,8 +64,8 @@ class CaptionScorer:
 
     Args:
         references: image id → reference captions.
-        java: whether to use Java's tokenizer and METEOR; True raises an error if Java fails. None
-            uses Java if it is installed and works, and logs a warning if it fails.
+        java: whether to use Java's tokenizer and METEOR. None uses Java if it is installed, and logs a
+            warning instead of raising an error if Java fails.
         tokenizer: splits a caption into words if Java is not used.
 
     Raises:
@@ -90,9 +90,7 @@ class CaptionScorer:
         self._tokenized: dict[Id, list[str]] = {}
 
     def score(self, candidates: Mapping[Id, str]) -> Scores:
-        """Score one caption for each image; the images may be a subset.
-
-        An empty caption is allowed and scores 0.
+        """Score one caption, which may be empty, for each image or for some of them.
 
         Raises:
             EvaluationError: no candidates, an image without references, or ``java=True`` and Java
@@ -111,19 +109,18 @@ class CaptionScorer:
                 f"captioned images without references: {_some(unknown)}; there are references of "
                 f"{_some(self.references) or 'no image'}"
             )
-        if self._java:
-            try:
-                return self._score(candidates)
-            except JavaError as error:
-                if self._strict:
-                    raise EvaluationError(
-                        f"{error}; repair or install Java, or score without it (java=False)"
-                    ) from error
-                message = "%s; scoring with %s words and without METEOR"
-                logger.warning(message, error, self._split_name)
-                self._java = False
-                self._tokenized.clear()
-        return self._score(candidates)
+        try:
+            return self._score(candidates)
+        except JavaError as error:
+            if self._strict:
+                raise EvaluationError(
+                    f"{error}; repair or install Java, or score without it (java=False)"
+                ) from error
+            message = "%s; scoring with %s words and without METEOR"
+            logger.warning(message, error, self._split_name)
+            self._java = False
+            self._tokenized.clear()
+            return self._score(candidates)
 
     def _score(self, candidates: Mapping[Id, str]) -> tuple[Scores, list[ImageStatistics]]:
         references = self._tokenized_references(candidates)
@@ -141,20 +138,15 @@ class CaptionScorer:
                 {"rouge_l": (100 * float(rouge[i]), 1.0), "cider": (100 * float(cider[i]), 1.0)},
                 caption,
                 _bleu_counts(bleu.ctest[i]),
-                None if meteor is None else meteor[i],
+                meteor[i] if meteor else None,
             )
             for i, (image, caption) in enumerate(candidates.items())
         ]
         once = np.ones((1, len(images)))
-        values: dict[str, Any] = {"meteor": None}
-        values |= {name: float(of(once)[0]) for name, of in statistics(images).items()}
-        scores = Scores(
-            **values,
-            tokenizer="ptb" if self._java else self._split_name,
-            images=len(candidates),
-            missing=len(self.references) - len(candidates),
-        )
-        return scores, images
+        values = {name: float(of(once)[0]) for name, of in statistics(images).items()}
+        missing = len(self.references) - len(candidates)
+        tokenizer = "ptb" if self._java else self._split_name
+        return Scores(**values, tokenizer=tokenizer, images=len(images), missing=missing), images
 
     def _tokenized_references(self, images: Iterable[Id]) -> dict[Id, list[str]]:
         new = {image: self.references[image] for image in images if image not in self._tokenized}
@@ -181,7 +173,6 @@ def _bleu_counts(counts: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 _RESULTS = 'COCO results, [{"image_id", "caption"}], or JSON lines of {"image", "caption"}'
-_REFERENCES = 'COCO captions, {"images": […], "annotations": [{"image_id", "caption"}]}'
 
 
 def evaluate_files(
@@ -259,13 +250,13 @@ def _read_coco(path: str | Path) -> tuple[dict[Id, list[str]], dict[str, Id]]:
     """Return the references by image id, and the image ids by file name, if it is unique."""
     try:
         names, references = parse_captions(read_json(Path(path)))
+        if not references:
+            raise ValueError("it is empty")
     except MALFORMED as error:
-        missing = f" (no {error})" if isinstance(error, KeyError) else ""
         raise EvaluationError(
-            f"{path} has no reference captions{missing}; expected {_REFERENCES}"
+            f"{path} has no reference captions ({error}); expected COCO captions, "
+            '{"images": […], "annotations": [{"image_id", "caption"}]}'
         ) from error
-    if not references:
-        raise EvaluationError(f"{path} has no reference captions; expected {_REFERENCES}")
     ids: dict[str, set[Id]] = defaultdict(set)
     for image_id, name in names:
         ids[_basename(name)].add(image_id)
