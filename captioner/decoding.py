@@ -4,7 +4,7 @@ A search is batched over images. Greedy search is a beam of one.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from captioner import limits
 from captioner.errors import ModelError, UsageError, unknown
 from captioner.models.annotations import Annotations
-from captioner.models.decoder import Decoded, Decoder, gather_rows, index_batch, map_tensors
+from captioner.models.decoder import Decoder, gather_rows, index_batch, map_tensors
 from captioner.models.distributions import Sampling
 from captioner.models.monte_carlo import MonteCarlo
 from captioner.text import END, PAD, START, UNK
@@ -29,8 +29,8 @@ class Decoding:
     """Options of the search for captions; values outside ``limits.DECODING`` raise UsageError.
 
     Attributes:
-        beam_size: number of hypotheses per image; 1 is greedy search.
-        max_length: maximal number of words in a caption.
+        beam_size: hypotheses per image; 1 is greedy search.
+        max_length: maximal number of words.
         length_penalty: hypotheses are ranked by log-probability / length ** length_penalty, where
             the length includes the end token; 1 is the mean per token, 0 prefers short captions.
         samples: number of paths that are averaged, for sampled hard attention; see ``MonteCarlo``.
@@ -59,10 +59,8 @@ class Decoding:
         Raises:
             UsageError: an unknown option, or a value out of range.
         """
-        known = [field.name for field in fields(self)]
-        for name in options:
-            if name not in known:
-                raise UsageError(unknown("decoding option", name, known))
+        for name in options.keys() - limits.DECODING.keys():
+            raise UsageError(unknown("decoding option", name, limits.DECODING))
         return replace(self, **{k: value for k, value in options.items() if value is not None})
 
 
@@ -87,10 +85,9 @@ class Hypothesis:
 class Beam:
     """The unfinished hypotheses of every image: K, at most the beam size, with t words each."""
 
-    state: Any  # of the decoder before it reads ``last``
+    state: Any  # of the decoder before it reads the last word
     totals: Float[Tensor, "B K"]  # log-probabilities of the hypotheses
-    last: Int[Tensor, "B K"]  # last tokens
-    tokens: Int[Tensor, "B K t"]
+    tokens: Int[Tensor, "B K s"]  # s = t + 1, from ``<start>``
     log_probs: Float[Tensor, "B K t"]
     weights: Float[Tensor, "B K t L"]
 
@@ -113,33 +110,23 @@ def search(
     Args:
         decoder: in eval mode.
         annotations: after the neck.
-        decoding: options of the search.
         sampling: how hard attention chooses locations; None for its own options.
 
     Raises:
         ModelError: the decoder's scores are not numbers, or its vocabulary has no words.
         UsageError: several samples of a decoder that does not sample locations.
     """
-    decoder = _over_samples(decoder, decoding.samples)
-    batch_size = limits.MAX_ROWS // (decoding.beam_size * decoding.samples)
-    found = []
-    for first in range(0, len(annotations), batch_size):
-        part = slice(first, first + batch_size)
-        images = map_tensors(lambda tensor, part=part: tensor[part], annotations)
-        found += _search(decoder, images, decoding, sampling)
-    return found
-
-
-def _search(
-    decoder: Decoder, annotations: Annotations, decoding: Decoding, sampling: Sampling | None
-) -> list[list[Hypothesis]]:
-    """Search the captions of at most ``limits.MAX_ROWS`` / ``beam_size`` images."""
-    size = decoding.beam_size
+    most = limits.MAX_ROWS // (decoding.beam_size * decoding.samples)
+    if len(annotations) > most:
+        rows = torch.arange(len(annotations), device=annotations.vectors.device)
+        parts = [index_batch(annotations, part) for part in torch.split(rows, most)]
+        return [beam for part in parts for beam in search(decoder, part, decoding, sampling)]
+    decoder, size = _over_samples(decoder, decoding.samples), decoding.beam_size
     results: list[list[Hypothesis]] = [[] for _ in range(len(annotations))]
     finished = results  # of the images that are still in the batch
     beam = _empty_beam(decoder, annotations, sampling)
     for length in range(1, decoding.max_length + 2):  # the end token counts
-        logits, weights, state = decoder.step(beam.last, beam.state)
+        logits, weights, state = decoder.step(beam.tokens[..., -1], beam.state)
         log_probs = _allowed_log_probs(logits, beam.tokens, length, decoding)  # (B, K, V)
         extended = (beam.totals.unsqueeze(-1) + log_probs).flatten(1)  # (B, K·V)
         # At most one extension of a hypothesis ends it, so K of the best 2K do not end.
@@ -162,7 +149,7 @@ def _search(
         history = map_tensors(
             lambda old, new: torch.cat([old, new.unsqueeze(2)], 2), earlier, added
         )
-        beam = Beam(state.reorder(parents), totals, last, *history)
+        beam = Beam(state.reorder(parents), totals, *history)
         if len(finished) - len(active) >= COMPACT_SHARE * len(finished):
             beam, finished = _compact(beam, finished, active)
 
@@ -178,22 +165,18 @@ def _empty_beam(decoder: Decoder, annotations: Annotations, sampling: Sampling |
     """Start with one empty hypothesis per image."""
     images, regions = annotations.vectors.shape[:2]
     totals = torch.zeros(images, 1, device=annotations.vectors.device)
-    last = torch.full_like(totals, START, dtype=torch.long)
-    tokens, log_probs = last.new_zeros(images, 1, 0), totals.new_zeros(images, 1, 0)
-    weights = totals.new_zeros(images, 1, 0, regions)
+    tokens = torch.full_like(totals, START, dtype=torch.long).unsqueeze(-1)
+    log_probs, weights = totals.new_zeros(images, 1, 0), totals.new_zeros(images, 1, 0, regions)
     state = decoder.init_state(annotations, sampling=sampling)
-    return Beam(state, totals, last, tokens, log_probs, weights)
+    return Beam(state, totals, tokens, log_probs, weights)
 
 
 def _allowed_log_probs(
     logits: Float[Tensor, "B K V"], tokens: Int[Tensor, "B K t"], length: int, decoding: Decoding
 ) -> Float[Tensor, "B K V"]:
     """Compute log-probabilities of the next word, -inf for words that must not follow."""
-    log_probs = logits.float().log_softmax(-1)
-    log_probs[..., [PAD, START, UNK]] = -torch.inf
-    if length == 1:
-        log_probs[..., END] = -torch.inf
-    elif length > decoding.max_length:
+    log_probs = mask_special_tokens(logits.float().log_softmax(-1), length == 1)
+    if length > decoding.max_length:
         log_probs[..., :END] = log_probs[..., END + 1 :] = -torch.inf
     run = decoding.no_repeat
     if run and tokens.shape[-1] >= run:
@@ -216,21 +199,20 @@ def _finish(
 ) -> None:
     """Add the hypotheses of ``beam`` whose end is marked in ``ends`` to ``finished``, best first."""
     image, row = ends.nonzero()[:, 0], parents[ends]
-    ended = (image, totals[ends], beam.tokens[image, row], beam.log_probs[image, row])
+    ended = (image, totals[ends], beam.tokens[image, row, 1:], beam.log_probs[image, row])
     weights = beam.weights[image, row].float().cpu()
     lists = (part.tolist() for part in ended)
     for number, total, tokens, log_probs, maps in zip(*lists, weights, strict=True):
-        hypotheses = finished[number]
-        if len(hypotheses) < decoding.beam_size:
+        if len(finished[number]) < decoding.beam_size:
             score = total / length**decoding.length_penalty
-            hypotheses.append(Hypothesis(tokens, log_probs, total, maps, score))
+            finished[number].append(Hypothesis(tokens, log_probs, total, maps, score))
 
 
 def _compact(
     beam: Beam, finished: list[list[Hypothesis]], active: list[int]
 ) -> tuple[Beam, list[list[Hypothesis]]]:
     """Keep only the images in the ``active`` rows."""
-    rows = torch.tensor(active, device=beam.last.device)
+    rows = torch.tensor(active, device=beam.totals.device)
     return index_batch(beam, rows), [finished[row] for row in active]
 
 
@@ -302,31 +284,21 @@ def score_captions(
     longest = max(map(len, captions))
     padded = [[START, *words, END, *[PAD] * (longest - len(words))] for words in captions]
     tokens = torch.tensor([padded], device=annotations.vectors.device)  # (1, R, T + 1)
-    decoded = decoder(annotations, tokens[..., :-1], "all")
-    log_probs = decoded.logits.float().log_softmax(-1).gather(-1, tokens[..., 1:, None])
-    return [
-        _scored(decoded, log_probs[0, row, :, 0], row, list(words))
-        for row, words in enumerate(captions)
-    ]
-
-
-def _scored(
-    decoded: Decoded, log_probs: Float[Tensor, " T"], row: int, tokens: list[int]
-) -> Hypothesis:
-    """Return one row of teacher-forced captions as a hypothesis."""
-    count = len(tokens)  # the step after the words predicts the end of the caption
-
-    def words(steps: Float[Tensor, "1 R T *more"] | None) -> Float[Tensor, " t *more"] | None:
-        return None if steps is None else steps[0, row, :count].float().cpu()
-
-    weights, past_weights = words(decoded.weights), words(decoded.past_weights)
-    assert weights is not None
-    if past_weights is not None:
-        past_weights = past_weights[..., :count]
-    each, total = log_probs[:count].tolist(), float(log_probs[: count + 1].sum())
-    score = total / (count + 1)
-    centre, layers = words(decoded.centre), words(decoded.layers)
-    return Hypothesis(tokens, each, total, weights, score, centre, layers, past_weights)
+    decoded = decoder(annotations, tokens[..., :-1], details=True)
+    log_probs = decoded.logits.float().log_softmax(-1).gather(-1, tokens[..., 1:, None])[0, ..., 0]
+    parts = (decoded.weights, decoded.centre, decoded.layers, decoded.past_weights)
+    hypotheses = []
+    for row, words in enumerate(captions):
+        count = len(words)  # the step after the words predicts the end of the caption
+        shown: list[Any] = [
+            None if part is None else part[0, row, :count].float().cpu() for part in parts
+        ]
+        weights, centre, layers, past = shown
+        past = None if past is None else past[..., :count]
+        each, total = log_probs[row, :count].tolist(), float(log_probs[row, : count + 1].sum())
+        score = total / (count + 1)
+        hypotheses += [Hypothesis([*words], each, total, weights, score, centre, layers, past)]
+    return hypotheses
 
 
 def _over_samples(decoder: Decoder, samples: int) -> Decoder:

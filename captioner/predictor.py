@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,7 +17,6 @@ from captioner.errors import ImageError, UsageError
 from captioner.images import Geometry, Source
 from captioner.models.annotations import Annotations
 from captioner.models.captioner import Captioner
-from captioner.models.decoder import Decoder
 from captioner.models.distributions import hard_attention, samples_locations
 from captioner.models.monte_carlo import over_paths
 from captioner.resources import DEFAULT_MODEL, models
@@ -71,35 +69,28 @@ class Predictor:
     @overload
     def caption(self, images: Source, **options: Any) -> Caption: ...
 
-    def caption(  # type: ignore[misc]  # it names the options that the overloads leave open
+    def caption(
         self,
         images: Source | list[Source],
-        *,
-        beam_size: int | None = None,
-        max_length: int | None = None,
-        length_penalty: float | int | None = None,
-        samples: int | None = None,
-        no_repeat: int | None = None,
         batch_size: int = 64,
         details: bool = False,
+        **options: Any,
     ) -> Caption | list[Caption]:
         """Caption an image, or each image of a list.
 
         Args:
-            images: a path, bytes, an open file, a Pillow image, or an array or tensor (H, W, 3) of
-                uint8 or of floats from 0 to 1; or a list of these.
-            beam_size, max_length, length_penalty, samples, no_repeat: see ``Decoding``; None means
-                the model's own value.
+            images: what ``captioner.images.load`` reads: a path, bytes, an open file, a Pillow image,
+                or an array or tensor (H, W), (H, W, 3) or (H, W, 4); or a list of these.
             batch_size: number of images in a batch, up to 512.
             details: also return ``layers``, ``past`` and ``centre``, which takes one more pass.
+            options: ``beam_size``, ``max_length``, ``length_penalty``, ``samples`` and ``no_repeat``:
+                see ``Decoding``; by default the model's own values.
 
         Raises:
-            UsageError: an option out of range; details of sampled hard attention.
+            UsageError: an unknown option, or a value out of range; details of sampled hard attention.
             ImageError: an image cannot be read; ``captions`` returns such errors instead.
         """
-        options = {"beam_size": beam_size, "max_length": max_length, "samples": samples}
-        more = {"length_penalty": length_penalty, "no_repeat": no_repeat}
-        decoding = self.decoding.with_options({**options, **more})
+        decoding = self.decoding.with_options(options)
         several = isinstance(images, list | tuple)
         sources: Any = images if several else [images]
         results = []
@@ -141,8 +132,13 @@ class Predictor:
         decoder, annotations = self.captioner.decoder, self._annotate(batch.pixels)
         beams = search(decoder, annotations, decoding)
         for row, (index, hypotheses) in enumerate(zip(batch.indices, beams, strict=True)):
-            if details:
-                hypotheses = _with_details(decoder, annotations.of(row), hypotheses)
+            if details:  # the search has no centre, layers and past
+                tokens = [h.tokens for h in hypotheses]
+                scored = score_captions(decoder, annotations.of(row), tokens)
+                hypotheses = [
+                    replace(h, centre=s.centre, layers=s.layers, past_weights=s.past_weights)
+                    for h, s in zip(hypotheses, scored, strict=True)
+                ]
             geometry = Geometry(*batch.sizes[row], annotations.grid)
             source, samples = images[index], decoding.samples
             best, *others = [self._caption(source, h, geometry, samples) for h in hypotheses]
@@ -180,7 +176,7 @@ class Predictor:
     def sampler(self) -> "Predictor | None":
         """Return this model with hard attention that samples a location per word in every call.
 
-        It shares the encoder and has a copy of the decoder. None if the attention is not ``Hard``.
+        None if the attention is not ``Hard``. The encoder is shared, the decoder copied.
         """
         decoder = copy.deepcopy(self.captioner.decoder)
         distributions = hard_attention(decoder)
@@ -209,8 +205,7 @@ class Predictor:
             """Convert to float32, with the last axis in this shape if it is given."""
             if values is None:
                 return None
-            reshaped = values.unflatten(-1, shape) if shape else values  # type: ignore[no-untyped-call]
-            return reshaped.numpy().astype(np.float32)
+            return values.reshape(*values.shape[:-1], *(shape or (-1,))).float().numpy()
 
         decoder = self.captioner.decoder
         modes = {hard.test_time for hard in hard_attention(decoder)}
@@ -248,8 +243,8 @@ def load(model: str | Path | None = None, device: str = "auto") -> Predictor:
         UsageError: no such device.
         CheckpointError: no such model, or it cannot be loaded.
     """
-    if not isinstance(model, str | Path | None):
-        raise UsageError(f"a model is a name or a path, got {type(model).__name__}")
+    if not isinstance(model, str | Path | None) or model == "":
+        raise UsageError(f"a model is a name or a path, got {model!r:.80}")
     _device(device)  # refused before the model is read
     stored = checkpoint.load(find_model(model))
     fast.accelerate(stored.captioner)
@@ -264,26 +259,14 @@ def find_model(model: str | Path | None) -> Path:
 
 def _words(text: str) -> list[str]:
     """Return the words of a sentence; raise ``UsageError`` if they cannot be explained."""
-    if not isinstance(text, str):
-        raise UsageError(f"a sentence to explain is a text, got {type(text).__name__}")
-    words, most = Tokenizer()(text[:MAX_TEXT]), limits.DECODING["max_length"].high
-    if len(text) > MAX_TEXT or len(words) > most or not all(map(is_plain, words)):
+    most = limits.DECODING["max_length"].high
+    words = Tokenizer()(text) if isinstance(text, str) and len(text) <= MAX_TEXT else []
+    if not words or len(words) > most or not all(map(is_plain, words)):
         raise UsageError(
-            f"a caption to explain has at most {most} words of {MAX_WORD} letters, without control "
-            f"characters, got {text!r:.80}"
+            f"a sentence to explain has 1 to {most} words of at most {MAX_WORD} letters, without "
+            f"control characters, got {text!r:.80}"
         )
     return words
-
-
-def _with_details(
-    decoder: Decoder, annotations: Annotations, hypotheses: list[Hypothesis]
-) -> list[Hypothesis]:
-    """Add centre, layers and past to the hypotheses about one image."""
-    scored = score_captions(decoder, annotations, [h.tokens for h in hypotheses])
-    return [
-        replace(h, centre=s.centre, layers=s.layers, past_weights=s.past_weights)
-        for h, s in zip(hypotheses, scored, strict=True)
-    ]
 
 
 def _device(name: str) -> torch.device:
