@@ -23,7 +23,7 @@ from typing import Any
 
 from captioner import images
 from captioner.cli.main import main
-from captioner.data import image_check, masks
+from captioner.data import masks
 from captioner.data.readers import read
 from captioner.errors import CaptionerError
 from captioner.evaluation import metrics
@@ -266,7 +266,6 @@ def run(kind: str, folder: Path, count: int, seed: int) -> None:
     """Run all cases and print the problems."""
     signal.signal(signal.SIGALRM, _too_slow)
     resource.setrlimit(resource.RLIMIT_DATA, (4 << 30, 4 << 30))  # spares the machine
-    image_check.map_files = lambda function, paths, _: map(function, paths)  # no processes
     if kind == "images":
         for name, data in mutants(count, seed):
             if problem := problem_of(lambda: loaded(data, folder / "image")):  # noqa: B023

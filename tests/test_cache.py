@@ -83,7 +83,7 @@ def is_complete(cache: AnnotationCache, paths: list[str]) -> bool:
 # ── Contents ─────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 100])
+@pytest.mark.parametrize("batch_size", [3, 100])
 def test_vectors_are_the_encoders_as_float16(batch_size, tmp_path, paths):
     """They are computed once and stay on disk."""
     encoder = FakeEncoder()
@@ -119,33 +119,17 @@ def test_pixels_for_a_trainable_encoder(tmp_path, paths):
     assert open_cache(tmp_path, paths, larger)[paths[0]].shape == (3, 48, 36)
 
 
-def touched(paths):
-    os.utime(paths[2], ns=(1, 1))
-    return paths
-
-
-def overwritten(paths):
-    """Another image with the same file time."""
-    then = os.stat(paths[2]).st_mtime_ns  # noqa: PTH116
-    picture(Path(paths[2]), seed=99, size=(60, 32))
-    os.utime(paths[2], ns=(then, then))
-    return paths
-
-
 @pytest.mark.parametrize(
     ("name", "change"),
     [
-        ("other weights", None),
+        ("other weights", list),
         ("fake", lambda paths: paths[:-1]),
-        ("fake", lambda paths: paths[::-1]),
-        ("fake", touched),
-        ("fake", overwritten),
+        ("fake", lambda paths: os.utime(paths[2], ns=(1, 1)) or paths),
     ],
 )
 def test_a_change_makes_another_cache(name, change, tmp_path, paths):
     open_cache(tmp_path, paths)
-    now = change(paths) if change else paths
-    encoder = FakeEncoder(name)
+    now, encoder = change(paths), FakeEncoder(name)
     assert is_complete(open_cache(tmp_path, now, encoder), now)
     assert encoder.calls == -(-len(now) // 3)
     assert len(caches(tmp_path)) == 2
@@ -163,7 +147,6 @@ def broken(path):
     [
         ([0], broken, 256),
         ([4], os.remove, 256),
-        ([6], lambda path: Path(path).write_bytes(b""), 256),
         ([2, 3], broken, 2),  # a whole shard
     ],
 )
@@ -177,13 +160,10 @@ def test_unreadable_images_are_left_out(indices, damage, size, tmp_path, paths, 
     with pytest.raises(KeyError):
         cache[bad[0]]
     # One warning each, repeated whenever the cache is opened.
-    for again in (False, True):
-        if again:
-            caplog.clear()
-            open_cache(tmp_path, paths, FakeEncoder(at=0, act=must_not_run), shard_size=size)
-        assert [record.levelname for record in caplog.records] == ["WARNING"] * len(bad)
-        for record, path in zip(caplog.records, bad, strict=True):
-            assert f"left out: {path} (" in record.getMessage()
+    open_cache(tmp_path, paths, FakeEncoder(at=0, act=must_not_run), shard_size=size)
+    assert len(caplog.records) == 2 * len(bad)
+    for record, path in zip(caplog.records, bad * 2, strict=True):
+        assert f"left out: {path} (" in record.getMessage()
 
 
 @pytest.mark.parametrize("size", [2, PICTURES])
@@ -223,7 +203,6 @@ def flip_a_bit(file):
     [
         (flip_a_bit, True),  # opening alone does not read the values
         (lambda file: file.write_bytes(file.read_bytes()[:-1]), False),
-        (lambda file: file.write_bytes(b""), False),
         (Path.unlink, False),
     ],
 )
@@ -234,33 +213,9 @@ def test_damaged_shards_are_computed_again(damage, verify, tmp_path, paths, capl
     cache = open_cache(tmp_path, paths, encoder, shard_size=3, verify=verify)
     assert is_complete(cache, paths)
     assert encoder.calls == 1
-    assert ("shard 00001" in caplog.text) == verify
+    assert ("damaged shard" in caplog.text) == verify
     again = FakeEncoder(at=0, act=must_not_run)
     assert is_complete(open_cache(tmp_path, paths, again, shard_size=3, verify=True), paths)
-
-
-# ── Disks ─────────────────────────────────────────────────────────────────────────────────────────
-
-BYTES = PICTURES * 6 * 3 * 2
-
-
-@pytest.mark.parametrize(("free", "fits"), [(0, False), (BYTES - 1, False), (BYTES + 10_000, True)])
-def test_a_full_disk_is_refused_beforehand(free, fits, tmp_path, paths, monkeypatch):
-    checked = []
-
-    def usage(path):
-        checked.append(Path(path))
-        return SimpleNamespace(free=free)
-
-    monkeypatch.setattr("captioner.data.cache.shutil.disk_usage", usage)
-    if fits:
-        assert is_complete(open_cache(tmp_path, paths), paths)
-    else:
-        message = rf"needs 0\.0 GB, '{tmp_path}/cache' has 0\.0 GB free; .* --data\.cache_dir$"
-        with pytest.raises(DataError, match=message):
-            open_cache(tmp_path, paths)
-        assert finished(tmp_path) == []
-    assert checked[0].is_relative_to(tmp_path / "cache")
 
 
 def test_an_unwritable_folder(tmp_path, paths):

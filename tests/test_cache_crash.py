@@ -32,14 +32,13 @@ def crash():
     raise RuntimeError("a crash")
 
 
-@pytest.mark.parametrize("at", [0, 2])
-def test_an_exception_keeps_what_is_finished(at, tmp_path, paths):
+def test_an_exception_keeps_what_is_finished(tmp_path, paths):
     with pytest.raises(RuntimeError, match="a crash"):
-        open_cache(tmp_path, paths, FakeEncoder(at=at, act=crash), shard_size=3)
-    assert finished(tmp_path) == [f"{n:05d}.safetensors" for n in range(at)]
+        open_cache(tmp_path, paths, FakeEncoder(at=2, act=crash), shard_size=3)
+    assert finished(tmp_path) == ["00000.safetensors", "00001.safetensors"]
     encoder = FakeEncoder()
     assert is_complete(open_cache(tmp_path, paths, encoder, shard_size=3), paths)
-    assert encoder.calls == 3 - at
+    assert encoder.calls == 1
 
 
 def test_a_crash_while_finishing_leaves_nothing(tmp_path, paths, monkeypatch):

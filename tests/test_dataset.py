@@ -12,7 +12,6 @@ import torch
 from captioner.data.dataset import cropped
 from captioner.data.records import TRAIN, VAL
 from captioner.errors import DataError
-from captioner.text import END, PAD, START
 from data_modules import (  # noqa: F401 - fixtures
     HEIGHT,
     WIDTH,
@@ -49,26 +48,6 @@ def test_every_epoch_draws_other_captions(photos):
         assert texts(data, rows(data.val_dataloader())["v.jpg"]) == FEW
 
 
-def test_long_captions_are_cut_and_have_no_end_token(photos):
-    captions = ["a b c", "a b c d", "a b c d e", "a b c d e f g"]
-    data = photos({TRAIN: {"x.jpg": captions}, VAL: {"y.jpg": captions}}, max_words=4)
-    a, b, c, d = data.vocabulary.encode("abcd")
-    for batches in (epoch(data, 0), data.val_dataloader()):
-        (tokens,) = rows(batches).values()
-        whole = [[START, a, b, c, END, PAD], [START, a, b, c, d, END]]
-        cut = [START, a, b, c, d, PAD]
-        assert sorted(tokens) == sorted([*whole, cut, cut, [PAD] * 6])
-
-
-def test_rare_words_are_unknown(photos):
-    captions = {TRAIN: {"a.jpg": ["a dog", "a cat", "a dog"]}, VAL: {"b.jpg": ["a yak"]}}
-    data = photos(captions, min_count=2, captions_per_image=3)
-    assert data.words == ["a", "dog"]
-    (tokens,) = rows(epoch(data, 0)).values()
-    assert sorted(texts(data, tokens)) == ["a <unk>", "a dog", "a dog"]
-    assert texts(data, rows(data.val_dataloader())["b.jpg"])[0] == "a <unk>"
-
-
 # ── Mirroring ─────────────────────────────────────────────────────────────────────────────────────
 
 SIDED = ["on the left", "Right of it", "its LEFT side", "a right-handed man", "the leftmost one"]
@@ -94,26 +73,17 @@ def test_mirrored_annotations_are_those_of_the_mirrored_image(cache, photos):
 # ── Without a cache ───────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("options", [{"cache": False}, {"trainable": True}])
-def test_pixels_without_a_cache(options, photos, tmp_path):
-    data = photos({TRAIN: {f"{i}.jpg": FIVE for i in range(5)}, VAL: {"v.jpg": FIVE}}, **options)
-    batches = epoch(data, 0)
-    for batch in batches:
-        assert batch.pixels.shape == (len(batch.image_ids), 3, HEIGHT, WIDTH)
-        assert batch.pixels.dtype == torch.uint8
-        assert (batch.vectors, batch.grid) == (None, (0, 0))
-    for record in data.of_split(TRAIN):
-        assert torch.equal(values(batches)[record.image_id], direct(record.path, cache=False))
-    assert not (tmp_path / "cache").exists()
-
-
 def test_cached_pixels_equal_those_of_the_files(photos):
     splits = {TRAIN: {f"{i}.jpg": FIVE for i in range(5)}, VAL: {"v.jpg": FIVE}}
     options = {"mirror": 0.5, "crop": 0.7, "trainable": True}
     cached, read = (photos(splits, cache=cache, **options) for cache in ("images", False))
     for number in range(3):
         assert same(epoch(cached, number), epoch(read, number))
+    (batch,) = read.val_dataloader()
+    assert (batch.pixels.shape, batch.pixels.dtype) == ((1, 3, HEIGHT, WIDTH), torch.uint8)
+    assert (batch.vectors, batch.grid) == (None, (0, 0))
     (pixels,) = values(cached.val_dataloader()).values()
+    assert torch.equal(pixels, batch.pixels[0])
     assert torch.equal(pixels, direct(cached.of_split(VAL)[0].path, cache=False))
 
 
@@ -125,22 +95,17 @@ def test_a_crop_keeps_the_aspect_ratio():
     height, width = 120, 200
     row, column = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     pixels = torch.stack([row, column, torch.full_like(row, 77)]).to(torch.uint8)
-    areas, corners = [], set()
+    areas = []
     for seed in range(40):
         crop = cropped(pixels, 0.5, np.random.default_rng(seed)).float()
-        assert torch.equal(crop, cropped(pixels, 0.5, np.random.default_rng(seed)).float())
         assert crop.shape == pixels.shape
         assert (crop[2] == 77).all(), "colours stay"
         down = float(crop[0, -10, 50] - crop[0, 10, 50]) / (height - 20)  # old rows per new row
         right = float(crop[1, 50, -10] - crop[1, 50, 10]) / (width - 20)
-        assert down == pytest.approx(right, abs=0.03), "nothing gets thinner"
-        assert (crop[0].diff(dim=0) >= 0).all(), "nothing is mirrored"
-        assert (crop[1].diff(dim=1) >= 0).all()
+        assert down == pytest.approx(right, abs=0.03), "nothing gets thinner or is mirrored"
         areas.append(down * right)
-        corners.add(tuple(crop[:2, 0, 0].tolist()))
     assert 0.47 < min(areas) < 0.6
     assert 0.9 < max(areas) <= 1.02
-    assert len(corners) > 30
     assert torch.equal(cropped(pixels, 1.0, np.random.default_rng(0)), pixels)
 
 
@@ -163,8 +128,7 @@ def test_unreadable_images_are_left_out(cache, photos, caplog):
     assert sorted(ids(epoch(data, 0))) == ["a.jpg", "c.jpg"]
     assert ids(data.val_dataloader()) == ["d.jpg", "f.jpg"]
     for name in ("bad.jpg", "worse.jpg"):
-        (warning,) = [r for r in caplog.records if f"/{name}" in r.getMessage()]
-        assert warning.levelname == "WARNING"
+        assert sum(f"/{name}" in record.getMessage() for record in caplog.records) == 1
     if cache:
         assert data.references(VAL) == {"d.jpg": ["A dog, here .", "two ."], "f.jpg": ["a cow ."]}
         assert data.references(TRAIN).keys() == {"a.jpg", "c.jpg"}

@@ -11,10 +11,9 @@ import torch.distributed as dist
 import runs
 from captioner import distributed
 from captioner.cli.main import main
-from captioner.data.dataset import CaptionDataset
+from captioner.data.dataset import CaptionDataset, Draw, EpochSampler
 from captioner.data.pixels import ImageFiles
 from captioner.data.records import TRAIN, Record
-from captioner.data.sampler import Draw, EpochSampler
 from captioner.errors import DataError
 from captioner.models.annotations import Annotations
 from captioner.models.decoder import Decoded

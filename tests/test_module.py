@@ -64,10 +64,9 @@ def test_every_image_has_its_captions_and_annotations(split, shapes):
 # ── Order and randomness ──────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("cache", [True, False])
-def test_randomness_depends_on_seed_and_epoch_only(cache, shapes, monkeypatch):
+def test_randomness_depends_on_seed_and_epoch_only(shapes, monkeypatch):
     """Order, captions and mirroring do not depend on other random numbers or earlier epochs."""
-    options = {"captions_per_image": 2, "mirror": 0.5, "cache": cache}
+    options = {"captions_per_image": 2, "mirror": 0.5}
     monkeypatch.setenv("PL_GLOBAL_SEED", "3")
     loader = shapes(**options).train_dataloader()
     first = []
@@ -118,10 +117,8 @@ def test_the_error_for_an_empty_split_names_the_others(photos):
     data = photos({TRAIN: {f"{i}.jpg": ["a"] for i in range(3)}, VAL: {"v.jpg": ["a"]}})
     with pytest.raises(DataError) as error:
         data.test_dataloader()
-    message = str(error.value)
-    assert "data set 'flickr8k' has no photos in split 'test'; it has train (3), val (1)" in message
-    assert "--data.test_split" in message
-    assert "\n" not in message
+    message = "data set 'flickr8k' has no photos in split 'test'; it has train (3), val (1); "
+    assert message in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +127,6 @@ def test_the_error_for_an_empty_split_names_the_others(photos):
         ({"name": "flickr9k", "root": "."}, "unknown data set 'flickr9k'; known: flickr8k"),
         ({"name": "coco"}, r"data set 'coco' needs its folder: give --data\.root DIR"),
         ({"crop": 0.0}, r"data\.crop must be a number above 0 and at most 1, got 0"),
-        ({"mirror": 1.5}, r"data\.mirror must be a number from 0 to 1, got 1\.5"),
     ],
 )
 def test_wrong_options(options, message):

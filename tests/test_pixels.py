@@ -5,7 +5,6 @@ import pytest
 import torch
 from PIL import Image
 
-from captioner import load
 from captioner.data.pixels import read_batches
 from captioner.models.encoder import Preprocessing
 
@@ -33,13 +32,3 @@ def test_a_rotated_image_counts_as_unreadable(images):
     *_, last = read_batches(images, 4, SIZE, expected)
     assert last.indices == [8]
     assert "found 64 × 48 pixels, expected 48 × 64 like its masks" in str(last.failed[9])
-
-
-def test_a_model_captions_arrays_and_tensors(tiny_folder, images):
-    model = load(tiny_folder)
-    array = np.asarray(images[0])
-    expected = model.caption(images[0]).log_prob
-    for source in (array, torch.from_numpy(array.copy()), array / 255.0):
-        caption = model.caption(source)
-        assert (caption.image, caption.log_prob) == (None, pytest.approx(expected, abs=1e-5))
-    assert len(model.caption([array, array])) == 2

@@ -1,6 +1,5 @@
 """Data sets broken in many ways: one line explains each, and all problems are found together."""
 
-import re
 from pathlib import Path
 
 import pytest
@@ -8,7 +7,7 @@ import pytest
 from captioner.data.readers import READERS, read, scan
 from captioner.data.records import TEST, TRAIN, VAL
 from captioner.errors import DataError
-from layouts import captions_txt, coco, entry, flickr8k, karpathy, write
+from layouts import coco, entry, flickr8k, karpathy, write
 
 FLICKR = {TRAIN: {"2.jpg": ["a dog"]}, VAL: {"3.jpg": ["a man"]}, TEST: {"1.jpg": ["a boy"]}}
 TOKENS, LIST = "Flickr8k_text/Flickr8k.token.txt", "Flickr8k_text/Flickr_8k.devImages.txt"
@@ -35,8 +34,7 @@ def refused(name: str, root: Path, *parts: str) -> str:
 
 
 def test_unknown_data_set(tmp_path):
-    for name, closest in [("flickr9k", "flickr8k"), ("COCO", "coco"), ("cocoa", "coco"), ("", "")]:
-        refused(name, tmp_path, f"unknown data set '{name}'; known: {closest}", "flickr8k", "coco")
+    refused("flickr9k", tmp_path, "unknown data set 'flickr9k'; known: flickr8k", "coco")
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -80,7 +78,6 @@ def test_no_table_or_several(suffix, tmp_path):
 COCO, KARPATHY = "annotations/captions_val2014.json", "dataset_coco.json"
 BROKEN = [
     ("flickr8k", TOKENS, b"a.jpg#0\tfine\n\na.jpg#1 no tab\n", "line 3: expected 'name.jpg#0<TAB>"),
-    ("flickr8k", TOKENS, LATIN, "cannot be read as UTF-8 text"),
     ("flickr8k", LIST, b"\n  \n", "is empty; expected one image name per line"),
     ("flickr30k", "results.csv", BARS + b"1.jpg| a dog\n", "line 3: expected 'image_name| comment"),
     ("flickr30k", "captions.txt", COMMAS + b"1.jpg,0\n", "line 3: expected 'image_name,comment_nu"),
@@ -88,16 +85,12 @@ BROKEN = [
     ("flickr30k", "captions.txt", b'image,caption\n1.jpg,"a\n2.jpg,"b"\n', "line 3: expected CSV"),
     ("flickr30k", "captions.txt", b"image,caption\na," + b"a" * 200_000, "line 2: expected CSV"),
     ("coco", COCO, b'{"images": [', "is not readable JSON: "),
-    ("coco", COCO, b"{}", "expected images with id and file_name, and annotations with image_id"),
     ("coco", COCO, b'{"images": [{"file_name": "a.jpg"}], "annotations": []}', "(KeyError: 'id')"),
-    ("karpathy", KARPATHY, b"{", "is not readable JSON: "),
     ("karpathy", KARPATHY, b'{"images": [7]}', "is not one of Karpathy's files"),
-    ("csv", "a.csv", b"file,text\na.jpg,a\n", "header with image and caption, got 'file,text'"),
     ("csv", "a.csv", b"image,caption\na.jpg,a, b\n", "line 2: expected 'image,caption', got ["),
     ("csv", "a.csv", b"image,caption\na.jpg,...\n", "images without captions: 1 (a.jpg)"),
     ("csv", "a.csv", b"image,caption,split\na.jpg,a,train\na.jpg,b,val\n", "a.jpg: 'train', 'val'"),
     ("csv", "a.csv", b"image,caption,split\na.jpg,a,train\nb.jpg,b,\n", "b.jpg: none"),
-    ("csv", "a.csv", b"image,caption,split\na.jpg,a,later\n", "a.jpg: 'later'"),
 ]
 
 
@@ -130,28 +123,21 @@ def test_broken_lines_of_jsonl(line, tmp_path):
 # ── All problems together ─────────────────────────────────────────────────────────────────────────
 
 
-def test_missing_images_are_counted_and_three_are_named(tmp_path):
-    captions_txt(tmp_path, {f"{i}.jpg": ["a"] for i in range(100)})
-    for i in range(1, 6):
-        (tmp_path / "Images" / f"{i}.jpg").unlink()
-    parts = "images that do not exist: 5 (", ".jpg, …); repair the files or remove"
-    message = refused("flickr8k", tmp_path, *parts)
-    assert len(re.findall(r"/([1-5])\.jpg", message)) == 3
-
-
 def test_all_problems_of_flickr8k(tmp_path):
     train = {"1.jpg": ["a"], "2.jpg": ["b"], "3.jpg": []}
     flickr8k(tmp_path, {TRAIN: train, VAL: {"4.jpg": ["c"]}})
     with (tmp_path / LIST).open("a") as file:
         file.write("2.jpg\n5.jpg\n")
-    (tmp_path / "Flicker8k_Dataset" / "1.jpg").unlink()
+    for file in (tmp_path / "Flicker8k_Dataset").iterdir():
+        file.unlink()
     refused(
         "flickr8k",
         tmp_path,
         f"'{tmp_path / TOKENS}': ",
         "images listed twice in the split files: 1 (2.jpg)",
-        "images listed in a split but without captions: 2 (3.jpg, 5.jpg)",
-        f"images that do not exist: 2 ({tmp_path}/Flicker8k_Dataset/1.jpg, ",
+        "images without captions: 2 (3.jpg, 5.jpg)",
+        f"images that do not exist: 5 ({tmp_path}/Flicker8k_Dataset/1.jpg, ",
+        ", …); repair the files or remove",
     )
 
 

@@ -52,15 +52,11 @@ def test_images_outside_the_lists_are_ignored(tmp_path):
     assert {r.image_id for r in read("flickr8k", tmp_path)} == {"1.jpg", "2.jpg", "3.jpg", "10.jpg"}
 
 
-@pytest.mark.parametrize(
-    "change", [None, ("\n", "\r\n"), ("image,", "\ufeffimage,"), ("\n", "\n\n")]
-)
-def test_captions_txt(change, tmp_path):
+def test_captions_txt(tmp_path):
     captions = {"7.jpg": ["a dog, a cat and a bird", 'a sign "stop", red'], "8.jpg": ['the "word"']}
     # Captions without words are left out.
     file = captions_txt(tmp_path, captions | {"8.jpg": ['the "word"', "..."]}) / "captions.txt"
-    if change:
-        file.write_bytes(file.read_text().replace(*change).encode())
+    file.write_bytes(("\ufeff" + file.read_text().replace("\n", "\r\n\r\n")).encode())
     assert {r.image_id: list(r.captions) for r in read("flickr8k", tmp_path)} == captions
 
 
@@ -133,16 +129,9 @@ def test_coco_with_train_and_val(tmp_path):
 YEARS = {f"{s}{y}": {f"{s}{y}.jpg": ["a"]} for s in ("train", "val") for y in (2014, 2017)}
 
 
-@pytest.mark.parametrize(
-    ("name", "parts", "year"),
-    [
-        ("coco", YEARS, "2014"),
-        ("coco2017", YEARS, "2017"),
-        ("coco", ["train2017", "val2017"], "2017"),
-    ],
-)
-def test_the_year_of_coco(name, parts, year, tmp_path):
-    coco(tmp_path, {part: YEARS[part] for part in parts})
+@pytest.mark.parametrize(("name", "year"), [("coco", "2014"), ("coco2017", "2017")])
+def test_the_year_of_coco(name, year, tmp_path):
+    coco(tmp_path, YEARS)
     expected = {f"train{year}.jpg": TRAIN, f"val{year}.jpg": VAL}
     assert splits_of(read(name, tmp_path)) == expected
 
@@ -157,12 +146,12 @@ COCO_ENTRIES = [
 ]
 
 
-@pytest.mark.parametrize(("folder", "name"), [(".", "karpathy"), ("annotations", "karpathy-coco")])
-def test_karpathy_coco(folder, name, tmp_path):
-    karpathy(tmp_path / folder / "dataset_coco.json", COCO_ENTRIES)
+def test_karpathy_coco(tmp_path):
+    karpathy(tmp_path / "annotations" / "dataset_coco.json", COCO_ENTRIES)
     for image in COCO_ENTRIES:
         write(tmp_path / image["filepath"] / image["filename"])
-    assert read(name, tmp_path) == [
+    assert read("karpathy", tmp_path) == read("karpathy-coco", tmp_path)
+    assert read("karpathy", tmp_path) == [
         Record(7, f"{tmp_path}/val2014/v2.jpg", ("a cat",), TRAIN),
         Record(522418, f"{tmp_path}/train2014/t1.jpg", ("a dog",), TRAIN),
         Record(60623, f"{tmp_path}/val2014/v3.jpg", ("a cow",), VAL),
@@ -170,20 +159,16 @@ def test_karpathy_coco(folder, name, tmp_path):
     ]
 
 
-@pytest.mark.parametrize(
-    ("dataset", "folder"),
-    [("flickr8k", "Flicker8k_Dataset"), ("flickr30k", "flickr30k_images/flickr30k_images")],
-)
-def test_karpathy_flickr(dataset, folder, tmp_path):
+def test_karpathy_flickr(tmp_path):
+    folder = tmp_path / "flickr30k_images" / "flickr30k_images"
     entries = [entry(10, "a.jpg", "train", "a dog"), entry(2, "b.jpg", "val", "a cat")]
-    karpathy(tmp_path / f"dataset_{dataset}.json", entries)
+    karpathy(tmp_path / "dataset_flickr30k.json", entries)
     for image in entries:
-        write(tmp_path / folder / image["filename"])
-    expected = [
-        Record(10, f"{tmp_path}/{folder}/a.jpg", ("a dog",), TRAIN),
-        Record(2, f"{tmp_path}/{folder}/b.jpg", ("a cat",), VAL),
+        write(folder / image["filename"])
+    assert read("karpathy-flickr30k", tmp_path) == [
+        Record(10, f"{folder}/a.jpg", ("a dog",), TRAIN),
+        Record(2, f"{folder}/b.jpg", ("a cat",), VAL),
     ]
-    assert read("karpathy", tmp_path) == read(f"karpathy-{dataset}", tmp_path) == expected
 
 
 # ── Tables and folders ────────────────────────────────────────────────────────────────────────────
@@ -211,11 +196,8 @@ def as_wide_csv(rows) -> str:
 
 
 TABLES = {
-    "lists": as_jsonl(ROWS),
-    "caption": as_jsonl(ROWS, "caption"),
+    "lists": "\n" + as_jsonl(ROWS).replace("photos/1", "./photos//1"),
     "rows": as_jsonl([(i, c, s) for i, cs, s in ROWS for c in cs], "caption"),
-    "paths": "\n" + as_jsonl(ROWS).replace("photos/1", "./photos//1"),
-    "csv": as_csv(ROWS),
     "csv BOM": "\ufeff" + as_csv(ROWS).replace("\n", "\r\n\r\n"),
     "csv wide": as_wide_csv(ROWS),
 }
@@ -266,17 +248,11 @@ def test_hash_splits_depend_on_names_only(tmp_path):
 # ── The real data sets ────────────────────────────────────────────────────────────────────────────
 
 
-def test_real_flickr8k(shared_data, tmp_path):
-    """Read from the original files and from a file in Karpathy's format."""
+def test_real_flickr8k(shared_data):
     records = read("flickr8k", shared_data / "flickr8k")
     assert Counter(r.split for r in records) == {TRAIN: 6000, VAL: 1000}
     assert {len(r.captions) for r in records} == {5}
     assert all(Path(r.path).is_file() for r in records[::500])
-    entries = [entry(i, r.image_id, r.split, *r.captions) for i, r in enumerate(records)]
-    karpathy(tmp_path / "dataset_flickr8k.json", entries)
-    (tmp_path / "Flicker8k_Dataset").symlink_to(shared_data / "flickr8k" / "Flicker8k_Dataset")
-    found = {(Path(r.path).name, r.captions, r.split) for r in read("karpathy", tmp_path)}
-    assert found == {(r.image_id, r.captions, r.split) for r in records}
 
 
 def test_real_coco(shared_data):

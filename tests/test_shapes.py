@@ -20,7 +20,7 @@ def scenes() -> list[Scene]:
 # ── Scenes ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_every_kind_and_number_of_objects_occurs(scenes: list[Scene]):
+def test_every_kind_and_number_of_objects_occurs(scenes):
     objects = [o for s in scenes for o in s.objects]
     assert {o.shape for o in objects} == set(SHAPES) == set(OUTLINES)
     assert {o.colour for o in objects} == set(COLOURS)
@@ -39,23 +39,15 @@ def test_other_sizes(side: int, most: int):
         assert all(true_of(c, drawn.objects) and len(c.split()) <= 16 for c in drawn.captions)
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"max_objects": 7}, "max_objects must be a whole number from 1 to 6, got 7"),
-        ({"image_size": 31}, "image_size must be a whole number from 32 to 4,096"),
-        ({"index": -1}, "index must be a whole number of 0 or more"),
-    ],
-)
-def test_invalid_scenes_are_refused(wrong: dict[str, int], message: str):
-    with pytest.raises(UsageError, match=message):
-        scene(**{"seed": 0, "index": 0, **wrong})
+def test_too_many_objects_are_refused():
+    with pytest.raises(UsageError, match="max_objects must be a whole number from 1 to 6, got 7"):
+        scene(0, 0, max_objects=7)
 
 
 # ── Masks ─────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_masks_cover_their_objects_exactly(scenes: list[Scene]):
+def test_masks_cover_their_objects_exactly(scenes):
     offsets = []
     for drawn in scenes:
         pixels = np.asarray(drawn.image).astype(float)
@@ -72,20 +64,6 @@ def test_masks_cover_their_objects_exactly(scenes: list[Scene]):
     assert np.abs(np.mean(offsets, axis=0)).max() < 0.05
 
 
-def test_no_background_has_a_named_colour(scenes: list[Scene]):
-    for drawn in scenes[:100]:
-        covered = drawn.masks.any(axis=0)
-        for _ in range(2):  # leave out blended edges
-            covered[1:] |= covered[:-1]
-            covered[:-1] |= covered[1:]
-            covered[:, 1:] |= covered[:, :-1]
-            covered[:, :-1] |= covered[:, 1:]
-        background = np.asarray(drawn.image)[~covered][::5].astype(int)
-        for colour in COLOURS.values():
-            assert np.linalg.norm(background - np.array(colour), axis=1).min() > 60
-        assert (np.ptp(background, axis=1) / background.max(axis=1)).max() < 0.2
-
-
 def unturned(o: SceneObject, side: int) -> np.ndarray:
     """The pixels of an object alone, by an even-odd test of each outline."""
     y, x = np.mgrid[:side, :side] + 0.5
@@ -99,7 +77,7 @@ def unturned(o: SceneObject, side: int) -> np.ndarray:
     return inside
 
 
-def test_masks_have_the_outlines_of_their_objects_and_lie_apart(scenes: list[Scene]):
+def test_masks_have_the_outlines_of_their_objects_and_lie_apart(scenes):
     for drawn in scenes[:40]:
         for o, mask in zip(drawn.objects, drawn.masks, strict=True):
             # Objects are drawn slightly turned, so the edges differ.
@@ -111,7 +89,7 @@ def test_masks_have_the_outlines_of_their_objects_and_lie_apart(scenes: list[Sce
 # ── Captions ────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_every_caption_is_true_of_its_scene(scenes: list[Scene]):
+def test_every_caption_is_true_of_its_scene(scenes):
     for drawn in scenes:
         assert len(set(drawn.captions)) == scene_grammar.CAPTIONS
         for caption in drawn.captions:
@@ -121,7 +99,7 @@ def test_every_caption_is_true_of_its_scene(scenes: list[Scene]):
             assert true_of(caption.capitalize().replace(",", " ,") + " .", drawn.objects)
 
 
-def test_captions_are_short_lower_case_and_diverse(scenes: list[Scene]):
+def test_captions_are_short_lower_case_and_diverse(scenes):
     captions = [c for s in scenes for c in s.captions]
     assert all(re.fullmatch("[a-z, ]+", c) and 2 < len(c.split()) <= 20 for c in captions)
     for part in ("there is", "a picture of", "the picture shows", "large", "small"):
@@ -130,50 +108,3 @@ def test_captions_are_short_lower_case_and_diverse(scenes: list[Scene]):
         assert sum(relation in c for c in captions) > 15
     pairs = itertools.pairwise(scenes)
     assert np.mean([true_of(c, b.objects) for a, b in pairs for c in a.captions]) < 0.05
-
-
-def test_relations_hold_between_the_masks(scenes: list[Scene]):
-    """Checked by other means: a pattern for the words, and the pixels for the positions."""
-    pattern = re.compile(
-        r"(?:(?:there is|there are|a picture of|the picture shows) )?"
-        r"(\w+) (?:(small|large) )?(\w+) (\w+) (above|below|to the left of|to the right of) "
-        r"(\w+) (?:(small|large) )?(\w+) (\w+)"
-    )
-    singular = {shape + "s": shape for shape in SHAPES} | {"crosses": "cross"}
-    checked = 0
-    for drawn in scenes:
-        for match in filter(None, (pattern.fullmatch(c) for c in drawn.captions)):
-            first, relation, second = match.groups()[:4], match[5], match.groups()[5:]
-            groups = []
-            for count, size, colour, noun in (first, second):
-                masks = [
-                    mask
-                    for o, mask in zip(drawn.objects, drawn.masks, strict=True)
-                    if (o.colour, o.shape) == (colour, singular.get(noun, noun))
-                    and size in (None, o.size)
-                ]
-                assert len(masks) == {"a": 1, "an": 1, "two": 2, "three": 3}[count]
-                groups.append([np.nonzero(mask) for mask in masks])
-            axis = 0 if relation in ("above", "below") else 1
-            before, after = groups if relation in ("above", "to the left of") else groups[::-1]
-            for a, b in itertools.product(before, after):
-                assert a[axis].max() < b[axis].min()
-                step = b[axis].mean() - a[axis].mean()
-                assert step > 0.45 * abs(b[1 - axis].mean() - a[1 - axis].mean())
-            checked += 1
-    assert checked > 100
-
-
-def test_lists_name_objects_from_left_to_right(scenes: list[Scene]):
-    checked = 0
-    for drawn in scenes:
-        x_of = {o.category: o.centre[0] for o in drawn.objects}
-        if len(x_of) < len(drawn.objects):
-            continue
-        for caption in drawn.captions:
-            if not any(relation in caption for relation in scene_grammar.RELATIONS):
-                named = sorted(filter(caption.count, x_of), key=caption.find)
-                positions = [x_of[category] for category in named]
-                assert positions == sorted(positions), caption
-                checked += len(positions) > 1
-    assert checked > 50

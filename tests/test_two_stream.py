@@ -9,18 +9,16 @@ import torch
 import torch.nn.functional as F
 
 import runs
-from captioner import checkpoint, fast, load
+from captioner import checkpoint, load
 from captioner.data import shapes_dataset
 from captioner.data.cache import AnnotationCache
-from captioner.data.dataset import CaptionDataset
+from captioner.data.dataset import CaptionDataset, Draw
 from captioner.data.masks import read as read_masks
 from captioner.data.pixels import ImageFiles
 from captioner.data.readers import read
 from captioner.data.records import TRAIN, Record
-from captioner.data.sampler import Draw
 from captioner.decoding import Decoding, search
 from captioner.errors import ModelError
-from captioner.evaluation.attention_maps import forced_maps
 from captioner.models import Annotations, Captioner, TwoStreamEncoder
 from captioner.models.erasure import Erasure
 from captioner.models.registry import build, names
@@ -169,13 +167,6 @@ def test_erasing_takes_key_and_value(region):
         torch.testing.assert_close(new[0, 3:], old[1, 3:])
 
 
-def test_maps_have_the_grid_of_the_keys(region):
-    model = captioner()
-    captions = [[[4, 5]], [[5, 6, 4]]]
-    shown, _ = forced_maps(model.decoder, region, captions)
-    assert [m.shape for (m,) in shown] == [(2, 16), (3, 16)]
-
-
 def test_masks_are_compared_on_the_grid_of_the_keys(tmp_path):
     shapes_dataset.write(tmp_path, sizes={"train": 6, "val": 1, "test": 1}, image_size=64)
     scenes = {r.image_id: list(r.captions) for r in read("coco", tmp_path).of_split(TRAIN)}
@@ -259,8 +250,6 @@ def test_a_model_folder_keeps_two_streams(tmp_path):
     assert any("encoder.values.backbone" in name for name in tensors)
     caption = load(tmp_path / "model").caption(images[0].permute(1, 2, 0))
     assert caption.weights.shape[1:] == (4, 4)
-
-
 
 
 def test_a_model_folder_of_packaged_encoders_holds_neither(tmp_path):

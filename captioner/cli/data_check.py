@@ -39,9 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the report; return 0, or 1 if there are problems; DataError if it is no such data set."""
-    from captioner.data.image_check import inspect
+    from captioner.data.check import inspect, statistics
     from captioner.data.readers import scan
-    from captioner.data.statistics import statistics
 
     def progress(images: Iterable[Any], total: int) -> Iterator[Any]:
         with stages() as show:
@@ -66,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _lines(report: dict[str, Any]) -> Iterator[str]:
     """The report as text."""
-    from captioner.data.statistics import summary
+    from captioner.data.check import summary
 
     words, vocabulary = report["words_per_caption"], report["vocabulary"]
     yield f"{report['data']} in {one_line(report['root'])}"

@@ -13,7 +13,6 @@ import json
 import logging
 import math
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -98,9 +97,8 @@ class AnnotationCache:
         """
         folder /= _key(paths, encoder, shard_size)
         shards = [
-            _Shard(folder / f"{number:05d}.safetensors", number * shard_size, of_shard)
-            for number in range(math.ceil(len(paths) / shard_size))
-            if (of_shard := paths[number * shard_size : (number + 1) * shard_size])
+            _Shard(_file(folder, first // shard_size), first, paths[first : first + shard_size])
+            for first in range(0, len(paths), shard_size)
         ]
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -144,7 +142,7 @@ class AnnotationCache:
 
     def _read(self, name: str, path: str) -> np.ndarray:
         shard, index = divmod(self.rows[path], self.shard_size)
-        with safe_open(self.folder / f"{shard:05d}.safetensors", "np") as stored:
+        with safe_open(_file(self.folder, shard), "np") as stored:
             values: np.ndarray = stored.get_slice(name)[index]
             return values
 
@@ -192,61 +190,47 @@ def _fill(
 ) -> Iterator[PixelBatch]:
     """Yield every computed batch: first of unlocked shards, then of those whose process failed."""
     for timeout in (0, -1):  # -1 waits until another process releases its lock
-        for number, shard in enumerate(missing):
+        for shard in missing:
             if shard.is_finished():
                 continue
             with suppress(Timeout), FileLock(shard.file.with_suffix(".lock"), timeout=timeout):
                 if not shard.is_finished():
-                    left = sum(len(other.paths) for other in missing[number:])
-                    yield from _fill_shard(shard, encoder, batch_size, device, left)
+                    yield from _fill_shard(shard, encoder, batch_size, device)
 
 
 def _fill_shard(
-    shard: _Shard, encoder: Any, batch_size: int, device: torch.device | str, left: int
+    shard: _Shard, encoder: Any, batch_size: int, device: torch.device | str
 ) -> Iterator[PixelBatch]:
-    """Compute and write one shard; the rows of unreadable images are zeros.
-
-    ``left`` is the number of images for which the disk must have room.
-    """
+    """Compute and write one shard; the rows of unreadable images are zeros."""
     size = len(shard.paths)
     notes: dict[str, Any] = {"grid": None, "failed": {}}
-    arrays = {"values": np.zeros((size, 0), np.float16)}
+    arrays: dict[str, np.ndarray] = {}
     for batch in read_batches(shard.paths, batch_size, encoder.preprocessing):
         for index, error in batch.failed.items():
             notes["failed"][shard.first + index] = str(error)
         if batch.indices:
             with torch.inference_mode():
                 encoded = encoder(batch.pixels.to(device, non_blocking=True))
-            rows = {"values": _stored(encoded.vectors)}
+            rows = {"values": encoded.vectors}
+            notes["grid"] = encoded.grid
             if encoded.keys is not None:
-                rows["keys"] = _stored(encoded.keys.vectors)
+                rows["keys"] = encoded.keys.vectors
                 notes["key_grid"] = encoded.keys.grid
-            if notes["grid"] is None:
-                notes["grid"] = encoded.grid
-                _check_free_space(shard.file.parent, left, rows)
-                arrays = {n: np.zeros((size, *a.shape[1:]), a.dtype) for n, a in rows.items()}
-            for name, array in rows.items():
+            for name, tensor in rows.items():
+                half = tensor if tensor.dtype == torch.uint8 else tensor.half()
+                array = np.asarray(half.cpu())
+                if name not in arrays:
+                    arrays[name] = np.zeros((size, *array.shape[1:]), array.dtype)
                 arrays[name][batch.indices] = array
         yield batch
+    arrays = arrays or {"values": np.zeros((size, 0), np.float16)}  # no image can be read
     notes["sha256"] = _sha256(arrays)
     with atomic(shard.file) as stream:
         stream.write(save(arrays, {"notes": json.dumps(notes)}))
 
 
-def _check_free_space(folder: Path, count: int, rows: dict[str, np.ndarray]) -> None:
-    """Raise DataError unless the disk has room for ``count`` such rows."""
-    needed = count * sum(array[0].nbytes for array in rows.values())
-    free = shutil.disk_usage(folder).free
-    if needed > free:
-        raise DataError(
-            f"the annotation cache needs {needed / 1e9:.1f} GB, '{folder.parent}' has "
-            f"{free / 1e9:.1f} GB free; choose another folder with --data.cache_dir"
-        )
-
-
-def _stored(vectors: Tensor) -> np.ndarray:
-    dtype = torch.uint8 if vectors.dtype == torch.uint8 else torch.float16
-    return np.asarray(vectors.to("cpu", dtype))
+def _file(folder: Path, shard: int) -> Path:
+    return folder / f"{shard:05d}.safetensors"
 
 
 def _sha256(arrays: dict[str, np.ndarray]) -> str:

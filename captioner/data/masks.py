@@ -38,10 +38,6 @@ class MaskedImage:
     objects: tuple[SceneObject, ...]  # of a generated scene, one per instance; empty for a photo
     present: frozenset[str]  # all annotated categories, also those without a usable mask
 
-    def of(self, category: str) -> tuple[int, ...]:
-        """The indices of all instances of a category."""
-        return tuple(i for i, other in enumerate(self.categories) if other == category)
-
     def union(self, instances: Iterable[int]) -> Any:
         """The union of the masks of some instances, run-length encoded."""
         return rle.merge([self.masks[i] for i in instances])
@@ -76,7 +72,10 @@ class MaskedImages:
         """The mentions of an image's objects in a caption, given as lower-case words."""
         if self.category_words is None:
             return find_mentions(words, image.objects)
-        return self.category_words(words, image.categories)
+        return [
+            Mention(at, category, tuple(i for i, c in enumerate(image.categories) if c == category))
+            for at, category in self.category_words.find(words)
+        ]
 
 
 def read(

@@ -14,11 +14,10 @@ from torch.utils.data import DataLoader
 from captioner import distributed, limits
 from captioner.data import shapes_dataset
 from captioner.data.cache import AnnotationCache, PixelEncoder
-from captioner.data.dataset import CaptionDataset
+from captioner.data.dataset import CaptionDataset, EpochSampler, ResumableLoader
 from captioner.data.pixels import ImageFiles
 from captioner.data.readers import READERS, read
 from captioner.data.records import SPLITS, TRAIN, VAL, Records, TokenizedCaptions
-from captioner.data.sampler import EpochSampler, ResumableLoader
 from captioner.data.sources import Source, join
 from captioner.data.supervision import BoxSupervision, MaskSupervision, Supervision
 from captioner.errors import DataError, unknown
@@ -31,9 +30,7 @@ class ShapesOptions:
     """The generated scenes of ``data.name: shapes``.
 
     Attributes:
-        train: number of training scenes.
-        val: number of validation scenes.
-        test: number of test scenes.
+        train, val, test: numbers of scenes.
         image_size: side of a scene in pixels.
         max_objects: largest number of objects in a scene.
         level: only ``plain``; kept for the configurations of older runs.
@@ -215,28 +212,27 @@ class CaptionDataModule(pl.LightningDataModule):
         elif self._mask_grid is not None:
             supervision = MaskSupervision(self.of_split(TRAIN), self._mask_grid)
         dataset = self._dataset(TRAIN, self.mirror, self.crop, supervision)
-        options = self._options(dataset, EpochSampler(dataset, self.batch_size, global_seed()))
+        options = self._options(dataset, global_seed())
         return ResumableLoader(completed_batches=self._completed_batches, **options)
 
     def val_dataloader(self) -> DataLoader[Any]:
         """Every validation image once."""
-        dataset = self._dataset(VAL)
-        return DataLoader(**self._options(dataset, EpochSampler(dataset, self.batch_size)))
+        return DataLoader(**self._options(self._dataset(VAL)))
 
     def test_dataloader(self) -> DataLoader[Any]:
         """Every image of ``test_split`` once."""
-        dataset = self._dataset(self.test_split)
-        return DataLoader(**self._options(dataset, EpochSampler(dataset, self.batch_size)))
+        return DataLoader(**self._options(self._dataset(self.test_split)))
 
     predict_dataloader = test_dataloader
 
     def _dataset(self, split: str, *augmentation: Any) -> CaptionDataset:
+        records, rows = self.of_split(split), self.captions_per_image
         captions = self._captions(split).encoded(self.vocabulary, self.max_words)
-        rows = self.captions_per_image
-        return CaptionDataset(self.of_split(split), captions, self._source, rows, *augmentation)
+        return CaptionDataset(records, captions, self._source, rows, *augmentation)
 
-    def _options(self, dataset: CaptionDataset, sampler: EpochSampler) -> dict[str, Any]:
-        """The options of a loader."""
+    def _options(self, dataset: CaptionDataset, seed: int | None = None) -> dict[str, Any]:
+        """The options of a loader; without a seed, in order."""
+        sampler = EpochSampler(dataset, self.batch_size, seed)
         if self.num_workers:
             give_back_memory()
         return {

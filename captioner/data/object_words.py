@@ -9,8 +9,6 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from captioner.data.scene_grammar import Mention
-
 
 class CategoryWords:
     """Finds the names of categories in captions; the longest match wins.
@@ -33,16 +31,6 @@ class CategoryWords:
                     if category in young["categories"]:
                         self.entries |= {(word, *form): category for word in young["words"]}
         self.longest = max(map(len, self.entries))
-
-    def __call__(self, words: Sequence[str], present: Sequence[str]) -> list[Mention]:
-        """The mentions in a caption, given as lower-case words.
-
-        Each refers to all instances of its category; ``present`` has the category of each instance.
-        """
-        return [
-            Mention(at, category, tuple(i for i, other in enumerate(present) if other == category))
-            for at, category in self.find(words)
-        ]
 
     def find(self, words: Sequence[str]) -> list[tuple[tuple[int, ...], str]]:
         """The positions and the category of every name in a caption."""
@@ -75,25 +63,20 @@ def _is_noun(name: tuple[str, ...], before: list[str], after: list[str]) -> bool
 
 
 def forms(name: str) -> list[tuple[str, ...]]:
-    """A name in the singular and the plural, as words.
-
-    >>> forms("fire hydrant")
-    [('fire', 'hydrant'), ('fire', 'hydrants')]
-    """
+    """A name in the singular and the plural, as words: ("fire", "hydrant"), ("fire", "hydrants")."""
     table = _table()
     words = tuple(name.replace("'s", " 's").split())
     if name in table["uncounted"]["words"]:
         return [words]
     *others, last = words
-    return [words, (*others, table["plurals"].get(last) or _plural(last))]
-
-
-def _plural(noun: str) -> str:
-    if noun.endswith(("s", "x", "z", "ch", "sh")):
-        return noun + "es"
-    if noun.endswith("y") and noun[-2:-1] not in "aeiou":
-        return noun[:-1] + "ies"
-    return noun + "s"
+    plural = f"{last}s"
+    if last in table["plurals"]:
+        plural = table["plurals"][last]
+    elif last.endswith(("s", "x", "z", "ch", "sh")):
+        plural = f"{last}es"
+    elif last.endswith("y") and last[-2:-1] not in "aeiou":
+        plural = f"{last[:-1]}ies"
+    return [words, (*others, plural)]
 
 
 @cache

@@ -33,7 +33,8 @@ class ImageFiles:
         self.preprocessing = preprocessing
 
     def __getitem__(self, path: str) -> UInt8[Tensor, "3 H W"]:
-        return resized(images.load(path), self.preprocessing)
+        size = self.preprocessing.height, self.preprocessing.width
+        return to_tensor(images.load(path), size, self.preprocessing.interpolation)
 
     def keys(self, path: str) -> None:
         """Return None: images have no keys."""
@@ -50,12 +51,6 @@ def to_tensor(
     return torch.from_numpy(np.asarray(image).transpose(2, 0, 1).copy())
 
 
-def resized(image: Image.Image, preprocessing: Preprocessing) -> UInt8[Tensor, "3 H W"]:
-    """The pixels of an image at the input size of an encoder."""
-    size = preprocessing.height, preprocessing.width
-    return to_tensor(image, size, preprocessing.interpolation)
-
-
 def read_batch(
     sources: Sequence[images.Source],
     indices: range,
@@ -68,6 +63,7 @@ def read_batch(
     exchanged sides has been rotated since and counts as unreadable.
     """
     read, sizes, pixels, failed = [], [], [], {}
+    size = preprocessing.height, preprocessing.width
     for index in indices:
         try:
             image = images.load(sources[index])
@@ -82,7 +78,7 @@ def read_batch(
             continue
         read.append(index)
         sizes.append(image.size)
-        pixels.append(resized(image, preprocessing).numpy())
+        pixels.append(to_tensor(image, size, preprocessing.interpolation).numpy())
     # numpy, not torch: torch's threads in this thread would slow down a network on the same cores.
     stacked = np.stack(pixels) if pixels else np.empty((0, 3, 1, 1), np.uint8)
     return PixelBatch(read, sizes, torch.from_numpy(stacked), failed)
@@ -96,12 +92,13 @@ def read_batches(
 ) -> Iterator[PixelBatch]:
     """Read all images in order; the arguments are those of `read_batch`."""
     everything = range(len(sources))
-    pending: list[Future[PixelBatch]] = []
+    pending: Future[PixelBatch] | None = None
     with ThreadPoolExecutor(max_workers=1) as thread:
         for start in everything[::batch_size]:
             indices = everything[start : start + batch_size]
-            pending.append(thread.submit(read_batch, sources, indices, preprocessing, expected))
-            if len(pending) > 1:
-                yield pending.pop(0).result()
-        for last in pending:
-            yield last.result()
+            following = thread.submit(read_batch, sources, indices, preprocessing, expected)
+            if pending is not None:
+                yield pending.result()
+            pending = following
+        if pending is not None:
+            yield pending.result()

@@ -77,14 +77,11 @@ class SceneObject:
 
 @dataclass(frozen=True)
 class Mention:
-    """Words of a caption that name objects.
-
-    ``instances`` is empty if the image has no such object, or none with a mask.
-    """
+    """Words of a caption that name objects."""
 
     words: tuple[int, ...]  # positions in the caption
     category: str  # that the words name
-    instances: tuple[int, ...]  # indices among the objects of the image
+    instances: tuple[int, ...]  # indices of the objects; empty if there are none with masks
 
 
 def pick(rng: np.random.Generator, items: Iterable[T]) -> T:
@@ -144,19 +141,18 @@ class _Statement:
         if not all(groups) or len(set(referents)) < len(referents):
             return False
         pairs = itertools.product(*groups) if self.relation else ()
-        return all(_related(self.relation, objects[a], objects[b]) for a, b in pairs)
+        return all(self._holds(objects[a], objects[b]) for a, b in pairs)
 
+    def _holds(self, a: SceneObject, b: SceneObject) -> bool:
+        """Whether the relation clearly holds between two objects.
 
-def _related(relation: str, a: SceneObject, b: SceneObject) -> bool:
-    """Whether the relation clearly holds between `a` and `b`.
-
-    The circles around the two must be separated along the axis, and the distance along the axis must be
-    at least half of the distance across it: far down and a little to the left is only "below".
-    """
-    axis, sign = RELATIONS[relation]
-    along = sign * (a.centre[axis] - b.centre[axis])
-    across = abs(a.centre[1 - axis] - b.centre[1 - axis])
-    return along >= a.radius + b.radius and 2 * along >= across
+        The circles around the two must be separated along the axis, and the distance along the axis
+        must be at least half of the distance across it: far down and a little left is only "below".
+        """
+        axis, sign = RELATIONS[self.relation]
+        along = sign * (a.centre[axis] - b.centre[axis])
+        across = abs(a.centre[1 - axis] - b.centre[1 - axis])
+        return along >= a.radius + b.radius and 2 * along >= across
 
 
 def captions_of(rng: np.random.Generator, objects: Sequence[SceneObject]) -> tuple[str, ...]:

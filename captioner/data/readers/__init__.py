@@ -13,12 +13,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from captioner.data.readers.coco import YEARS, read_coco
+from captioner.data.readers.coco import SETS, YEARS, read_coco, read_karpathy
 from captioner.data.readers.flickr import read_flickr8k, read_flickr30k
-from captioner.data.readers.folder import read_folder
-from captioner.data.readers.karpathy import SETS, read_karpathy
 from captioner.data.readers.problems import Problems
-from captioner.data.readers.tables import read_csv, read_jsonl
+from captioner.data.readers.tables import read_csv, read_folder, read_jsonl
 from captioner.data.records import Record, Records
 from captioner.errors import DataError, unknown
 
@@ -66,11 +64,9 @@ def scan(name: str, root: str | Path) -> tuple[Records, Problems]:
         )
     problems = Problems()
     records = Records(reader(root, problems))
-    for kind, items in (
-        ("duplicate-id", Counter(r.image_id for r in records)),
-        ("duplicate-path", Counter(r.path for r in records)),
-    ):
-        problems.add(kind, *(item for item, count in items.items() if count > 1))
+    ids, files = Counter(r.image_id for r in records), Counter(r.path for r in records)
+    problems.add("duplicate-id", *(image_id for image_id, count in ids.items() if count > 1))
+    problems.add("duplicate-path", *(file for file, count in files.items() if count > 1))
     problems.add("missing", *(r.path for r in records if not os.path.exists(r.path)))  # noqa: PTH110
     if not records and not problems.found:
         raise DataError(f"no captioned image found under {str(root)!r} for data set {name!r}")

@@ -68,9 +68,8 @@ def _read(
         images = (name for name in captions if PurePath(name).suffix.lower() in paths.SUFFIXES)
         split_of = {name: hash_split(name) for name in images}
     folder = find_image_folder(root, next(iter(split_of), ""))
-    kind = "not-captioned" if list_files else "no-captions"
     for name, split in split_of.items():
-        yield problems.record(name, folder / name, name, captions.get(name, ()), split, kind)
+        yield problems.record(name, folder / name, name, captions.get(name, ()), split)
 
 
 def _captions(file: Path, problems: Problems) -> Iterator[tuple[str, list[str]]]:

@@ -19,17 +19,13 @@ KINDS = {
     "no-split": "images with a missing or unknown split",
     "no-captions": "images without captions",
     "no-image": "images captioned but missing from the list of images",
-    "not-captioned": "images listed in a split but without captions",
     "no-words": "captions without words",
     "unreadable": "images that cannot be decoded",
     "duplicate-content": "files with the same contents in one split",
     "leaked-content": "files with the same contents in two splits",
-    "leaked-name": "file names in two splits",
     "long": "captions that training cuts",
 }
 """Every kind of problem: its identifier in JSON, and its description."""
-
-_TOLERATED = {"no-words"}  # the image has other captions, or is listed under "no-captions"
 
 
 class Problems:
@@ -63,18 +59,17 @@ class Problems:
         name: object,
         captions: Iterable[str],
         split: str,
-        without_captions: str = "no-captions",
     ) -> Record:
         """Build a record; add a problem for each caption without words, or if no caption is left.
 
         A caption without words, such as "...", would train a model to generate empty captions.
-        ``name`` is how problems call the image, ``without_captions`` the kind of the second problem.
+        ``name`` is how problems call the image.
         """
         captions = [CONTROL.sub(" ", caption).strip() for caption in captions]
         usable = tuple(caption for caption in captions if any(map(str.isalnum, caption)))
         self.add("no-words", *(f"{name}: {c!r:.80}" for c in captions if c not in usable))
         if not usable:
-            self.add(without_captions, name)
+            self.add("no-captions", name)
         return Record(image_id, str(path), usable, split)
 
     def as_list(self) -> list[dict[str, Any]]:
@@ -87,15 +82,17 @@ class Problems:
 
     def check(self) -> None:
         """Raise one DataError for all problems that prevent training, with three items of each kind."""
-        kinds = []
-        for kind, items in self.found.items():
-            if kind not in _TOLERATED:
-                examples = ", ".join(printable(item, limit=500) for item in items[:3])
-                more = ", …" if len(items) > 3 else ""
-                kinds.append(f"{KINDS[kind]}: {len(items):,} ({examples}{more})")
+        # An image of "no-words" has other captions, or is listed under "no-captions".
+        kinds = {kind: items for kind, items in self.found.items() if kind != "no-words"}
         if kinds:
+            listed = "; ".join(
+                f"{KINDS[kind]}: {len(items):,} "
+                f"({', '.join(printable(item, limit=500) for item in items[:3])}"
+                f"{', …' if len(items) > 3 else ''})"
+                for kind, items in kinds.items()
+            )
             sources = ", ".join(f"'{source}'" for source in self.sources)
             raise DataError(
-                f"{sources}: {'; '.join(kinds)}; "
-                "repair the files or remove the entries (captioner data check lists all)"
+                f"{sources}: {listed}; repair the files or remove the entries (captioner data check "
+                "lists all)"
             )

@@ -1,4 +1,4 @@
-"""Image-caption pairs of the user: JSON lines, or a CSV table with a header.
+"""Images and captions of the user: JSON lines, a CSV table with a header, or a folder.
 
 Paths are relative to the file. The captions of an image may be in several lines.
 """
@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 
+from captioner import paths
 from captioner.data.readers.files import (
     MALFORMED,
     hash_split,
@@ -18,7 +19,7 @@ from captioner.data.readers.files import (
 )
 from captioner.data.readers.problems import Problems
 from captioner.data.records import TRAIN, Record
-from captioner.errors import DataError
+from captioner.errors import DataError, UsageError
 
 Row = tuple[str, list[str], str | None]  # image, captions, split
 
@@ -110,3 +111,30 @@ def _read(root: Path, suffix: str, problems: Problems) -> Iterator[Record]:
             problems.add("no-split", f"{name}: {', '.join(given)}")
         # If the name is an absolute path, / ignores the folder.
         yield problems.record(name, file.parent / name, name, texts, found[0] or TRAIN)
+
+
+def read_folder(root: Path, problems: Problems) -> Iterator[Record]:
+    """Images in this folder and below, each beside a .txt of the same name with one caption per line.
+
+    If folders at the top are named after splits (``train``, ``val`` or ``dev``, ``test``), every image
+    must be in one of them. Otherwise images are split by a hash of their paths. Hidden files are
+    ignored.
+    """
+    try:
+        files = {file: file.relative_to(root) for file in paths.find([root])}
+    except UsageError:  # no image
+        return
+    problems.sources.append(root)
+    by_hash = not any(parse_split(name.parts[0]) for name in files.values() if len(name.parts) > 1)
+    for file, name in files.items():
+        split = hash_split(name.as_posix()) if by_hash else parse_split(name.parts[0])
+        if split is None:
+            problems.add("no-split", name)
+        text = file.with_suffix(".txt")
+        captions: list[str] = []
+        with problems.collect_file_errors():
+            captions = [line for line in read_lines(text) if line] if text.is_file() else []
+        yield problems.record(name.as_posix(), file, name, captions, split or TRAIN)
+    known = {name.with_suffix(".txt") for name in files.values()}
+    texts = (text.relative_to(root) for text in paths.walk(root, (".txt",)))
+    problems.add("no-image", *(text for text in texts if text not in known))
