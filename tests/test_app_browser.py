@@ -204,7 +204,7 @@ def test_a_given_sentence(page, scene):
     """Words that the model does not know are marked; a sentence it cannot explain changes nothing."""
     upload(page, scene)
     caption = words(page)
-    explain(page, "word " * 50)
+    explain(page, "word " * 500)
     page.locator("#notice", has_text="at most 40 words").wait_for()
     settle(page)
     assert words(page) == caption

@@ -17,9 +17,8 @@ import gradio as gr
 from captioner import overlay
 from captioner.app.panel import ALL, select, style_of
 from captioner.app.served_models import CONCURRENCY, MAX_BEAM, MAX_PENALTY, OWN, Models
-from captioner.app.upload import PhotoInput, show_errors, write_export, write_image
-from captioner.overlay import Style
-from captioner.overlay.export import names
+from captioner.app.upload import photo_input, show_errors, write_export, write_image
+from captioner.overlay import Style, export
 from captioner.overlay.style import Scale, Smoothing
 
 Number = float | int  # JSON writes 1.0 as 1
@@ -86,37 +85,33 @@ class Endpoints:
 
 def add_endpoints(models: Models) -> None:
     """Add the endpoints to the page that is being built; their inputs and outputs are hidden."""
-    endpoints = Endpoints(models)
+    api, names = Endpoints(models), models.names
     with gr.Row(visible=False):
         trigger = gr.Button()
-        inputs = {
-            "photo": PhotoInput(label="photo", type="filepath"),
-            "model": gr.Dropdown(models.names, value=models.names[0], label="model"),
-            "beam_size": gr.Number(
-                OWN, precision=0, minimum=OWN, maximum=MAX_BEAM, label="beam size"
-            ),
-            "length_penalty": gr.Number(
-                OWN, minimum=OWN, maximum=MAX_PENALTY, label="length penalty"
-            ),
-            "sentence": gr.Textbox("", label="sentence"),
-            "word": gr.Number(0, precision=0, label="word"),
-            "form": gr.Radio(names(), value="png", label="form"),
-            "opacity": gr.Slider(0, 1, Style.opacity, label="opacity"),
-            "scale": gr.Radio(list(get_args(Scale)), value="shared", label="scale"),
-            "smoothing": gr.Radio(list(get_args(Smoothing)), value="bicubic", label="smoothing"),
-            "layer": gr.Number(ALL, precision=0, label="layer"),
-            "head": gr.Number(ALL, precision=0, label="head"),
-        }
+        inputs = (
+            photo_input(label="photo"),
+            gr.Dropdown(names, value=names[0], label="model"),
+            gr.Number(OWN, precision=0, minimum=OWN, maximum=MAX_BEAM, label="beam_size"),
+            gr.Number(OWN, minimum=OWN, maximum=MAX_PENALTY, label="length_penalty"),
+            gr.Textbox("", label="sentence"),
+            gr.Number(0, precision=0, label="word"),
+            gr.Radio(export.names(), value="png", label="form"),
+            gr.Slider(0, 1, Style.opacity, label="opacity"),
+            gr.Radio(list(get_args(Scale)), value=Style.scale, label="scale"),
+            gr.Radio(list(get_args(Smoothing)), value=Style.smoothing, label="smoothing"),
+            gr.Number(ALL, precision=0, label="layer"),
+            gr.Number(ALL, precision=0, label="head"),
+        )
         file, values = gr.File(label="file"), gr.JSON(label="values")
+    labelled = {component.label: component for component in inputs}
     outputs: dict[Callable[..., Any], Any] = {
-        endpoints.models: values, endpoints.caption: values, endpoints.explain: values,
-        endpoints.redraw: values, endpoints.overlay: file, endpoints.export: file,
-        endpoints.past: file,
+        api.models: values, api.caption: values, api.explain: values, api.redraw: values,
+        api.overlay: file, api.export: file, api.past: file,
     }  # fmt: skip
     for function, output in outputs.items():
         trigger.click(
             show_errors(function),
-            [inputs[name] for name in signature(function).parameters],
+            [labelled[name] for name in signature(function).parameters],
             output,
             api_name=function.__name__,
             concurrency_id="model",

@@ -3,9 +3,8 @@
 import sys
 import tomllib
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from captioner import images
 from captioner.app.served_models import Models
@@ -19,24 +18,19 @@ MOST = 24  # largest number of photos in the strip
 THUMBNAIL = (176, 132)  # largest width and height in pixels
 
 
-@dataclass(frozen=True)
-class Example:
+class Example(NamedTuple):
     """A photo on disk, and what it shows and who made it, if that is known."""
 
     path: Path
     title: str
-    credit: str = ""
-
-    def thumbnail(self) -> str:
-        """Return a small JPEG as a data URL."""
-        return _thumbnail(self.path)
+    credit: str
+    thumbnail: str  # a small JPEG as a data URL
 
 
-@cache
-def _thumbnail(path: Path) -> str:
+def _example(path: Path, title: str, credit: str = "") -> Example:
     image = images.load(path)
     image.thumbnail(THUMBNAIL)
-    return images.data_url(image, quality=80)
+    return Example(path, title, credit, images.data_url(image, quality=80))
 
 
 def examples(models: Models, given: Sequence[Path], folder: Path) -> list[Example]:
@@ -49,18 +43,16 @@ def examples(models: Models, given: Sequence[Path], folder: Path) -> list[Exampl
     found = []
     for path in given[:MOST]:
         try:
-            _thumbnail(path)
-            found.append(Example(path, path.stem))
+            found.append(_example(path, path.stem))
         except ImageError as error:
             print(f"captioner: left out: {error}", file=sys.stderr)
     if found:
         return found
     if set(SHAPES) <= set(models.get(models.names[0]).vocabulary.words):
-        scenes = [Example(folder / f"{index}.png", f"Scene {index}") for index in range(1, 7)]
-        for index, example in enumerate(scenes, start=1):
-            scene(HELD_OUT, index).image.save(example.path)
-        return scenes
+        for index in range(1, 7):
+            scene(HELD_OUT, index).image.save(folder / f"{index}.png")
+        return [_example(folder / f"{index}.png", f"Scene {index}") for index in range(1, 7)]
     photos = tomllib.loads((FOLDER / "SOURCES.toml").read_text("utf-8"))["photo"]
     return [
-        Example(FOLDER / p["file"], p["title"], f"{p['author']}, {p['licence']}") for p in photos
+        _example(FOLDER / p["file"], p["title"], f"{p['author']}, {p['licence']}") for p in photos
     ]

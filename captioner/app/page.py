@@ -12,7 +12,7 @@ from captioner.app.api import add_endpoints
 from captioner.app.example_photos import Example
 from captioner.app.panel import ALL, PRIVATE, Stage
 from captioner.app.served_models import MAX_BEAM, OWN, Models
-from captioner.app.upload import PhotoInput
+from captioner.app.upload import photo_input
 from captioner.overlay import Style
 from captioner.overlay.html import FOLDER as OVERLAY
 
@@ -31,7 +31,7 @@ FOLDER = Path(__file__).parent
 STRIP = jinja2.Environment(autoescape=True).from_string("""<div class="strip">
 {% for example in examples %}<button type="button" data-index="{{ loop.index0 }}"
 title="{{ example.title }}{% if example.credit %}: {{ example.credit }}{% endif %}"
-><img src="{{ example.thumbnail() }}" alt="Example: {{ example.title }}"></button>{% endfor %}
+><img src="{{ example.thumbnail }}" alt="Example: {{ example.title }}"></button>{% endfor %}
 </div>{% if examples[0].credit %}<details><summary>Sources of the examples</summary><ul>
 {% for example in examples %}<li>{{ example.title }}: {{ example.credit }}</li>{% endfor %}
 </ul></details>{% endif %}""")
@@ -72,33 +72,23 @@ LOOK: dict[str, Any] = {
 }
 
 
-class Page(gr.Blocks):
-    """Gradio's page, which refuses too few inputs in words."""
-
-    def validate_inputs(self, block_fn: Any, inputs: list[Any]) -> None:
-        """Refuse a request with fewer inputs than its endpoint takes."""
-        if len(inputs) < len(block_fn.inputs):
-            text = f"expected {len(block_fn.inputs)} inputs, got {len(inputs)}; give all of them"
-            raise gr.Error(text, print_exception=False)
-
-
 def build(models: Models, examples: Sequence[Example]) -> gr.Blocks:
     """Return the page, ready for ``launch``, which opens with the first of these examples."""
-    with Page(title="captioner", analytics_enabled=False, delete_cache=DELETE_CACHE) as page:
+    with gr.Blocks(title="captioner", analytics_enabled=False, delete_cache=DELETE_CACHE) as page:
         gr.HTML(TITLE, padding=False, elem_classes="title")
         path = gr.State(str(examples[0].path))
         with gr.Row(elem_classes="page"):
             with gr.Column(elem_classes="photo"):
-                photo = PhotoInput(
-                    label="Your photo", sources=["upload", "clipboard", "webcam"], type="filepath",
-                    height=170, elem_id="photo", buttons=[],
+                photo = photo_input(
+                    label="Your photo", sources=["upload", "clipboard", "webcam"], height=170,
+                    elem_id="photo", buttons=[],
                 )  # fmt: skip
                 strip = gr.HTML(
                     STRIP.render(examples=examples), js_on_load=CHOOSE, padding=False,
                     elem_id="examples",
                 )  # fmt: skip
             with gr.Column(elem_classes="result"):
-                stage = Stage(models, examples)
+                stage = Stage(models)
             with gr.Column(elem_classes="settings"):
                 query, style, changes = _settings(models)
 
@@ -108,14 +98,11 @@ def build(models: Models, examples: Sequence[Example]) -> gr.Blocks:
             lambda new: gr.skip() if new is None else (None, new), photo, [photo, path], **PRIVATE
         )
 
-        def choose(event: gr.EventData) -> Any:
-            data: Any = event._data
-            index: Any = data.get("index") if isinstance(data, dict) else None
-            return str(examples[index].path) if index in range(len(examples)) else gr.skip()
+        def choose(event: gr.EventData) -> str:
+            return str(examples[event._data["index"]].path)
 
         strip.select(choose, None, path, **PRIVATE)
-        new_photo = partial(gr.on, [path.change, page.load])
-        stage.connect(new_photo, path, changes, query, style)
+        stage.connect(partial(gr.on, [path.change, page.load]), path, changes, query, style)
         add_endpoints(models)
     return page
 
@@ -125,7 +112,7 @@ def _settings(models: Models) -> tuple[list[Any], list[Any], list[Any]]:
     name = gr.Dropdown(models.names, value=models.names[0], label="Model")
     other = gr.Dropdown([NONE, *models.names], value=NONE, label="Compare with")
     sentence = gr.Textbox(
-        label="Your sentence", placeholder="a brown dog on grass", max_lines=3, max_length=400,
+        label="Your sentence", placeholder="a brown dog on grass", max_lines=3,
         info="See where the model looks while it reads it.", elem_id="sentence",
     )  # fmt: skip
     with gr.Row():
@@ -145,7 +132,6 @@ def _settings(models: Models) -> tuple[list[Any], list[Any], list[Any]]:
         opacity = gr.Slider(0, 1, Style.opacity, step=0.05, label="Opacity")
         scale = gr.Radio(SCALES, value=Style.scale, label="Colour scale")
         smoothing = gr.Radio(SMOOTHINGS, value=Style.smoothing, label="Smoothing")
-        contours = gr.Checkbox(Style.contours, label="Contours")
         layer, head = (
             gr.Dropdown(
                 [("all, averaged", ALL), *((str(i + 1), i) for i in range(count))], value=ALL,
@@ -157,4 +143,4 @@ def _settings(models: Models) -> tuple[list[Any], list[Any], list[Any]]:
     chosen = [control.change for control in (name, other, beam_size, penalty)]
     changes = [partial(gr.on, [sentence.submit, explain.click, *chosen]), cleared.then]
     query = [name, other, sentence, beam_size, penalty]
-    return query, [layer, head, opacity, scale, smoothing, look, contours], changes
+    return query, [layer, head, opacity, scale, smoothing, look], changes

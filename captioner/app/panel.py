@@ -1,7 +1,7 @@
 """What the page shows: one or two models' captions of a photo, and where they looked."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from html import escape
 from math import exp
@@ -11,7 +11,6 @@ import gradio as gr
 import numpy as np
 
 from captioner import overlay
-from captioner.app.example_photos import Example
 from captioner.app.served_models import CONCURRENCY, Answer, Models, preview
 from captioner.app.upload import write_export, write_image
 from captioner.errors import CaptionerError, UsageError
@@ -26,20 +25,17 @@ PRIVATE: dict[str, Any] = {
     "api_visibility": "private", "show_progress": "hidden", "concurrency_limit": CONCURRENCY,
 }  # fmt: skip
 MODEL: dict[str, Any] = {**PRIVATE, "concurrency_id": "model"}
-LATEST = {"trigger_mode": "always_last"}
+LATEST: dict[str, Any] = {"trigger_mode": "always_last"}
 
 SKELETON = '<div class="stage busy"><div class="bone"></div><div class="bone photo"></div></div>'
+BUSY, IDLE = (
+    f"() => document.querySelector('#stage')?.classList.{change}('busy')"
+    for change in ("add", "remove")
+)
 
+Answers = tuple[Answer, ...]  # the state of an open page: what each model says about its photo
 Listen = Callable[..., Any]
 Update = dict[Any, Any]
-
-
-@dataclass(frozen=True)
-class Session:
-    """An open page: the file of its photo, and what each model says about it."""
-
-    path: str | None = None
-    answers: tuple[Answer, ...] = ()
 
 
 def select(index: int) -> int | None:
@@ -48,10 +44,10 @@ def select(index: int) -> int | None:
 
 
 def style_of(
-    layer: int, head: int, opacity: float | int, scale: Any, smoothing: Any, *others: Any
+    layer: int, head: int, opacity: float | int, scale: Any, smoothing: Any, look: Any = Style.look
 ) -> Style:
-    """Return the controls of the page as a style; ``others`` are the look and the contours."""
-    return Style(opacity, scale, smoothing, select(layer), select(head), *others)
+    """Return the controls of the page as a style."""
+    return Style(opacity, scale, smoothing, select(layer), select(head), look)
 
 
 class Panel:
@@ -79,7 +75,7 @@ class Panel:
         self.file = gr.DownloadButton(visible="hidden", elem_id=f"file-{number}")
         self.outputs = [self.column, self.others, self.redraw, self.back, self.past]
 
-    def update(self, answer: Answer, samples: bool) -> Update:
+    def update(self, answer: Answer) -> Update:
         """Show what belongs to an answer."""
         choices = [
             (f"{exp(caption.score):.1%} · {sentence(caption)}", index)
@@ -88,7 +84,7 @@ class Panel:
         return {
             self.column: gr.update(visible=True),
             self.others: gr.update(choices=choices, value=answer.chosen, visible=len(choices) > 1),
-            self.redraw: gr.update(visible=samples),
+            self.redraw: gr.update(visible=answer.can_sample),
             self.back: gr.update(visible=answer.sampled is not None),
             self.past: gr.update(visible=answer.caption.past is not None, open=False),
         }
@@ -97,19 +93,17 @@ class Panel:
 class Stage:
     """The photo with its captions, its panels and their events; built inside ``gr.Blocks``.
 
-    Handlers take the session first and the controls of ``style_of`` last, and return the components
-    that they change.
+    Handlers take the controls of ``style_of`` last and return the components that they change.
     """
 
-    def __init__(self, models: Models, examples: Sequence[Example]) -> None:
+    def __init__(self, models: Models) -> None:
         self.models = models
-        self.credits = {e.path.name: f"{e.title}: {e.credit}" for e in examples if e.credit}
-        self.session = gr.State(Session(), time_to_live=3600)
+        self.answers = gr.State((), time_to_live=3600)
         self.notice = gr.HTML(elem_id="notice", padding=False)
         self.photos = gr.HTML(SKELETON, elem_id="stage", padding=False)
         with gr.Row():
             self.panels = [Panel(1), Panel(2)]
-        self.outputs = [self.session, self.notice, self.photos]
+        self.outputs = [self.answers, self.notice, self.photos]
         self.outputs += [output for panel in self.panels for output in panel.outputs]
 
     def connect(
@@ -125,26 +119,24 @@ class Stage:
         ``new_photo`` listens to the events after which there is a new photo at ``path``; ``changes``
         listen to those after which the models answer again.
         """
-        busy = "() => document.querySelector('#stage')?.classList.add('busy')"
-        idle = "() => document.querySelector('#stage')?.classList.remove('busy')"
-        asks: list[tuple[Listen, Listen, Any]] = [(new_photo, self.caption_new, path)]
-        asks += [(listen, self.ask, self.session) for listen in changes]
-        for listen, handler, first in asks:
-            listen(None, js=busy, **PRIVATE)
+        asks: list[tuple[Listen, Any]] = [(new_photo, path)]
+        asks += [(listen, self.answers) for listen in changes]
+        for listen, first in asks:
+            listen(None, js=BUSY, **PRIVATE)
             inputs = [first, *query, *style]
-            asked = listen(self.noticed(handler), inputs, self.outputs, **LATEST, **MODEL)
-            asked.then(None, js=idle, **PRIVATE)
-        state = [self.session, *style]
+            asked = listen(self.noticed(self.ask), inputs, self.outputs, **LATEST, **MODEL)
+            asked.then(None, js=IDLE, **PRIVATE)
+        state = [self.answers, *style]
         restyled = [control.change for control in style]
         gr.on(restyled, self.noticed(self.show), state, self.outputs, **LATEST, **PRIVATE)
         for side, panel in enumerate(self.panels):
-            chosen = [self.session, panel.others, *style]
-            for event, change, inputs, options in (
-                (panel.others.input, self.choose, chosen, LATEST | PRIVATE),
-                (panel.redraw.click, self.sample, state, MODEL),
-                (panel.back.click, self.choose_own, state, PRIVATE),
-            ):
-                event(self.noticed(partial(change, side)), inputs, self.outputs, **options)
+            choose = self.noticed(partial(self.choose, side))
+            chosen = [self.answers, panel.others, *style]
+            for listen in (panel.others.input, panel.back.click):
+                listen(choose, chosen, self.outputs, **LATEST, **PRIVATE)
+            panel.redraw.click(
+                self.noticed(partial(self.sample, side)), state, self.outputs, **MODEL
+            )
             panel.past.expand(partial(self.draw_past, side), state, panel.matrix, **PRIVATE)
             for name, button in panel.downloads.items():
                 # A browser saves the target of a link: write the file first, then click the link.
@@ -157,7 +149,7 @@ class Stage:
 
         def wrapped(*arguments: Any) -> Update:
             try:
-                if arguments[0] == Session():  # not loaded yet, or dropped after an hour
+                if not arguments[0]:  # not loaded yet, or dropped after an hour
                     raise UsageError("there is no photo; drop one, or choose an example")
                 return {self.notice: ""} | handler(*arguments)
             except CaptionerError as error:
@@ -165,75 +157,63 @@ class Stage:
 
         return wrapped
 
-    def caption_new(self, path: str, *controls: Any) -> Update:
-        """Caption a new photo."""
-        return self.ask(Session(path), *controls)
-
     def ask(
-        self, session: Session, model: str, other: str, given: str, beam_size: int,
+        self, photo: Answers | str, model: str, other: str, given: str, beam_size: int,
         length_penalty: float, *style: Any,
     ) -> Update:  # fmt: skip
-        """Caption the photo, or explain the given sentence."""
+        """Caption a new photo or the shown one, or explain the given sentence."""
+        path = photo if isinstance(photo, str) else photo[0].path
         answers = [
-            self.models.answer(session.path, name, given, beam_size, length_penalty)
+            self.models.answer(path, name, given, beam_size, length_penalty)
             for name in (model, other)
             if name in self.models.names
         ]
-        kept = tuple(replace(answer, photo=preview(answer.photo)) for answer in answers)
-        return self.show(replace(session, answers=kept), *style)
+        kept = (replace(answer, photo=preview(answer.photo)) for answer in answers)
+        return self.show(tuple(kept), *style)
 
-    def choose(self, side: int, session: Session, chosen: int, *style: Any) -> Update:
-        """Show another caption."""
-        return self._change(side, session, style, chosen=chosen, sampled=None)
+    def choose(self, side: int, answers: Answers, chosen: int, *style: Any) -> Update:
+        """Show a caption with its own maps."""
+        answer = replace(answers[side], chosen=chosen, sampled=None)
+        return self.show((*answers[:side], answer, *answers[side + 1 :]), *style)
 
-    def choose_own(self, side: int, session: Session, *style: Any) -> Update:
-        """Show the attention with which the caption was written."""
-        return self._change(side, session, style, sampled=None)
-
-    def sample(self, side: int, session: Session, *style: Any) -> Update:
+    def sample(self, side: int, answers: Answers, *style: Any) -> Update:
         """Sample the cells of hard attention again for the shown caption."""
-        answer = session.answers[side]
-        sampled = self.models.redraw(session.path, answer.caption.text, answer.model)
-        return self._change(side, session, style, sampled=sampled)
+        answer = answers[side]
+        sampled = self.models.redraw(answer.path, answer.caption.text, answer.model)
+        answer = replace(answer, sampled=sampled)
+        return self.show((*answers[:side], answer, *answers[side + 1 :]), *style)
 
-    def _change(self, side: int, session: Session, style: Sequence[Any], **changes: Any) -> Update:
-        answers = list(session.answers)
-        answers[side] = replace(answers[side], **changes)
-        return self.show(replace(session, answers=tuple(answers)), *style)
-
-    def show(self, session: Session, *style: Any) -> Update:
-        """Show a session."""
-        content = "".join(self._fragment(answer, style_of(*style)) for answer in session.answers)
-        kind = "wide" if len(session.answers) == 1 else "side-by-side"
+    def show(self, answers: Answers, *style: Any) -> Update:
+        """Show the answers of the models."""
+        kind = "wide" if len(answers) == 1 else "side-by-side"
+        content = "".join(_fragment(answer, style_of(*style)) for answer in answers)
         update: Update = {
-            self.session: session,
+            self.answers: answers,
             self.photos: f'<div class="stage {kind}">{content}</div>',
             self.panels[1].column: gr.update(visible=False),
         }
-        for panel, answer in zip(self.panels, session.answers, strict=False):
-            update |= panel.update(answer, self.models.samples(answer.model))
+        for panel, answer in zip(self.panels, answers, strict=False):
+            update |= panel.update(answer)
         return update
 
-    def _fragment(self, answer: Answer, style: Style) -> str:
-        badge = "Your sentence" if answer.given else ""
-        if answer.sampled is not None:
-            badge = "Sampled cells"
-        credit = self.credits.get(answer.caption.image or "", "")
-        shown = _within(style, answer.caption.layers)
-        return fragment(answer.caption, answer.photo, shown, badge, credit)
-
-    def draw_past(self, side: int, session: Session, *style: Any) -> Any:
+    def draw_past(self, side: int, answers: Answers, *style: Any) -> str:
         """Draw the attention of each word to the earlier words."""
-        answer = session.answers[side]
-        shown = _within(style_of(*style), answer.caption.past)
-        matrix = overlay.word_attention(answer.caption, shown.layer, shown.head)
-        return write_image(matrix, answer.caption)
+        caption = answers[side].caption
+        shown = _within(style_of(*style), caption.past)
+        return write_image(overlay.word_attention(caption, shown.layer, shown.head), caption)
 
-    def save(self, side: int, name: str, session: Session, *style: Any) -> str:
+    def save(self, side: int, name: str, answers: Answers, *style: Any) -> str:
         """Write an export of the shown caption."""
-        answer = session.answers[side]
-        shown = _within(style_of(*style), answer.caption.layers)
-        return write_export(answer.caption, answer.photo, name, shown)
+        caption = answers[side].caption
+        shown = _within(style_of(*style), caption.layers)
+        return write_export(caption, answers[side].photo, name, shown)
+
+
+def _fragment(answer: Answer, style: Style) -> str:
+    badge = "Your sentence" if answer.given else ""
+    badge = "Sampled cells" if answer.sampled else badge
+    shown = _within(style, answer.caption.layers)
+    return fragment(answer.caption, answer.photo, shown, badge)
 
 
 def _within(style: Style, weights: np.ndarray | None) -> Style:

@@ -15,7 +15,7 @@ from captioner.checkpoint import BEST, MODEL
 from captioner.errors import ImageError, UsageError, unknown
 from captioner.limits import Number, check
 from captioner.predictor import Predictor, load
-from captioner.resources import models as bundled_models
+from captioner.resources import bundled_models
 from captioner.text import MAX_WORD, Tokenizer, is_plain
 
 CONCURRENCY = max(2, min(4, os.cpu_count() or 1))  # requests computed at the same time
@@ -33,10 +33,12 @@ class Answer:
     """A photo and its captions by one model, and which of them the page shows."""
 
     model: str
+    path: str | Path | None
     photo: images.Source
     captions: tuple[Caption, ...]  # of the beam search, best first, or one written by the user
     given: bool = False  # whether the user wrote it
     chosen: int = 0  # the index of the shown caption
+    can_sample: bool = False  # whether the model has hard attention
     sampled: Caption | None = None  # the shown caption with newly sampled cells
 
     @property
@@ -77,24 +79,18 @@ class Models:
         self._loaded: dict[str, tuple[Predictor, Predictor | None]] = {}  # and its sampler
         self._sources: dict[str, str] = {}
         for model in given:
-            self._sources[_unique_name(model, self._sources)] = model
+            name = _name(model)
+            taken = name in self._sources
+            self._sources[f"{name} ({len(self._sources) + 1})" if taken else name] = model
         for name in self._sources:
             self._load(name)
         for name in bundled_models():
             self._sources.setdefault(name, name)
-
-    @property
-    def names(self) -> list[str]:
-        """The names of the models, the default first."""
-        return list(self._sources)
+        self.names = list(self._sources)  # the default first
 
     def get(self, name: str) -> Predictor:
         """Return the model with this name."""
         return self._load(name)[0]
-
-    def samples(self, name: str) -> bool:
-        """Return whether the model has hard attention, so that ``redraw`` can sample cells."""
-        return self._load(name)[1] is not None
 
     def _load(self, name: str) -> tuple[Predictor, Predictor | None]:
         if name not in self._sources:
@@ -121,12 +117,12 @@ class Models:
         per layer and head, and attention to earlier words.
         """
         name, photo = read(path)
-        predictor = self.get(model)
+        predictor, sampler = self._load(model)
         if sentence.strip():
             captions = [_explain(predictor, photo, sentence)]
         else:
-            given = {"beam_size": beam_size, "length_penalty": length_penalty}
-            options = {option: value for option, value in given.items() if value != OWN}
+            search = {"beam_size": beam_size, "length_penalty": length_penalty}
+            options = {option: value for option, value in search.items() if value != OWN}
             for option, value in options.items():
                 check(option, value, SEARCH[option])
             decoding = predictor.decoding.with_options(options)
@@ -136,9 +132,10 @@ class Models:
                 raise best
             captions = [best, *best.alternatives]
         named = tuple(replace(caption, image=name) for caption in captions)
-        return Answer(model, photo, named, given=bool(sentence.strip()))
+        given = bool(sentence.strip())
+        return Answer(model, path, photo, named, given, can_sample=sampler is not None)
 
-    def redraw(self, path: str | None, sentence: str, model: str) -> Caption:
+    def redraw(self, path: str | Path | None, sentence: str, model: str) -> Caption:
         """Explain a sentence; hard attention samples a new cell for each word in every call."""
         name, photo = read(path)
         _, sampler = self._load(model)
@@ -151,22 +148,20 @@ def _explain(predictor: Predictor, photo: images.Source, sentence: str) -> Capti
     # The time grows with the square of the number of words.
     longest = MAX_WORDS * (MAX_WORD + 1)  # with a space after each
     words = Tokenizer()(sentence[:longest])
-    if len(sentence) > longest or len(words) > MAX_WORDS or not all(map(is_plain, words)):
+    if len(sentence) > longest or len(words) > MAX_WORDS:
+        raise UsageError(f"the sentence is too long; shorten it to at most {MAX_WORDS} words")
+    if not all(map(is_plain, words)):
         raise UsageError(
-            f"expected at most {MAX_WORDS} words of {MAX_WORD} letters, without control characters; "
-            "shorten the sentence"
+            f"a word is longer than {MAX_WORD} letters or has a control character; change it"
         )
     return predictor.explain(photo, sentence)
 
 
-def _unique_name(model: str, taken: dict[str, str]) -> str:
-    """Return the name of the run or folder of a model, numbered if it is taken."""
+def _name(model: str) -> str:
+    """Return the name of the run or folder of a model."""
     path = Path(model)
     if path.parts[-2:] == BEST.parts:
         path = path.parents[1]
     elif path.name == MODEL:
         path = path.absolute().parent
-    name, number = path.name or model, 2
-    while name in taken:
-        name, number = f"{path.name} ({number})", number + 1
-    return name
+    return path.name or model

@@ -1,7 +1,6 @@
 """Uploaded photos, which only this package decodes, and the files that the browser downloads."""
 
 import tempfile
-from abc import ABCMeta
 from collections.abc import Callable
 from functools import wraps
 from html import escape
@@ -9,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
-from gradio.component_meta import ComponentMeta
 from gradio.data_classes import ImageData
 from gradio.utils import get_upload_folder
 from PIL import Image
@@ -22,41 +20,31 @@ from captioner.overlay import Style, export
 MAX_FILE = "25mb"  # the largest accepted upload
 
 
-class _WithoutStub(ComponentMeta):
-    # ComponentMeta.__new__ writes a .pyi file next to the source of every component class, here into
-    # the installed package. The rest of it prepares events and constructors, which are inherited.
-    def __new__(cls, name: str, bases: tuple[type, ...], attributes: dict[str, Any]) -> Any:
-        return ABCMeta.__new__(cls, name, bases, attributes)
-
-
-class PhotoInput(gr.Image, metaclass=_WithoutStub):
-    """Gradio's image component, but it returns the path of the upload without decoding it.
+def photo_input(**options: Any) -> gr.Image:
+    """Return Gradio's image component, changed to give the path of the upload.
 
     Gradio would decode the file with any codec, answer a damaged file with an internal error, and
     download web addresses.
     """
+    photo: Any = gr.Image(type="filepath", **options)
+    photo.preprocess = _uploaded_path
+    photo.async_move_resource_to_block_cache = _unmoved
+    return photo
 
-    is_template = True  # use the front end of gr.Image
 
-    def preprocess(self, payload: ImageData | None) -> str | None:
-        """Return the path of the upload."""
-        if payload is None or payload.path is None:
-            return None
-        # Gradio refuses other files of the server only if the request marks the path as a file.
-        folder = Path(get_upload_folder()).resolve()
-        if not Path(payload.path).resolve().is_relative_to(folder):
-            raise gr.Error("the photo was not uploaded here; upload it", print_exception=False)
-        return payload.path
+def _uploaded_path(payload: ImageData | None) -> str | None:
+    if payload is None or payload.path is None:
+        return None
+    # Gradio refuses other files of the server only if the request marks the path as a file.
+    folder = Path(get_upload_folder()).resolve()
+    if not Path(payload.path).resolve().is_relative_to(folder):
+        text = "web addresses and paths are not read; download the photo and upload it"
+        raise gr.Error(text, print_exception=False)
+    return payload.path
 
-    async def async_move_resource_to_block_cache(
-        self, url_or_file_path: str | Path | None
-    ) -> str | None:
-        """Refuse web addresses; uploaded files stay where they are."""
-        if str(url_or_file_path).startswith(("http://", "https://")):
-            text = "web addresses are not fetched; download the photo and upload it"
-            raise gr.Error(text, print_exception=False)
-        path: str | None = await super().async_move_resource_to_block_cache(url_or_file_path)
-        return path
+
+async def _unmoved(path: str | None) -> str | None:
+    return path
 
 
 def show_errors(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,10 +62,9 @@ def show_errors(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def write_export(caption: Caption, photo: Source, name: str, style: Style) -> str:
-    """Write the first file of an export format and return its path."""
-    (chosen, *_) = export.formats([name])
-    file = _new_file(caption, chosen.suffix)
-    file.write_bytes(chosen.render(caption, photo, style) or b"")
+    """Write the main file of an export format and return its path."""
+    file = _new_file(caption, f".{name}")
+    file.write_bytes(export.render(f".{name}", caption, photo, style) or b"")
     return str(file)
 
 
@@ -90,6 +77,5 @@ def write_image(image: Image.Image, caption: Caption) -> str:
 
 def _new_file(caption: Caption, suffix: str) -> Path:
     """Return a path named after the photo in a new folder that Gradio serves and later deletes."""
-    return Path(tempfile.mkdtemp(dir=get_upload_folder())) / (
-        Path(caption.image or "").stem + suffix
-    )
+    folder = Path(tempfile.mkdtemp(dir=get_upload_folder()))
+    return folder / (Path(caption.image or "").stem + suffix)

@@ -15,24 +15,17 @@ from captioner.limits import Number
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``demo``."""
     add = parser.add_argument
-    text = "a bundled name, a model folder, a .ckpt or a run folder; repeat it for several models"
-    add("--model", action="append", default=[], help=f"{text} (default: the bundled models)")
+    text = "a bundled name, a model folder, a .ckpt or a run folder; repeat it for several models "
+    text += "(default: the bundled models)"
+    add("--model", action="append", default=[], help=text)
     add_device(parser)
     text = "address to listen on; 0.0.0.0 for the whole network"
     add("--host", default="127.0.0.1", help=text)
     add("--port", type=number(Number(1, 65535)), default=7860, help="port to listen on")
-    text = "also answer requests for this host name, such as that of a reverse proxy"
-    add(
-        "--allowed-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help=f"{text}; repeat it for several",
-    )
-    text = (
-        "photos, folders or globs to offer as examples (default: bundled photos, or generated scenes if "
-        "the model was trained on them)"
-    )
+    text = "also answer requests for this host name, e.g. of a reverse proxy; repeat it for several"
+    add("--allowed-host", action="append", default=[], metavar="NAME", help=text)
+    text = "photos, folders or globs to offer as examples (default: bundled photos, or generated scenes "
+    text += "if the model was trained on them)"
     add("--examples", nargs="+", default=[], metavar="INPUT", help=text)
 
 

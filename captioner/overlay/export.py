@@ -4,9 +4,9 @@ This module imports nothing heavy; the function of a format is imported when it 
 """
 
 import importlib
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from captioner.errors import UsageError, unknown
 
@@ -15,43 +15,37 @@ if TYPE_CHECKING:
     from captioner.images import Source
     from captioner.overlay.style import Style
 
-
-class ExportFormat(NamedTuple):
-    """A file that shows the attention of one caption."""
-
-    name: str  # formats with the same name are written together
-    suffix: str
-    function: str  # ``module:function`` in this package, called by ``render``
-
-    def render(self, caption: "Caption", image: "Source | None", style: "Style") -> bytes | None:
-        """Return the content of the file, or None if the caption has nothing to show."""
-        module, _, name = self.function.partition(":")
-        function: Callable[..., bytes | None]
-        function = getattr(importlib.import_module(f"captioner.overlay.{module}"), name)
-        return function(caption, image, style)
-
-
-FORMATS = (
-    ExportFormat("png", ".png", "figures:figure_png"),
-    ExportFormat("png", ".past.png", "figures:word_attention_png"),
-    ExportFormat("svg", ".svg", "figures:figure_svg"),
-    ExportFormat("pdf", ".pdf", "figures:figure_pdf"),
-    ExportFormat("gif", ".gif", "gif:animation"),
-    ExportFormat("html", ".html", "html:page_bytes"),
-    ExportFormat("json", ".json", "numbers:json_bytes"),
-    ExportFormat("csv", ".csv", "numbers:csv_bytes"),
-    ExportFormat("npz", ".npz", "numbers:npz_bytes"),
-)
+FORMATS = {
+    ".png": "figures:figure_png",
+    ".past.png": "figures:word_attention_png",
+    ".svg": "figures:figure_svg",
+    ".pdf": "figures:figure_pdf",
+    ".gif": "gif:animation",
+    ".html": "html:page_bytes",
+    ".json": "numbers:json_bytes",
+    ".csv": "numbers:csv_bytes",
+    ".npz": "numbers:npz_bytes",
+}
+"""The suffix of each file, and the function ``module:function`` of this package that returns its
+content. A format consists of the files whose suffixes end alike."""
 
 
 def names() -> list[str]:
-    """Return the names of all formats, in the order of FORMATS."""
-    return list(dict.fromkeys(export.name for export in FORMATS))
+    """Return the names of all formats, such as ``png``."""
+    return list(dict.fromkeys(suffix.rpartition(".")[2] for suffix in FORMATS))
 
 
-def formats(chosen: Collection[str]) -> list[ExportFormat]:
-    """Return the formats with these names, in the order of FORMATS."""
-    return [export for export in FORMATS if export.name in chosen]
+def suffixes(chosen: Collection[str]) -> list[str]:
+    """Return the suffixes of the files of these formats."""
+    return [suffix for suffix in FORMATS if suffix.rpartition(".")[2] in chosen]
+
+
+def render(suffix: str, caption: "Caption", photo: "Source | None", style: "Style") -> bytes | None:
+    """Return the content of a file, or None if the caption has nothing to show in it."""
+    module, _, name = FORMATS[suffix].partition(":")
+    function: Any = getattr(importlib.import_module(f"captioner.overlay.{module}"), name)
+    content: bytes | None = function(caption, photo, style)
+    return content
 
 
 def save(caption: "Caption", file: str | Path, style: "Style | None" = None) -> None:
@@ -63,15 +57,16 @@ def save(caption: "Caption", file: str | Path, style: "Style | None" = None) -> 
         ImageError: the photo cannot be read.
     """
     from captioner.files import write_bytes
-    from captioner.overlay.style import Style
+    from captioner.overlay.style import DEFAULT_STYLE
 
     if not isinstance(file, str | Path):
         raise UsageError(f"expected a path such as 'dog.png', got {type(file).__name__}")
-    path, known = Path(file), {f".{export.name}": export for export in reversed(FORMATS)}
-    if path.suffix.lower() not in known:
+    path, known = Path(file), [f".{name}" for name in names()]
+    suffix = path.suffix.lower()
+    if suffix not in known:
         raise UsageError(f"cannot write '{path}': {unknown('suffix', path.suffix, known)}")
     if caption.image is not None and path.exists() and path.samefile(caption.image):
         raise UsageError(f"'{path}' is the photo itself: save the caption to another file")
     if not path.parent.is_dir():
         raise UsageError(f"cannot write '{path}': the folder '{path.parent}' does not exist")
-    write_bytes(path, known[path.suffix.lower()].render(caption, None, style or Style()) or b"")
+    write_bytes(path, render(suffix, caption, None, style or DEFAULT_STYLE) or b"")

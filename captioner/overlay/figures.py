@@ -1,21 +1,27 @@
 """All words of a caption in one figure, and the attention to earlier words as a matrix."""
 
 import base64
-import itertools
 import re
 import textwrap
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from io import BytesIO
-from typing import TYPE_CHECKING, Any
+from threading import Lock
+from typing import Any
 
 import numpy as np
+from matplotlib import font_manager, rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from PIL import Image
 
 from captioner import images
 from captioner.caption import Caption
 from captioner.errors import UsageError
-from captioner.overlay.heatmap import color_table, draw_map, load_image, lowest, peaks
+from captioner.overlay.heatmap import color_table, draw_map, fit, load_image, lowest, peaks
 from captioner.overlay.style import (
     DEFAULT_STYLE,
     Style,
@@ -27,10 +33,6 @@ from captioner.overlay.style import (
     sentence,
 )
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 DPI = 300
 PDF_DPI = 200  # of the maps in PDF files, where matplotlib cannot store them as JPEG
 COLUMNS = 5
@@ -39,8 +41,27 @@ LINE, WORD, NOTES, LEGEND = 0.27, 0.22, 0.32, 0.5  # heights in inches
 TITLE, TEXT, SMALL = 13.0, 9.0, 6.0  # points
 INK, GRAY = "#1b1b1f", "#62626b"
 OTHER_FONTS = ("Noto Sans CJK JP", "Noto Sans", "Arial Unicode MS")  # if they are installed
+LOCK = Lock()
 
 
+@contextmanager
+def _settings() -> Iterator[None]:
+    """Set the defaults of text, and make files the same each time; for one thread at a time."""
+    installed = {entry.name for entry in font_manager.fontManager.ttflist}
+    settings: Any = {
+        "font.family": ["DejaVu Sans", *(name for name in OTHER_FONTS if name in installed)],
+        "font.size": SMALL,
+        "text.color": GRAY,
+        "text.parse_math": False,
+        "svg.hashsalt": "fixed",
+        "image.composite_image": False,
+    }
+    with LOCK, rc_context(settings), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        yield
+
+
+@_settings()
 def figure(
     caption: Caption,
     photo: images.Source | None = None,
@@ -51,9 +72,10 @@ def figure(
 
     ``photo`` is the image, if the caption has no path; ``dpi`` are pixels per inch.
     """
-    return Image.open(BytesIO(_file(_plot(caption, photo, style), "png", dpi))).convert("RGB")
+    return images.load(_file(_plot(caption, photo, style), "png", dpi))
 
 
+@_settings()
 def word_attention(
     caption: Caption, layer: int | None = None, head: int | None = None
 ) -> Image.Image:
@@ -62,9 +84,6 @@ def word_attention(
     Layers and heads are counted from 0; None means the mean over them. The caption must have
     details and come from a decoder that attends to words.
     """
-    from matplotlib.figure import Figure
-    from matplotlib.layout_engine import ConstrainedLayoutEngine
-
     if caption.past is None:
         raise UsageError(
             f"no attention to earlier words: {caption.mechanism or caption.model} does not attend to "
@@ -78,30 +97,31 @@ def word_attention(
     axes = drawing.add_subplot(frame_on=False)
     later = np.triu(np.ones_like(weights), 1)
     axes.imshow(np.ma.masked_array(weights, later), cmap="inferno", vmin=0)
-    for t, j in itertools.combinations_with_replacement(range(count), 2):
-        ink = "black" if weights[j, t] > 0.59 * weights.max() else "white"
-        axes.text(t, j, f"{weights[j, t]:.2f}", color=ink, ha="center", va="center", size=SMALL)
-    words: Any = {"parse_math": False, "size": TEXT, "family": _fonts()}
-    axes.set_xticks(range(count), ("<start>", *caption.words[:-1]), rotation=90, **words)
-    axes.set_yticks(range(count), caption.words, **words)
+    for (row, column), weight in np.ndenumerate(weights):
+        ink = "black" if weight > 0.59 * weights.max() else "white"
+        if column <= row:
+            axes.text(column, row, f"{weight:.2f}", color=ink, ha="center", va="center")
+    axes.set_xticks(range(count), ("<start>", *caption.words[:-1]), rotation=90, size=TEXT)
+    axes.set_yticks(range(count), caption.words, size=TEXT)
     axes.xaxis.tick_top()
     axes.tick_params(length=0)
     shown_layer = f"mean of {layers} layers" if layer is None else f"layer {layer + 1}"
     shown_head = f"mean of {heads} heads" if head is None else f"head {head + 1}"
     note = f"row: the word written; column: the word read; {shown_layer}, {shown_head}"
-    drawing.supxlabel(note, x=0.03, ha="left", size=SMALL, color=GRAY)
-    return Image.open(BytesIO(_file(drawing, "png", 150))).convert("RGB")
+    drawing.supxlabel(note, x=0.03, ha="left", size=SMALL)
+    return images.load(_file(drawing, "png", 150))
 
 
+@_settings()
 def _export(kind: str, caption: Caption, photo: images.Source | None, style: Style) -> bytes:
     """Return the figure as a file; an export format."""
     content = _file(_plot(caption, photo, style), kind, PDF_DPI if kind == "pdf" else DPI)
-    # In SVG files. Text has no words as long as the data of an image.
-    return re.sub(rb"data:image/png;base64,([\w+/=\n]{200,})", _as_jpeg, content)
-
-
-def _as_jpeg(png: re.Match[bytes]) -> bytes:
-    return images.data_url(images.load(base64.b64decode(png[1]))).encode()
+    # The maps in SVG files become JPEG. Text has no words as long as the data of an image.
+    return re.sub(
+        rb"data:image/png;base64,([\w+/=\n]{200,})",
+        lambda png: images.data_url(images.load(base64.b64decode(png[1]))).encode(),
+        content,
+    )
 
 
 figure_png, figure_svg, figure_pdf = (partial(_export, kind) for kind in ("png", "svg", "pdf"))
@@ -116,12 +136,10 @@ def word_attention_png(caption: Caption, _: images.Source | None, style: Style) 
     return stream.getvalue()
 
 
-def _plot(caption: Caption, photo: images.Source | None, style: Style) -> "Figure":
+def _plot(caption: Caption, photo: images.Source | None, style: Style) -> Figure:
     """Return the figure: the sentence, large tiles, small tiles, and a legend."""
-    from matplotlib.figure import Figure
-
-    image = load_image(caption, photo, (round(TILE * DPI), round(TILE * DPI)))
-    ratio = min(max(image.height / image.width, 0.2), 2)  # of the space for an image
+    image = fit(load_image(caption, photo), round(TILE * DPI), round(TILE * DPI))
+    ratio = min(image.height / image.width, 2)  # of the space for an image
     content = content_words(caption)
     others = [i for i in range(len(caption.words)) if i not in content and not style.content_words]
     rows = -(-(1 + len(content)) // COLUMNS)
@@ -133,30 +151,31 @@ def _plot(caption: Caption, photo: images.Source | None, style: Style) -> "Figur
     middle = top + rows * (WORD + TILE * ratio + NOTES)
     bottom = middle + -(-len(others) // (2 * columns)) * (WORD + small * ratio + NOTES)
 
-    drawing = Figure((width + 2 * MARGIN, bottom + LEGEND))
-    axes = drawing.add_axes((0, 0, 1, 1), xlim=(0, width + 2 * MARGIN), ylim=(bottom + LEGEND, 0))
-    axes.set(autoscale_on=False)  # units are inches from the top left corner
+    size = (width + 2 * MARGIN, bottom + LEGEND)
+    drawing = Figure(size)  # one plot whose units are inches from the top left corner
+    axes = drawing.add_axes((0, 0, 1, 1), xlim=(0, size[0]), ylim=(size[1], 0), autoscale_on=False)
     axes.set_axis_off()
-    _write(axes, MARGIN, MARGIN, "\n".join(title), TITLE, INK)
+    axes.text(MARGIN, MARGIN, "\n".join(title), size=TITLE, color=INK, va="top")
     for indices, start, side in (([None, *content], top, TILE), (others, middle, small)):
-        per_row = round((width + GAP) / (side + GAP))
+        per_row = columns if side == TILE else 2 * columns
         for number, index in enumerate(indices):
-            row, column = divmod(number, per_row)
-            x, y = MARGIN + column * (side + GAP), start + row * (WORD + side * ratio + NOTES)
+            x = MARGIN + number % per_row * (side + GAP)
+            y = start + number // per_row * (WORD + side * ratio + NOTES)
             word = "photo" if index is None else caption.words[index]
             ink = INK if side == TILE and index is not None else GRAY
-            _write(axes, x, y, textwrap.shorten(word, int(13 * side)), TEXT, ink)
-            scale = min(side / image.width, side * ratio / image.height)
+            axes.text(x, y, textwrap.shorten(word, int(13 * side)), size=TEXT, color=ink, va="top")
             drawn = image if index is None else draw_map(caption, index, image, style)
-            _show(axes, x, y + WORD, drawn, scale * image.width, scale * image.height)
+            scale = min(side / image.width, side * ratio / image.height)
+            right, end = x + scale * image.width, y + WORD + scale * image.height
+            axes.imshow(drawn, extent=(x, right, end, y + WORD), aspect="auto")
             if index is not None:
-                notes = "\n".join(_notes(caption, index, style))
-                _write(axes, x, y + WORD + side * ratio + 0.05, notes, SMALL, GRAY)
+                notes = _notes(caption, index, style)
+                axes.text(x, y + WORD + side * ratio + 0.05, notes, va="top")
     _draw_legend(axes, caption, style, bottom)
     return drawing
 
 
-def _notes(caption: Caption, index: int, style: Style) -> list[str]:
+def _notes(caption: Caption, index: int, style: Style) -> str:
     """Return the lines below a map: its spread, an unusual sum of weights, and its own scale."""
     total = float(maps(caption, style)[index].sum())
     notes = [describe_spread(caption, index, style)]
@@ -166,56 +185,30 @@ def _notes(caption: Caption, index: int, style: Style) -> list[str]:
         notes.append(f"weights sum to {total:.2g}")
     if style.scale == "own":
         notes.append(f"own scale, to {peaks(caption, style)[index]:.2g}")
-    return notes
+    return "\n".join(notes)
 
 
-def _draw_legend(axes: "Axes", caption: Caption, style: Style, y: float) -> None:
+def _draw_legend(axes: Axes, caption: Caption, style: Style, y: float) -> None:
     """Draw the colour bar with its numbers, and the grid, scale, model and log-probability."""
-    low, high = lowest(caption, style), max(peaks(caption, style), default=0.0)
-    _show(axes, MARGIN, y + 0.02, color_table(style.look)[None], TILE, 0.1)
-    start = f"even ({low:.2g})" if low else "0"
-    end = "own" if style.scale == "own" else f"{high:.2g}"
-    _write(axes, MARGIN, y + 0.15, start, SMALL, GRAY)
-    _write(axes, MARGIN + TILE, y + 0.15, end, SMALL, GRAY, ha="right")
+    low, (high, *_) = lowest(caption, style), peaks(caption, style)
     rows, columns = caption.geometry.grid
-    scale = "one scale for all words" if style.scale == "shared" else "each word on its own scale"
-    lines = [
-        f"attention weight per cell of the {rows} × {columns} grid; {scale}",
-        f"{caption.model}: {describe_mechanism(caption, style)}",
-        f"log-probability {caption.log_prob:.2f}",
-    ]
-    _write(axes, MARGIN + TILE + GAP, y, "\n".join(lines), SMALL, GRAY)
+    own, right = style.scale == "own", MARGIN + TILE
+    bar = color_table(style.look)[None]
+    axes.imshow(bar, extent=(MARGIN, right, y + 0.12, y + 0.02), aspect="auto")
+    axes.text(MARGIN, y + 0.15, f"even ({low:.2g})" if low else "0", va="top")
+    axes.text(right, y + 0.15, "own" if own else f"{high:.2g}", va="top", ha="right")
+    text = (
+        f"attention weight per cell of the {rows} × {columns} grid; "
+        f"{'each word on its own scale' if own else 'one scale for all words'}\n"
+        f"{caption.model}: {describe_mechanism(caption, style)}\n"
+        f"log-probability {caption.log_prob:.2f}"
+    )
+    axes.text(right + GAP, y, text, va="top")
 
 
-def _show(axes: "Axes", x: float, y: float, image: Any, width: float, height: float) -> None:
-    """Draw an image with its top left corner at a place."""
-    axes.imshow(image, extent=(x, x + width, y + height, y), aspect="auto")
-
-
-def _write(
-    axes: "Axes", x: float, y: float, text: str, size: float, color: str, ha: str = "left"
-) -> None:
-    """Write text below a place."""
-    options: Any = {"size": size, "color": color, "ha": ha, "va": "top", "family": _fonts()}
-    axes.text(x, y, text, parse_math=False, **options)
-
-
-def _fonts() -> list[str]:
-    """Return DejaVu Sans, and installed fonts for the characters that it lacks."""
-    from matplotlib import font_manager
-
-    installed = {entry.name for entry in font_manager.fontManager.ttflist}
-    return ["DejaVu Sans", *(name for name in OTHER_FONTS if name in installed)]
-
-
-def _file(drawing: "Figure", kind: str, dpi: int) -> bytes:
+def _file(drawing: Figure, kind: str, dpi: int) -> bytes:
     """Return the figure as a PNG, SVG or PDF file, without the date."""
-    from matplotlib import rc_context
-
-    date = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind, {})
-    same_each_time: Any = {"svg.hashsalt": "fixed", "image.composite_image": False}
     stream = BytesIO()
-    with rc_context(same_each_time), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")
-        drawing.savefig(stream, format=kind, dpi=dpi, metadata=date, facecolor="white")
+    date = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
+    drawing.savefig(stream, format=kind, dpi=dpi, metadata=date, facecolor="white")
     return stream.getvalue()

@@ -1,20 +1,20 @@
 """The words of a caption one after another, as an animation."""
 
+from functools import cache
 from io import BytesIO
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 
 from captioner import images
 from captioner.caption import Caption
-from captioner.overlay.heatmap import draw_map, font, load_image
+from captioner.overlay.heatmap import draw_map, fit, load_image
 from captioner.overlay.style import DEFAULT_STYLE, Style, content_words, describe_spread
 
-SIDES = (420, 630)  # largest width and height of the photo in pixels
+WIDTH, HEIGHT = 420, 630  # largest size of the photo in pixels
 MIN_WIDTH = 240
 TEXT, SMALL, LINE, LEFT = 20, 13, 30, 12
 INK, GRAY, PAPER = "#1b1b1f", "#62626b", "#ffffff"
-DITHER = np.array([[0, 8, 2, 10], [12, 4, 14, 6], [3, 11, 1, 9], [15, 7, 13, 5]]) - 7.5  # Bayer's
 WORD_MILLISECONDS, FADE_MILLISECONDS, FADE_FRAMES = 900, 90, 2
 
 
@@ -22,44 +22,30 @@ def animation(
     caption: Caption, photo: images.Source | None = None, style: Style = DEFAULT_STYLE
 ) -> bytes:
     """Return an endless GIF: the photo, then the map of each word, with cross-fades between them."""
-    image = load_image(caption, photo, SIDES)
+    image = fit(load_image(caption, photo), WIDTH, HEIGHT)
     words = content_words(caption) if style.content_words else range(len(caption.words))
-    width = max(image.width, MIN_WIDTH)
-    shown = [_frame(caption, index, image, width, style) for index in (None, *words)]
+    shown = [_frame(caption, index, image, style) for index in (None, *words)]
     frames, times = [], []
     for frame, following in zip(shown, [*shown[1:], shown[0]], strict=True):
-        frames.append(frame)
-        times.append(WORD_MILLISECONDS)
-        for step in range(1, FADE_FRAMES + 1):
+        for step in range(FADE_FRAMES + 1):
             frames.append(Image.blend(frame, following, step / (FADE_FRAMES + 1)))
-            times.append(FADE_MILLISECONDS)
-    # One palette for all frames, and a dither that depends on the place alone: what does not change
-    # from frame to frame takes no space.
+            times.append(FADE_MILLISECONDS if step else WORD_MILLISECONDS)
+    # One palette for all frames: what does not change from frame to frame takes no space.
     colors = Image.fromarray(np.concatenate([np.asarray(frame) for frame in shown])).reduce(8)
     palette = colors.quantize(255, Image.Quantize.MAXCOVERAGE, kmeans=1)
-    frames = [_quantized(frame, palette) for frame in frames]
+    first, *others = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
     stream = BytesIO()
     options = {"duration": times, "loop": 0, "disposal": 1, "optimize": True}
-    frames[0].save(stream, "GIF", save_all=True, append_images=frames[1:], **options)
+    first.save(stream, "GIF", save_all=True, append_images=others, **options)
     return stream.getvalue()
 
 
-def _quantized(frame: Image.Image, palette: Image.Image) -> Image.Image:
-    """Return a frame in the colours of a palette, with an ordered dither."""
-    pixels, (y, x) = np.asarray(frame), np.ogrid[: frame.height, : frame.width]
-    dithered = np.where(pixels < 255, pixels + DITHER[y % 4, x % 4, None], 255)  # white stays white
-    frame = Image.fromarray(dithered.clip(0, 255).astype(np.uint8))
-    return frame.quantize(palette=palette, dither=Image.Dither.NONE)
-
-
-def _frame(
-    caption: Caption, current: int | None, image: Image.Image, width: int, style: Style
-) -> Image.Image:
+def _frame(caption: Caption, current: int | None, image: Image.Image, style: Style) -> Image.Image:
     """Return the photo with the map of one word, or without, above the sentence."""
-    word_font, positions = font(TEXT), []
+    width, positions = max(image.width, MIN_WIDTH), []
     x, y = float(LEFT), image.height + LEFT
     for word in caption.words:
-        length = word_font.getlength(word)
+        length = _font(TEXT).getlength(word)
         if x > LEFT and x + length > width - LEFT:
             x, y = float(LEFT), y + LINE
         positions.append((x, y, x + length))
@@ -72,7 +58,15 @@ def _frame(
         if index == current:
             draw.rounded_rectangle((left - 4, top - 2, right + 4, top + 25), 4, INK)
         color = PAPER if index == current else INK
-        draw.text((left, top), caption.words[index], color, word_font)
+        draw.text((left, top), caption.words[index], color, _font(TEXT))
     note = "" if current is None else describe_spread(caption, current, style)
-    draw.text((LEFT, frame.height - 24), note, GRAY, font(SMALL))
+    draw.text((LEFT, frame.height - 24), note, GRAY, _font(SMALL))
     return frame
+
+
+@cache
+def _font(size: int) -> ImageFont.FreeTypeFont:
+    """Return DejaVu Sans, which comes with matplotlib, in this size in pixels."""
+    from matplotlib import font_manager
+
+    return ImageFont.truetype(font_manager.findfont("DejaVu Sans"), size)

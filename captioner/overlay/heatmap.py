@@ -1,12 +1,10 @@
 """The attention map of one word, drawn on the image."""
 
-import itertools
 from functools import cache
 
-import contourpy
 import numpy as np
-from jaxtyping import Bool, Float, Float32, UInt8
-from PIL import Image, ImageDraw, ImageFont
+from jaxtyping import Float, Float32, UInt8
+from PIL import Image, ImageDraw
 
 from captioner import images
 from captioner.caption import Caption
@@ -17,34 +15,23 @@ SIGMA = 20 / 16
 """Standard deviation of the gaussian in cells: Xu et al. 2015 blurred cells of 16 pixels by 20."""
 MARK_COLOR = "#19e6ff"  # cyan, which inferno does not contain
 LEAST_PEAK = 3  # the least top of a shared colour scale, as a multiple of even attention
-CONTOUR_STEPS = 8  # points of a contour line per cell
+LONGEST = 6  # longer shapes are stretched to 6 : 1 where they are shown
 Line = tuple[float, float, float, float]
 
 
-def load_image(
-    caption: Caption, photo: images.Source | None = None, box: tuple[int, int] | None = None
-) -> Image.Image:
-    """Return the upright photo of a caption, resized to fit into ``box`` (width, height) if given.
-
-    ``photo`` is needed if the caption has no path; it may have another size than the captioned one.
-    """
+def load_image(caption: Caption, photo: images.Source | None = None) -> Image.Image:
+    """Return the upright photo of a caption; ``photo`` is needed if the caption has no path."""
     source = caption.image if photo is None else photo
     if source is None:
         raise UsageError("the caption has no image path; give the image as photo=")
-    image = images.load(source)
-    width, height = caption.geometry.width, caption.geometry.height
-    # Resizing rounds each side to whole pixels.
-    tolerance = max(width, height) + max(image.size)
-    if abs(image.width * height - image.height * width) > tolerance:
-        raise UsageError(
-            f"the photo is {image.width} x {image.height} pixels and the captioned photo was "
-            f"{width} x {height}; give the photo that was captioned"
-        )
-    if box is None:
-        return image
-    factor = min(box[0] / image.width, box[1] / image.height)
-    resized = (max(1, round(image.width * factor)), max(1, round(image.height * factor)))
-    return image.resize(resized, Image.Resampling.LANCZOS)
+    return images.load(source)
+
+
+def fit(image: Image.Image, width: int, height: int) -> Image.Image:
+    """Resize an image to touch the borders of a box; one longer than 6 : 1 is stretched."""
+    wide, high = (max(side, max(image.size) / LONGEST) for side in image.size)
+    factor = min(width / wide, height / high)
+    return image.resize((round(wide * factor), round(high * factor)), Image.Resampling.LANCZOS)
 
 
 def blend(
@@ -52,15 +39,11 @@ def blend(
 ) -> Image.Image:
     """Return the image with the attention map of one word, in the size of the image.
 
-    Words are counted from 0. ``photo`` is the image, if the caption has no path. A map with its own
-    scale is labelled in the corner.
+    Words are counted from 0. ``photo`` is the image, if the caption has no path.
     """
     if not 0 <= index < len(caption.words):
         raise UsageError(f"words are counted from 0 to {len(caption.words) - 1}, got {index}")
-    drawn = draw_map(caption, index, load_image(caption, photo), style)
-    if style.scale == "own":
-        _add_label(drawn, f"own scale, to {peaks(caption, style)[index]:.2g}")
-    return drawn
+    return draw_map(caption, index, load_image(caption, photo), style)
 
 
 def draw_map(caption: Caption, index: int, image: Image.Image, style: Style) -> Image.Image:
@@ -74,7 +57,15 @@ def draw_map(caption: Caption, index: int, image: Image.Image, style: Style) -> 
     alpha = colors[..., 3:] / np.float32(255) * np.float32(style.opacity)
     blended = photo * (1 - alpha) + colors[..., :3] * alpha
     drawn = Image.fromarray(blended.round().astype(np.uint8))
-    _draw_outlines(drawn, caption, index, style)
+
+    rows, columns = caption.geometry.grid
+    scale = (image.width / columns, image.height / rows) * 2
+    edge = (image.width - 1, image.height - 1) * 2
+    lines = np.minimum(np.reshape(outlines(caption, index, style), (-1, 4)) * scale, edge)
+    thickness = max(1, round(max(image.size) / 160))
+    for color, width in (("black", thickness + 2), (MARK_COLOR, thickness)):
+        for line in lines.tolist():
+            ImageDraw.Draw(drawn).line(line, color, width)
     return drawn
 
 
@@ -82,9 +73,8 @@ def draw_map(caption: Caption, index: int, image: Image.Image, style: Style) -> 
 def color_table(look: Look) -> UInt8[np.ndarray, "256 4"]:
     """Return the colour and the opacity of 256 levels, from the lowest to the highest.
 
-    ``glow`` is transparent at first and then goes from purple over orange to pale yellow, the upper
-    part of inferno, which is readable without colour vision. ``paper`` goes from half
-    transparent black to white.
+    ``glow`` goes from transparent over purple and orange to pale yellow, the upper part of inferno,
+    which is readable without colour vision. ``paper`` goes from half transparent black to white.
     """
     from matplotlib import colormaps  # slow to import, and needed only for drawing
 
@@ -148,12 +138,16 @@ def effective_smoothing(caption: Caption, style: Style) -> Smoothing:
 def outlines(caption: Caption, index: int, style: Style) -> list[Line]:
     """Return the lines (x, y, x, y) to draw over a map, in cells from the top left of the grid.
 
-    They surround the cells that hard attention chose or the window of local attention, whose centre
-    gets a cross. With ``style.contours``, they also include the contours.
+    They are the border of the cells that hard attention chose or of the window of local attention,
+    and a cross at the centre of this window.
     """
-    lines = _contours(caption, index, style) if style.contours else []
+    lines: list[Line] = []
     if caption.attends != "soft" or caption.window is not None:
-        lines += _border(maps(caption, style)[index] > 0)
+        inside = np.pad(maps(caption, style)[index] > 0, 1)
+        horizontal = np.argwhere(inside[:-1, 1:-1] != inside[1:, 1:-1]).astype(float).tolist()
+        vertical = np.argwhere(inside[1:-1, :-1] != inside[1:-1, 1:]).astype(float).tolist()
+        lines += [(x, y, x + 1, y) for y, x in horizontal]
+        lines += [(x, y, x, y + 1) for y, x in vertical]
     if caption.centre is not None:
         (y, x), (rows, columns) = caption.centre[index].tolist(), caption.geometry.grid
         width, height = caption.geometry.width, caption.geometry.height
@@ -161,57 +155,3 @@ def outlines(caption: Caption, index: int, style: Style) -> list[Line]:
         right, down = arm * columns / width, arm * rows / height
         lines += [(x - right, y, x + right, y), (x, y - down, x, y + down)]
     return lines
-
-
-def _contours(caption: Caption, index: int, style: Style) -> list[Line]:
-    """Return the lines at half of the colour scale."""
-    rows, columns = caption.geometry.grid
-    size = (columns * CONTOUR_STEPS, rows * CONTOUR_STEPS)
-    weights = maps(caption, style)[index]
-    values = upsample(weights, size, effective_smoothing(caption, style))
-    x, y = ((np.arange(count) + 0.5) / CONTOUR_STEPS for count in size)
-    middle = (lowest(caption, style) + peaks(caption, style)[index]) / 2
-    return [
-        (*start, *end)
-        for line in contourpy.contour_generator(x, y, values).lines(middle)
-        for start, end in itertools.pairwise(np.asarray(line).round(3).tolist())
-    ]
-
-
-def _border(cells: Bool[np.ndarray, "rows columns"]) -> list[Line]:
-    """Return the border of a set of cells as lines (x, y, x, y) from cell corner to cell corner."""
-    padded = np.pad(cells, 1)
-    horizontal = (padded[:-1] != padded[1:])[:, 1:-1]
-    vertical = (padded[:, :-1] != padded[:, 1:])[1:-1]
-    lines = [(x, y, x + 1, y) for y, x in np.argwhere(horizontal).astype(float).tolist()]
-    return lines + [(x, y, x, y + 1) for y, x in np.argwhere(vertical).astype(float).tolist()]
-
-
-def _draw_outlines(image: Image.Image, caption: Caption, index: int, style: Style) -> None:
-    """Draw ``outlines`` into the image, on a wider black line so that they stay visible."""
-    rows, columns = caption.geometry.grid
-    scale = (image.width / columns, image.height / rows) * 2
-    edge = (image.width - 1, image.height - 1) * 2
-    strokes = np.minimum(np.reshape(outlines(caption, index, style), (-1, 4)) * scale, edge)
-    thickness = max(1, round(max(image.size) / 160))
-    draw = ImageDraw.Draw(image)
-    for color, width in (("black", thickness + 2), (MARK_COLOR, thickness)):
-        for stroke in strokes.tolist():
-            draw.line(stroke, color, width)
-
-
-def _add_label(image: Image.Image, text: str) -> None:
-    """Draw a line of text into the lower left corner."""
-    text_font = font(max(10, max(image.size) // 32))
-    draw = ImageDraw.Draw(image)
-    position = (6, image.height - 6)
-    draw.rectangle(draw.textbbox(position, text, text_font, anchor="lb"), fill="black")
-    draw.text(position, text, "white", text_font, anchor="lb")
-
-
-@cache
-def font(size: int) -> ImageFont.FreeTypeFont:
-    """Return DejaVu Sans, which comes with matplotlib, in this size in pixels."""
-    from matplotlib import font_manager
-
-    return ImageFont.truetype(font_manager.findfont("DejaVu Sans"), size)

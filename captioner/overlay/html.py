@@ -2,21 +2,18 @@
 
 import base64
 import hashlib
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from math import exp
 from pathlib import Path
 from typing import Any
 
 import jinja2
 import numpy as np
-from markupsafe import Markup
-from PIL import Image
 
 from captioner import images
 from captioner.caption import Caption
-from captioner.errors import UsageError
 from captioner.overlay import heatmap
 from captioner.overlay.style import (
     DEFAULT_STYLE,
@@ -27,7 +24,6 @@ from captioner.overlay.style import (
     entropies,
     maps,
     sentence,
-    sharpest_word,
 )
 
 LONGEST_SIDE = 1200  # of an embedded image, in pixels
@@ -49,25 +45,11 @@ def page(
     only its own script and style sheet. ``photos`` are the images in the order of the captions, if
     these have no paths. The reader of the page can change opacity and scale.
     """
-    if not captions:
-        raise UsageError("a page needs one caption or more")
-    if photos is not None and len(photos) != len(captions):
-        raise UsageError(f"{len(captions)} captions need as many photos, got {len(photos)}")
-    script, css = (
-        "\n".join((FOLDER / f"{name}.{kind}").read_text("utf-8") for name in ("map", "page"))
-        for kind in ("js", "css")
-    )
     sources = [None] * len(captions) if photos is None else photos
     html = TEMPLATES.get_template("page.html").render(
-        title=captions[0].text if len(captions) == 1 else f"{len(captions)} captions",
-        items=[
-            _item(caption, photo, style) for caption, photo in zip(captions, sources, strict=True)
-        ],
+        items=[_item(*pair, style) for pair in zip(captions, sources, strict=True)],
         drawing=style,
-        style=Markup(css),
-        style_hash=_hash(css),
-        script=Markup(script),
-        script_hash=_hash(script),
+        sha256=_sha256,
     )
     # A path may contain bytes that are not UTF-8.
     return html.encode("utf-8", "backslashreplace").decode("utf-8")
@@ -78,15 +60,12 @@ def page_bytes(caption: Caption, photo: images.Source | None, style: Style) -> b
     return page([caption], None if photo is None else [photo], style).encode()
 
 
-def fragment(
-    caption: Caption, photo: images.Source | None, style: Style, badge: str, credit: str
-) -> str:
+def fragment(caption: Caption, photo: images.Source | None, style: Style, badge: str) -> str:
     """Return one caption as HTML for a page that has ``map.js`` and ``map.css``.
 
-    ``badge`` is a label for the kind of sentence, such as "Your sentence"; ``credit`` is the title,
-    author and licence of the photo. Either may be empty.
+    ``badge`` is a label for the kind of sentence, such as "Your sentence"; it may be empty.
     """
-    item = _item(caption, photo, style) | {"badge": badge, "credit": credit}
+    item = _item(caption, photo, style) | {"badge": badge}
     item["data"]["drawn"] = time.monotonic_ns()  # the script starts anew if the data change
     return TEMPLATES.get_template("map.html").render(item=item)
 
@@ -94,20 +73,20 @@ def fragment(
 def _item(caption: Caption, photo: images.Source | None, style: Style) -> dict[str, Any]:
     """Return what the template needs about one caption, and as ``data`` what the script needs."""
     image = heatmap.load_image(caption, photo)
-    image.thumbnail((LONGEST_SIDE, LONGEST_SIDE), Image.Resampling.LANCZOS)
+    side = min(LONGEST_SIDE, max(image.size))
+    image = heatmap.fit(image, side, side)
     rows, columns = caption.geometry.grid
-    low = heatmap.lowest(caption, style)
+    content, entropy = content_words(caption), entropies(maps(caption, style))
     return {
         "caption": caption,
         "badge": "",
-        "credit": "",
         "photo": images.data_url(image),
         "name": Path(caption.image).name if caption.image else "",
         "mechanism": describe_mechanism(caption, style),
-        "content": content_words(caption),
+        "content": content,
         "data": {
             "text": sentence(caption),
-            "start": sharpest_word(caption, style),
+            "start": min(content, key=lambda index: float(entropy[index])),  # the sharpest map
             "rows": rows,
             "columns": columns,
             "size": image.size,
@@ -118,7 +97,7 @@ def _item(caption: Caption, photo: images.Source | None, style: Style) -> dict[s
             "mark": heatmap.MARK_COLOR,
             "opacity": style.opacity,
             "own": style.scale == "own",
-            "low": low,
+            "low": heatmap.lowest(caption, style),
             "peak": heatmap.peaks(caption, replace(style, scale="shared"))[0],
             "words": [_word(caption, index, style) for index in range(len(caption.words))],
         },
@@ -129,28 +108,27 @@ def _word(caption: Caption, index: int, style: Style) -> dict[str, Any]:
     """Return the table row of a word, and what the script needs to draw its map."""
     word, weights = caption.words[index], maps(caption, style)[index]
     entropy = float(entropies(weights[None])[0])
-    location = looked = describe_location(weights)
+    location = description = describe_location(weights)
     if location != "everywhere":
         descending = np.sort(weights, axis=None)[::-1]
-        half = 1 + np.searchsorted(descending.cumsum(), weights.sum() / 2)
-        share = f"{100 * half / weights.size:.0f} %"
-        looked += f"; half or more of its attention went to {share} of the photo"
-    unknown = index in caption.unknown
+        half = (1 + np.searchsorted(descending.cumsum(), weights.sum() / 2)) / weights.size
+        description += f"; half or more of its attention went to {100 * half:.0f} % of the photo"
+    if index in caption.unknown:
+        description += "; the model does not know this word and reads it as <unk>"
     return {
         "word": word,
-        "probability": f"{100 * math.exp(caption.word_log_probs[index]):.1f} %",
+        "probability": f"{100 * exp(caption.word_log_probs[index]):.1f} %",
         "entropy": f"{entropy:.2f}",
-        "cells": f"{math.exp(entropy):.1f} of {weights.size}",
+        "cells": f"{exp(entropy):.1f} of {weights.size}",
         "maximum": f"{weights.max():.3g}",
         "location": location,
-        "description": f"“{word}”: looked {looked}"
-        + ("; the model does not know this word and reads it as <unk>" if unknown else ""),
+        "description": f"“{word}”: looked {description}",
         "weights": [float(f"{value:.5g}") for value in weights.ravel()],
         "peak": heatmap.peaks(caption, replace(style, scale="own"))[index],
         "lines": heatmap.outlines(caption, index, style),
     }
 
 
-def _hash(text: str) -> str:
+def _sha256(text: str) -> str:
     """Return the hash by which a content security policy allows a script or style sheet."""
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

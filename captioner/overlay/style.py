@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
+import torch
 from jaxtyping import Float32
 
 from captioner import limits
@@ -15,8 +16,7 @@ Look = Literal["glow", "paper"]
 Scale = Literal["shared", "own"]
 Smoothing = Literal["bicubic", "gaussian", "none"]
 
-FLAT = 0.9
-"""A map is nearly even if its effective number of cells is this share of all cells or more."""
+FLAT = 0.9  # share of the cells from which attention counts as nearly even
 
 
 @dataclass(frozen=True)
@@ -24,17 +24,16 @@ class Style:
     """How attention maps are drawn.
 
     Attributes:
-        opacity: opacity of the colours: 0 shows only the photo, 1 only the map where it is strongest.
+        opacity: of the colours; 0 shows only the photo, 1 only the map where it is strongest.
         scale: ``shared`` uses one colour scale for all words of a caption, so that a flat map looks
             flat; ``own`` scales each map to its own maximum.
         smoothing: interpolation between cells in images: ``bicubic``; ``gaussian``, as in Xu et al.
             2015; or ``none``. It does not change exported weights.
-        layer: index of the layer to show, from 0; None for the weights that the decoder reports, or
-            for the mean over layers if ``head`` is given.
-        head: index of the head to show, from 0; None for the mean over heads.
-        look: ``glow`` colours only cells with more than the weight of even attention, 1 / (number of
-            cells); ``paper`` is a grey photo under a map from black (0) to white, as in Xu et al. 2015.
-        contours: also draw a line around the cells above half of the colour scale.
+        layer: layer to show, from 0; None for the weights that the decoder reports, or for the mean
+            over layers if ``head`` is given.
+        head: head to show, from 0; None for the mean over heads.
+        look: ``glow`` colours only cells with more than even attention, 1 / (number of cells);
+            ``paper`` is a grey photo under a map from black (0) to white, as in Xu et al. 2015.
         content_words: figures and animations leave out function words such as "a" and "of".
     """
 
@@ -44,7 +43,6 @@ class Style:
     layer: int | None = None
     head: int | None = None
     look: Look = "glow"
-    contours: bool = False
     content_words: bool = False
 
     def __post_init__(self) -> None:
@@ -73,13 +71,15 @@ def select_head(
     weights: Float32[np.ndarray, "T layers heads *cells"], layer: int | None, head: int | None
 ) -> Float32[np.ndarray, " T *cells"]:
     """Return the weights of one layer and head; None takes the mean over layers or heads."""
-    _, layer_count, head_count, *_ = weights.shape
-    for name, index, count in (("layer", layer, layer_count), ("head", head, head_count)):
-        if index is not None and not 0 <= index < count:
+    for name, index in (("layer", layer), ("head", head)):
+        count = weights.shape[1]
+        if index is None:
+            weights = weights.mean(1, dtype=np.float32)
+        elif 0 <= index < count:
+            weights = weights[:, index]
+        else:
             raise UsageError(f"there is no {name} {index + 1}: there are {count}")
-    layers = slice(None) if layer is None else slice(layer, layer + 1)
-    heads = slice(None) if head is None else slice(head, head + 1)
-    return np.asarray(weights[:, layers, heads].mean((1, 2), dtype=np.float32))
+    return weights
 
 
 def describe_mechanism(caption: Caption, style: Style = DEFAULT_STYLE) -> str:
@@ -90,16 +90,13 @@ def describe_mechanism(caption: Caption, style: Style = DEFAULT_STYLE) -> str:
 
 
 def entropies(weights: Float32[np.ndarray, "T rows columns"]) -> Float32[np.ndarray, " T"]:
-    """Return the entropy of each map in nats; its exponential is the effective number of cells.
+    """Return the entropy in nats of each normalised map: 0 (one cell) to ln(rows · columns) (even).
 
-    It ranges from 0 (one cell) to ln(rows · columns) (uniform). Weights are normalised to sum to 1
-    first; a map of zeros has entropy 0.
+    Its exponential is the effective number of cells. A map of zeros has entropy 0.
     """
-    flat = weights.reshape(len(weights), -1).astype(np.float64)
-    probs = flat / np.maximum(flat.sum(1, keepdims=True), np.finfo(np.float64).tiny)
-    logs = np.log(probs, out=np.zeros_like(probs), where=probs > 0)
-    # The maximum turns -0.0 into 0.0.
-    return np.asarray(np.maximum(-(probs * logs).sum(1), 0), np.float32)
+    flat = torch.tensor(weights, dtype=torch.float64).flatten(1)
+    probs = flat / flat.sum(1, keepdim=True).clamp(min=1e-300)
+    return np.asarray(torch.special.entr(probs).sum(1).abs(), np.float32)
 
 
 def describe_location(weights: Float32[np.ndarray, "rows columns"]) -> str:
@@ -115,21 +112,18 @@ def describe_location(weights: Float32[np.ndarray, "rows columns"]) -> str:
 def describe_spread(caption: Caption, index: int, style: Style) -> str:
     """Say over how many cells the attention of a word spreads."""
     weights = maps(caption, style)[index]
-    if describe_location(weights) == "everywhere":
-        return "looked everywhere"
-    return f"{np.exp(entropies(weights[None])[0]):.1f} of {weights.size} cells"
+    cells = np.exp(entropies(weights[None])[0])
+    return (
+        "looked everywhere"
+        if cells > FLAT * weights.size
+        else f"{cells:.1f} of {weights.size} cells"
+    )
 
 
 def content_words(caption: Caption) -> list[int]:
     """Return the indices of the words that are not function words, or of all words if none is left."""
     indices = [i for i, word in enumerate(caption.words) if word not in FUNCTION_WORDS]
     return indices or list(range(len(caption.words)))
-
-
-def sharpest_word(caption: Caption, style: Style = DEFAULT_STYLE) -> int:
-    """Return the index of the content word whose map is the least even."""
-    entropy = entropies(maps(caption, style))
-    return min(content_words(caption), key=lambda index: float(entropy[index]))
 
 
 def sentence(caption: Caption) -> str:
