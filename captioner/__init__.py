@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from captioner.decoding import Decoding
     from captioner.overlay import Style
     from captioner.predictor import Predictor, load
+    from captioner.resources import bundled_models
 
 __all__ = [
     "Caption",
@@ -58,15 +59,9 @@ _LAZY = {
     "Decoding": "captioner.decoding",
     "Predictor": "captioner.predictor",
     "Style": "captioner.overlay",
+    "bundled_models": "captioner.resources",
     "load": "captioner.predictor",
 }
-
-
-def bundled_models() -> list[str]:
-    """Return the names of the models that come with the package, the default first."""
-    from captioner import resources
-
-    return list(resources.models())
 
 
 def __dir__() -> list[str]:

@@ -19,7 +19,7 @@ from captioner.models.annotations import Annotations
 from captioner.models.captioner import Captioner
 from captioner.models.distributions import hard_attention, samples_locations
 from captioner.models.monte_carlo import over_paths
-from captioner.resources import DEFAULT_MODEL, models
+from captioner.resources import DEFAULT_MODEL, bundled_models
 from captioner.text import MAX_WORD, UNK, Tokenizer, Vocabulary, is_plain, join
 
 MAX_TEXT = 20_000  # characters of a sentence
@@ -254,7 +254,7 @@ def load(model: str | Path | None = None, device: str = "auto") -> Predictor:
 
 def find_model(model: str | Path | None) -> Path:
     """Return the folder of a bundled model, or the path itself; None is the bundled default."""
-    return models().get(str(model or DEFAULT_MODEL), Path(model or DEFAULT_MODEL))
+    return bundled_models().get(str(model or DEFAULT_MODEL), Path(model or DEFAULT_MODEL))
 
 
 def _words(text: str) -> list[str]:

@@ -19,7 +19,7 @@ def shipped_configs() -> dict[str, Path]:
     return {str(Path("configs") / file.relative_to(folder)): file for file in files}
 
 
-def models() -> dict[str, Path]:
+def bundled_models() -> dict[str, Path]:
     """Return the folders of the bundled models by name, the default first."""
     folders = {file.parent.name: file.parent for file in _HERE.glob("pretrained/*/config.json")}
     return dict(sorted(folders.items(), key=lambda model: (model[0] != DEFAULT_MODEL, model)))

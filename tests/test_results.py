@@ -23,9 +23,9 @@ def results(tmp_path):
     return shutil.copytree(RESULTS, tmp_path / "results")
 
 
-@pytest.mark.parametrize("name", resources.models())
+@pytest.mark.parametrize("name", resources.bundled_models())
 def test_the_cards_are_up_to_date(name):
-    written = (resources.models()[name] / "README.md").read_text("utf-8")
+    written = (resources.bundled_models()[name] / "README.md").read_text("utf-8")
     assert written == card(name, RESULTS)
 
 
@@ -48,7 +48,7 @@ def test_without_java_meteor_is_a_dash(results):
         file.write_text(json.dumps(record), "utf-8")
     dashes = results_page.page(results).splitlines()
     assert len(dashes) == len(results_page.page().splitlines())
-    for name in resources.models():
+    for name in resources.bundled_models():
         row = next(line for line in dashes if line.startswith(f"| [{name}](results/pretrained-"))
         cells = [cell.strip() for cell in row.split("|")]
         assert cells[6] == "–"

@@ -10,7 +10,7 @@ from typing import Any, TextIO
 
 from captioner.files import atomic_text
 from captioner.limits import BATCH, DECODING, Number
-from captioner.resources import models
+from captioner.resources import bundled_models
 
 FOLDER_OPTIONS = {"engine", "workers", "shard_size", "retry"}
 """The options of ``caption`` that only make sense for a folder."""
@@ -39,7 +39,7 @@ def add_inputs(parser: argparse.ArgumentParser) -> None:
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     """Add ``--model`` and ``--device``."""
-    default, *others = models()
+    default, *others = bundled_models()
     text = f"a bundled model ({', '.join(others)}), a model folder, a .ckpt or a run folder"
     parser.add_argument("--model", help=f"{text} (default: {default})")
     add_device(parser)

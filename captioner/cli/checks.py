@@ -71,7 +71,7 @@ def check(command: str, options: argparse.Namespace) -> None:
 
 
 def _check_model(_option: str, name: str) -> None:
-    bundled, path = resources.models(), Path(name).expanduser()
+    bundled, path = resources.bundled_models(), Path(name).expanduser()
     if name in bundled or any((path / file).is_file() for file in MODEL_FILES):
         return
     if not path.exists():
@@ -212,7 +212,7 @@ def _inputs(given: dict[str, Any]) -> Iterator[Path]:
 
 
 def _model_path(name: str) -> Path:
-    return resources.models().get(name, Path(name).expanduser())
+    return resources.bundled_models().get(name, Path(name).expanduser())
 
 
 def _check_output(command: str, options: argparse.Namespace, given: dict[str, Any]) -> None:

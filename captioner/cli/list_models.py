@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from captioner.cli.checks import MODEL_FILES, check_folder
-from captioner.resources import models
+from captioner.resources import bundled_models
 
 GOOD_FOR = {
     "luong-dot": "general use: the sharpest maps, and the most kinds of photos (the default)",
@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
     if options.runs is not None:
         check_folder("--runs", options.runs)
     print(f"{'model':26} {'BLEU-4':>6} {'CIDEr':>6} {'size':>8}  good for")
-    for name, folder in models().items():
+    for name, folder in bundled_models().items():
         card = (folder / "README.md").read_text("utf-8")
         [[header, row]] = re.findall(r"^\| (BLEU-1 .*)\n\|[-|]+\n\| (.*)$", card, re.MULTILINE)
         scores = dict(zip(header.split(" | "), row.split(" | "), strict=True))
