@@ -26,7 +26,7 @@ from captioner import __version__, schema, untrusted, upgrade
 from captioner.decoding import Decoding
 from captioner.errors import CaptionerError, CheckpointError, printable
 from captioner.models.captioner import PARTS, Captioner
-from captioner.resources import models
+from captioner.resources import bundled_models
 from captioner.text import Tokenizer, Vocabulary
 
 FORMAT_VERSION = 2
@@ -148,11 +148,11 @@ def load(source: str | Path) -> Stored:
             reason = f"'{path}' cannot be loaded: {reason}"
         raise CheckpointError(reason) from error
     if not path.exists():
-        near = get_close_matches(str(source), models(), 1)
+        near = get_close_matches(str(source), bundled_models(), 1)
         hint = f"did you mean {near[0]}? " if near else ""
         raise CheckpointError(
             f"no model at '{path}': the path does not exist; {hint}the bundled models are "
-            f"{', '.join(models())}"
+            f"{', '.join(bundled_models())}"
         )
     raise CheckpointError(
         f"'{path}' holds no model; expected a model folder ({CONFIG}, {WEIGHTS}, {VOCABULARY}), "

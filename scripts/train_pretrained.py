@@ -134,7 +134,7 @@ def scores(name: str, root: Path, coco: Path) -> dict[str, Any]:
         "mechanism": predictor.captioner.decoder.mechanism,
         "parameters": sum(parameter.numel() for parameter in learned),
         "words": len(predictor.vocabulary),
-        "bytes": sum(file.stat().st_size for file in resources.models()[name].iterdir()),
+        "bytes": sum(file.stat().st_size for file in resources.bundled_models()[name].iterdir()),
         "captioning_seconds": round(seconds, 1),
         **provenance(),
     }
@@ -187,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     commands.add_parser("cards")
     given = parser.parse_args(arguments)
     if given.command == "cards":
-        for name, folder in resources.models().items():
+        for name, folder in resources.bundled_models().items():
             write_text(folder / "README.md", card(name, RESULTS))
         return
     for name in given.names:

@@ -29,7 +29,7 @@ from captioner.data.scene_grammar import COUNTS
 from captioner.errors import UsageError
 from captioner.evaluation.image_statistics import ENDING
 from captioner.models import registry
-from captioner.resources import models
+from captioner.resources import bundled_models
 from captioner.training.run import CLI, CaptionDataModule, CaptioningTask, Trainer
 
 OPTIONS = Path(training.__file__).with_name("training_options.json")
@@ -95,7 +95,7 @@ def test_names_are_those_of_the_modules_that_are_not_imported():
     assert tuple(sorted(READERS)) == checks.DATA
     in_run = Path(checkpoint.MODEL) / checkpoint.CONFIG
     assert tuple(map(str, (checkpoint.CONFIG, in_run, checkpoint.BEST))) == checks.MODEL_FILES
-    assert GOOD_FOR.keys() == models().keys()
+    assert GOOD_FOR.keys() == bundled_models().keys()
     assert checks.STATISTICS == ENDING
     stored = checkpoint.CONFIG, checkpoint.WEIGHTS, checkpoint.VOCABULARY, checkpoint.CARD
     assert stored == checks.STORED
@@ -168,9 +168,9 @@ def test_captioner_alone_prints_the_help(capsys):
 
 def test_models_says_what_each_is_good_for(capsys):
     lines = spoken(capsys, "models", "--runs", str(OPTIONS.parent)).splitlines()
-    assert [line.split()[0] for line in lines] == ["model", *models()]
+    assert [line.split()[0] for line in lines] == ["model", *bundled_models()]
     assert "(the default)" in lines[1]
-    for name, line in zip(models(), lines[1:], strict=True):
+    for name, line in zip(bundled_models(), lines[1:], strict=True):
         assert GOOD_FOR[name] in line
         assert re.search(r" \d\d\.\d +\d\d\.\d +\d+\.\d MB ", line)
 
