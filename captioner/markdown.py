@@ -1,6 +1,7 @@
 """Tables in Markdown whose columns are aligned in a terminal too."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 MISSING = "–"
 
@@ -18,11 +19,10 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 
 def interval(
-    estimate: Mapping[str, float | None], digits: int = 1, sign: str = "", scale: int = 1
+    estimate: Mapping[str, Any] | None, digits: int = 1, sign: str = "", scale: int = 1
 ) -> str:
     """Format an estimate with its confidence interval; a dash without a value."""
-    value, low, high = (estimate[key] for key in ("value", "low", "high"))
-    if value is None or low is None or high is None:
+    if estimate is None or estimate["value"] is None:
         return MISSING
-    form = f"{sign}.{digits}f"
-    return f"{scale * value:{form}} [{scale * low:{form}}, {scale * high:{form}}]"
+    value, low, high = (f"{scale * estimate[k]:{sign}.{digits}f}" for k in ("value", "low", "high"))
+    return f"{value} [{low}, {high}]"

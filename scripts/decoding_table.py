@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.progress import track
+from train_pretrained import generated
 
 import captioner
 from captioner.data.readers import read
-from captioner.errors import ImageError
 from captioner.evaluation.metrics import CaptionScorer
 from captioner.files import write_text
 from captioner.provenance import provenance
@@ -50,12 +50,7 @@ def main() -> None:
     searches = dict.fromkeys(model.decoding.with_options(change) for change in changes)
     rows = []
     for decoding in track(list(searches), "searching"):
-        texts = {}
-        captions = model.captions([record.path for record in records], decoding)
-        for record, caption in zip(records, captions, strict=True):
-            if isinstance(caption, ImageError):
-                raise caption
-            texts[record.image_id] = caption.text
+        texts = generated(model, records, decoding)
         scores = scorer.score(texts).as_dict()
         rows.append({"decoding": asdict(decoding), "scores": scores, **fluency(texts.values())})
     command = shlex.join(["python", "scripts/decoding_table.py", *sys.argv[1:]])

@@ -16,10 +16,8 @@ from typing import Any
 from results_speed import SpeedTables
 from results_tables import (
     METRICS,
-    MISSING,
     Record,
     figures,
-    interval,
     link,
     minutes,
     number,
@@ -31,6 +29,7 @@ from results_tables import (
 
 from captioner.cli.ground_tables import METRICS as GROUNDING
 from captioner.evaluation.grounding import MAPS
+from captioner.markdown import MISSING, interval
 
 SCRIPTS = Path(__file__).parent
 DOCS = SCRIPTS.parent / "docs"

@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from results_tables import MISSING, Record, number, table
+from results_tables import Record, number, table
+
+from captioner.markdown import MISSING
 
 BASE = {"captions": 80, "V": 2500, "T": 21}  # the sizes of the Flickr8k configuration
 CELLS = (49, 196)

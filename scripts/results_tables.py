@@ -8,6 +8,8 @@ from typing import Any
 
 import jinja2
 
+from captioner.markdown import MISSING
+
 Record = Mapping[str, Any]
 
 METRICS = {
@@ -16,7 +18,6 @@ METRICS = {
     "rouge_l": "ROUGE-L",
     "cider": "CIDEr",
 }
-MISSING = "–"
 
 
 def figures(scores: Mapping[str, Any], metrics: Iterable[str] = METRICS) -> list[str]:
@@ -27,14 +28,6 @@ def figures(scores: Mapping[str, Any], metrics: Iterable[str] = METRICS) -> list
 def number(value: float | None, digits: int = 1) -> str:
     """Format a number with thousands separators; ``None`` is a dash."""
     return MISSING if value is None else f"{value:,.{digits}f}"
-
-
-def interval(estimate: Mapping[str, float | None] | None, digits: int = 1) -> str:
-    """Format an estimate with its confidence interval; a missing estimate is a dash."""
-    if estimate is None or estimate["value"] is None:
-        return MISSING
-    value, low, high = (number(estimate[key], digits) for key in ("value", "low", "high"))
-    return f"{value} [{low}, {high}]"
 
 
 def spread(values: Sequence[float | None]) -> str:

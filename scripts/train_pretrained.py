@@ -34,6 +34,7 @@ from captioner import resources
 from captioner.data.readers import read
 from captioner.data.records import SPLITS, TEST, Record
 from captioner.data.sources import Source
+from captioner.decoding import Decoding
 from captioner.errors import ImageError
 from captioner.evaluation.metrics import CaptionScorer
 from captioner.files import write_text
@@ -140,10 +141,12 @@ def scores(name: str, root: Path, coco: Path) -> dict[str, Any]:
     }
 
 
-def generated(predictor: Predictor, records: Sequence[Record]) -> dict[int | str, str]:
+def generated(
+    predictor: Predictor, records: Sequence[Record], decoding: Decoding | None = None
+) -> dict[int | str, str]:
     """Return the captions of photos by id."""
     captions = {}
-    found = predictor.captions([record.path for record in records], batch_size=BATCH)
+    found = predictor.captions([record.path for record in records], decoding, BATCH)
     for record, caption in zip(records, found, strict=True):
         if isinstance(caption, ImageError):
             raise caption

@@ -76,7 +76,7 @@ def good(tmp_path):
 
 
 def compare_folders(*folders):
-    return compare([read_run(folder, folder.name) for folder in folders])
+    return compare({folder.name: read_run(folder) for folder in folders})
 
 
 def paired(cell):
@@ -177,7 +177,6 @@ def test_speed_and_size(bad, good, tmp_path):
     comparison = compare_folders(bad, write(tmp_path, "resumed", WORSE, resumed=True))
     [minutes] = [g.rows[m] for g in comparison.groups for m in g.rows if m == "training_minutes"]
     assert minutes[1] is None
-    assert has_note(comparison, "resumed: training was interrupted")
 
 
 @pytest.mark.parametrize(

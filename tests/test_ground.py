@@ -97,8 +97,8 @@ def test_compare_reads_reports(run_folder, hard_folder, tmp_path):
         options = ["--scenes=8", "--scene-options", "image_size=64"]
         output = tmp_path / name / "results" / "ground.json"
         parts[name] = ground(folder, output, *options)["regimes"]["forced"]
-    runs = [read_run(tmp_path / name, name) for name in parts]
-    results = {r.section: r for r in runs[0].results if "forced" in r.setting}
+    runs = {name: read_run(tmp_path / name) for name in parts}
+    results = {r.section: r for r in runs["soft"] if "forced" in r.setting}
     part, grounding = parts["soft"], results["grounding"]
     assert grounding.values["mass"] == part["scores"]["model"]["mass"]["value"]
     assert grounding.values["lead_over_time_averaged_map.mass"] == part["delta"]["mass"]["value"]

@@ -49,7 +49,8 @@ def run(options: argparse.Namespace) -> int:
     names = [folder.resolve().name for folder in folders]
     if len(set(names)) < len(names):
         names = list(map(str, folders))
-    comparison = compare(list(map(read_run, folders, names)), options.resamples, options.seed)
+    runs = dict(zip(names, map(read_run, folders), strict=True))
+    comparison = compare(runs, options.resamples, options.seed)
     table = formats.markdown(comparison)
     if options.output is None:
         print(table, end="")

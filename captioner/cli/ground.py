@@ -109,11 +109,10 @@ def _kind(options: argparse.Namespace) -> str:
     given = {name for name, value in vars(options).items() if value is not None}
     named = {kind: given & {*needed, *more} for kind, (needed, more) in OPTIONS.items()}
     kinds = [kind for kind, found in named.items() if found] or ["scenes"]
-    needed = OPTIONS[kinds[0]][0]
-    if len(kinds) > 1 or not given.issuperset(needed):
-        flags = [" ".join(f"--{name}" for name in names) for names, _ in list(OPTIONS.values())[1:]]
+    if len(kinds) > 1 or not given.issuperset(OPTIONS[kinds[0]][0]):
         found = " ".join(f"--{n.replace('_', '-')}" for kind in kinds for n in sorted(named[kind]))
         raise UsageError(
-            f"give {flags[0]} together, or {flags[1]} together, or --scenes; got {found}"
+            "give --instances --captions --images together, or --data --root together, or --scenes; "
+            f"got {found}"
         )
     return kinds[0]

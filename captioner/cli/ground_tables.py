@@ -4,25 +4,13 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from captioner.comparison.formats import measure_label
 from captioner.errors import plural
 from captioner.evaluation.grounding import MAPS
 from captioner.markdown import interval, table
 
-METRICS = {"discrimination": "paired objects", "pointing": "pointing", "mass": "mass in mask"}
-OBJECTS = {
-    "chair_i": "named objects that are not there, % (CHAIR-i)",
-    "chair_s": "captions with such an object, % (CHAIR-s)",
-    "f1_all": "F1-all, %",
-    "f1_loc": "F1-loc, %",
-    "true_captions": "captions that are true of their scene, %",
-}
-DROPS = {
-    "area_most": "greatest weights first",
-    "area_random": "random order",
-    "area_least": "least weights first",
-    "most_over_random": "greatest − random",
-    "random_over_least": "random − least",
-}
+METRICS = {name: measure_label(name) for name in ("discrimination", "pointing", "mass")}
+DROPS = ("area_most", "area_random", "area_least", "most_over_random", "random_over_least")
 CAPTIONS = {"forced": "reference captions", "generated": "its own captions"}
 
 
@@ -107,11 +95,10 @@ def _tables(part: Mapping[str, Any]) -> list[str]:
         entropy = f"{interval(part['map_entropy'], 2)} nats (uniform map: {uniform:.2f})"
         lines += [*table(titles, rows), "", f"Entropy of the maps, all words: {entropy}.", ""]
     if "objects" in part:
-        objects = part["objects"]
-        rows = [
-            [label, interval(objects[name])] for name, label in OBJECTS.items() if name in objects
-        ]
-        lines += [*table([plural(objects["mentions"], "named object"), "model"], rows), ""]
+        measured = {n: found for n, found in part["objects"].items() if isinstance(found, dict)}
+        rows = [[measure_label(name), interval(found)] for name, found in measured.items()]
+        named = plural(part["objects"]["mentions"], "named object")
+        lines += [*table([named, "model, %"], rows), ""]
     groups = part["faithfulness"]["scores"]
     rows = [
         [group, f"{scores['words']:,}", *(interval(scores[area], scale=100) for area in DROPS)]
@@ -121,7 +108,7 @@ def _tables(part: Mapping[str, Any]) -> list[str]:
         *lines,
         "Mean drop of a word's log-probability, in hundredths of a nat, as regions are erased:",
         "",
-        *table(["words", "number", *DROPS.values()], rows),
+        *table(["words", "number", *map(measure_label, DROPS)], rows),
         "",
         *(f"**Faithfulness, {group} words: {s['verdict']}.**" for group, s in groups.items()),
         "",

@@ -16,6 +16,7 @@ NAMES = {score: score.upper().replace("_", "-") for score in SCORES} | {
     "chair_i": "CHAIR-i",
     "chair_s": "CHAIR-s",
     "discrimination": "paired objects",
+    "mass": "mass in mask",
     "map_entropy": "entropy of the maps, nats",
 }
 HOW_TO_READ = (

@@ -29,23 +29,13 @@ class Result:
     image_statistics: list[ImageStatistics] = field(default_factory=list)
 
 
-@dataclass(frozen=True)
-class Run:
-    """The results of a run folder, its column heading in tables, and remarks about missing results."""
-
-    name: str
-    results: list[Result]
-    notes: list[str]
-
-
-def read_run(folder: Path, name: str) -> Run:
+def read_run(folder: Path) -> list[Result]:
     """Read all results of a run folder.
 
     Raises:
         CaptionerError: the folder has no results, or one of its files cannot be read.
     """
     results: list[Result] = []
-    notes: list[str] = []
     for file in sorted(folder.glob("results/*.json")):
         try:
             record = json.loads(file.read_text("utf-8"))
@@ -55,16 +45,14 @@ def read_run(folder: Path, name: str) -> Run:
             ) from error
         if isinstance(record, dict) and {"scores", "regimes"} & record.keys():
             images = file.with_suffix(ENDING)
-            read_file = _attention if "regimes" in record else _captions
-            results += read_file(record, file.stem, read(images) if images.is_file() else [])
-            if record.get("resumed"):
-                notes.append(f"{name}: training was interrupted, so its duration is unknown")
+            results_of = _attention if "regimes" in record else _captions
+            results += results_of(record, file.stem, read(images) if images.is_file() else [])
     if not results:
         raise UsageError(
             f"'{folder}' has no results: expected scores in results/*.json, as captioner fit and "
             "captioner test write them"
         )
-    return Run(name, results, notes)
+    return results
 
 
 def _captions(

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from captioner.comparison.run_results import SECTIONS, Result, Run
+from captioner.comparison.run_results import SECTIONS, Result
 from captioner.evaluation.bootstrap import Bootstrap, Statistic
 from captioner.evaluation.image_statistics import statistics as resampled_measures
 
@@ -43,19 +43,23 @@ class Comparison:
     notes: list[str]
 
 
-def compare(runs: Sequence[Run], resamples: int = 2000, seed: int = 0) -> Comparison:
-    """Compare runs with the first of them; all differences of a setting share the resamples."""
+def compare(
+    runs: Mapping[str, Sequence[Result]], resamples: int = 2000, seed: int = 0
+) -> Comparison:
+    """Compare the results of runs, by their names, with those of the first.
+
+    All differences of a setting share the resamples.
+    """
     columns: dict[str, dict[tuple[str, str], Result]] = {}
-    for run in runs:
-        for result in run.results:
+    for name, run_results in runs.items():
+        for result in run_results:
             key = (result.section, result.setting)
-            column = columns.setdefault(run.name, {})
+            column = columns.setdefault(name, {})
             if key in column and column[key].values != result.values:
-                column = columns.setdefault(f"{run.name}: {result.source}", {})
+                column = columns.setdefault(f"{name}: {result.source}", {})
             column.setdefault(key, result)
-    settings = dict.fromkeys((r.section, r.setting) for run in runs for r in run.results)
-    notes = [note for run in runs for note in run.notes]
-    groups = []
+    settings = dict.fromkeys((r.section, r.setting) for found in runs.values() for r in found)
+    groups, notes = [], []
     for section, setting in sorted(settings, key=lambda key: SECTIONS.index(key[0])):
         results = {name: column.get((section, setting)) for name, column in columns.items()}
         rows, remarks = _rows(results, resamples, seed)

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from results_tables import METRICS, command, figures, interval, number, table, template
+from results_tables import METRICS, command, figures, number, table, template
 
+from captioner.markdown import interval
 from pretrained.recipes import RECIPES, SIDE, STEPS
 
 HERE = Path(__file__).parent
