@@ -105,32 +105,6 @@ def test_renormalised_weights_sum_to_one(distribution, inputs):
 
 
 @every_pair
-def test_batches_and_several_queries_change_nothing(name, score, distribution, inputs):
-    queries, vectors, mask = inputs
-    module = make(name, score, distribution)
-    together = attend(module, queries, vectors, mask)
-    for b in range(B):
-        alone = attend(module, queries[b : b + 1], vectors[b : b + 1], mask[b : b + 1])
-        torch.testing.assert_close(together.weights[b], alone.weights[0])
-        torch.testing.assert_close(together.context[b], alone.context[0])
-    for t in range(T):
-        alone = attend(module, queries[:, t], vectors, mask, step=t)
-        torch.testing.assert_close(together.weights[:, t], alone.weights)
-        torch.testing.assert_close(together.context[:, t], alone.context)
-
-
-@every_pair
-def test_weights_depend_on_the_query(name, score, distribution, inputs):
-    # If a score added the query outside its tanh, softmax would cancel it.
-    module, queries = make(name, score, distribution), torch.randn(B, 40, WIDTH)
-    step = torch.zeros(40, dtype=torch.long)
-    weights = attend(module, queries, inputs[1] / 3, step=step).weights
-    changed = (weights[:, 1:] - weights[:, :1]).abs().amax(-1) > 1e-3
-    # Sparse weights may be equal for two queries, but not for all.
-    assert changed.float().mean() > (0.95 if distribution == "Soft" else 0.1)
-
-
-@every_pair
 def test_gradient_reaches_every_parameter(name, score, distribution, inputs):
     queries, vectors, mask = inputs
     module = make(name, score, distribution)
@@ -143,16 +117,6 @@ def test_gradient_reaches_every_parameter(name, score, distribution, inputs):
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
         assert parameter.grad.any(), name
-
-
-def test_values_different_from_the_keys():
-    torch.manual_seed(0)
-    module = make("Attention", "Dot", "Soft")
-    keys, values, query = torch.randn(2, L, WIDTH), torch.randn(2, L, 9), torch.randn(2, WIDTH)
-    output = module(query, module.prepare(Annotations(keys, (ROWS, COLUMNS)), values))
-    for b in range(2):
-        weights = torch.softmax(keys[b] @ query[b], 0)
-        torch.testing.assert_close(output.context[b], weights @ values[b])
 
 
 @pytest.mark.parametrize("gradient", [None, "score_function", "marginal"])

@@ -11,7 +11,6 @@ from torch.func import functional_call
 
 from captioner import fast
 from captioner.models.distributions import Entmax, Soft, Sparsemax
-from captioner.models.multihead import MultiHead
 from captioner.models.registry import find
 from test_attention import COLUMNS, GRID, ROWS, L, attend, context_of, make
 
@@ -189,31 +188,6 @@ def test_equals_its_equation(name, score, distribution, accelerated):
             )
             assert output.weights[b, t].tolist() == pytest.approx(weights, abs=1e-10)
             assert output.context[b, t].tolist() == pytest.approx(context, abs=1e-10)
-
-
-@pytest.mark.parametrize("masked", [False, True])
-def test_multi_head_equals_torch(masked):
-    torch.manual_seed(6)
-    ours = MultiHead(8, 8, heads=4, dim=8).double()
-    theirs = torch.nn.MultiheadAttention(8, 4, bias=False, batch_first=True).double()
-    with torch.no_grad():
-        weights = ours.query.weight, ours.key.weight, ours.value.weight
-        theirs.in_proj_weight.copy_(torch.cat(weights))
-        theirs.out_proj.weight.copy_(ours.output.weight)
-    queries = torch.randn(B, T, 8, dtype=torch.double)
-    vectors = torch.randn(B, L, 8, dtype=torch.double)
-    mask = torch.tensor(MASK) if masked else None
-    output = attend(ours, queries, vectors, mask)
-    context, heads = theirs(
-        queries,
-        vectors,
-        vectors,
-        key_padding_mask=None if mask is None else ~mask,
-        average_attn_weights=False,
-    )
-    torch.testing.assert_close(output.context, context)
-    torch.testing.assert_close(output.heads, heads.transpose(1, 2))
-    torch.testing.assert_close(output.weights, heads.mean(1))
 
 
 @pytest.mark.parametrize("scale", ["none", "sqrt", "learned"])

@@ -190,22 +190,6 @@ def test_masked_regions_do_not_count(name, distribution):
         close(decoded.weights[b][..., MASK[b]], without.weights[0])
 
 
-@every_pair
-def test_gradient_reaches_every_parameter(name, switches, attention, distribution):
-    decoder = make(name, switches, attention, distribution)
-    for parameter in decoder.parameters():
-        torch.nn.init.normal_(parameter, std=0.1)  # so that no distribution saturates
-    decoded = decoder(images(), captions())
-    loss = decoded.logits.log_softmax(-1)[..., 0].sum()
-    if decoded.log_prob is not None:
-        loss = loss + decoded.log_prob.sum()
-    loss.backward()
-    for parameter_name, parameter in decoder.named_parameters():
-        assert parameter.grad is not None, parameter_name
-        assert parameter.grad.isfinite().all(), parameter_name
-        assert parameter.grad.any(), parameter_name
-
-
 @every_name
 def test_dropout_is_for_training_only(name):
     decoder = make(name)

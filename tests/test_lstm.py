@@ -12,6 +12,7 @@ from captioner.text import UNK
 
 B, R, T, L, D, V = 2, 3, 5, 6, 7, 9  # all different, so that mixed-up axes are found
 SIZES = {"hidden": 8, "embedding": 3}
+SMALL = partial(Additive, dim=4)
 
 
 def sigmoid(x):
@@ -94,14 +95,9 @@ def luong(decoder, vectors, tokens):
 @pytest.mark.parametrize(
     ("kind", "score", "equations", "options"),
     [
-        (LSTMDecoder, partial(Additive, dim=4), show_attend_and_tell, {}),
-        (
-            LSTMDecoder,
-            partial(Additive, dim=4),
-            show_attend_and_tell,
-            {"gate": False, "tied": False},
-        ),
-        (LSTMDecoder, partial(Additive, dim=4), show_attend_and_tell, {"intra": True}),
+        (LSTMDecoder, SMALL, show_attend_and_tell, {}),
+        (LSTMDecoder, SMALL, show_attend_and_tell, {"gate": False, "tied": False}),
+        (LSTMDecoder, SMALL, show_attend_and_tell, {"intra": True}),
         (LuongDecoder, General, luong, {"tied": False}),
         (LuongDecoder, General, luong, {"input_feeding": False}),
     ],

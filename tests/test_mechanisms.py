@@ -1,7 +1,6 @@
 """The table of mechanisms: its commands are valid, and its figures are those of the run folders."""
 
 import json
-import shlex
 import sys
 from pathlib import Path
 
@@ -20,16 +19,7 @@ sys.path.insert(0, str(SCRIPTS))
 import mechanisms_table  # noqa: E402
 import results_page  # noqa: E402
 
-QUICK = ("hard", "multi-head", "transformer")  # CI tests the others
-
-
-def test_each_mechanism_is_trained_once_and_measured_twice():
-    commands = mechanisms_table.commands(Path("runs/all"))
-    lines = [shlex.split(command) for command in commands]
-    count = len(mechanisms_table.MECHANISMS)
-    assert count >= 10
-    assert [line[1] for line in lines] == ["fit", "ground", "ground"] * count
-    assert sum("max_objects=6" in line for line in lines) == count
+QUICK = ("hard", "transformer")  # CI tests the others
 
 
 @pytest.mark.parametrize(
@@ -103,11 +93,3 @@ def test_the_page_has_the_figures_of_the_runs(tmp_path):
     [other] = [line for line in lines[alone:supervised] if line.startswith("| b:")]
     assert "| 123.5 | – | 80.0" in other
     assert f"| c: Additive × Soft | {numbers} | {rest} 9 scenes |" in lines[supervised:]
-
-
-def test_a_run_without_results_of_ground_is_named(tmp_path):
-    folder = write(tmp_path / "a")
-    (folder / "results" / "ground.json").unlink()
-    with pytest.raises(SystemExit, match="has no results of captioner ground; --commands prints"):
-        mechanisms_table.main([str(folder), "--output", str(tmp_path / "out.json")])
-    assert not (tmp_path / "out.json").exists()

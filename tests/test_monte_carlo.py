@@ -103,19 +103,6 @@ def test_stratified_paths_have_less_variance_than_independent_ones():
     assert np.mean(ratios) < 0.75
 
 
-def test_certain_paths_are_the_argmax():
-    """Beams, images and paths are kept apart."""
-    decoder, images = toy()
-    decoder.attention.score.register_forward_hook(lambda _module, _args, scores: 1e4 * scores)
-    expected = search(decoder, images, Decoding(3))
-    mean = search(decoder, images, Decoding(3, samples=4))
-    for one, other in zip(itertools.chain(*mean), itertools.chain(*expected), strict=True):
-        assert one.tokens == other.tokens
-        assert one.log_prob == pytest.approx(other.log_prob, abs=1e-4)
-        torch.testing.assert_close(one.weights, other.weights)
-    assert len({tuple(hypotheses[0].tokens) for hypotheses in mean}) > 1
-
-
 @pytest.mark.parametrize("distribution", [Soft, Hard])
 def test_a_decoder_that_samples_nothing_is_refused(distribution):
     decoder, images = toy(distribution=distribution)
@@ -187,12 +174,3 @@ def test_heads_and_steps_are_independent():
         pairs = torch.bincount(one * L + other, minlength=L * L).view(L, L) / samples
         assert (pairs - expected).abs().max() < 5 * (expected.max() / samples).sqrt()
         assert pairs[1].sum() == pairs[:, 1].sum() == 0
-
-
-def test_rows_of_a_path_draw_alike_and_masked_images_draw_something():
-    sampler = StratifiedSampler(5)
-    probs = torch.rand(2, 1, L).repeat(1, 3 * 5, 1)
-    probs[1] = 0.0
-    locations = sampler(probs).view(2, 3, 5)
-    assert (locations == locations[:, :1]).all()
-    assert (locations < L).all()

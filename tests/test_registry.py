@@ -63,12 +63,12 @@ def test_a_subclass_is_registered_unless_it_is_abstract(monkeypatch):
     assert "Doubled" in names("neck")
     assert "Hidden" not in names("neck")
     assert type(build("neck", {"class_path": "Doubled"}, in_dim=3)) is Doubled
-    again = type("Doubled", (Projection,), {"__module__": __name__})  # as a notebook's cell, run twice
+    again = type("Doubled", (Projection,), {"__module__": __name__})  # a notebook's cell, run twice
     assert type(build("neck", {"class_path": "Doubled"}, in_dim=3)) is again
 
 
 def test_two_classes_of_one_name_are_refused():
-    with pytest.raises(ModelError, match="two classes of the kind neck are named Projection, in cap"):
+    with pytest.raises(ModelError, match="two classes of the kind neck are named Projection"):
         type("Projection", (Projection,), {"__module__": "elsewhere"})
     assert build("neck", {"class_path": "Projection"}, in_dim=3).__module__ == Projection.__module__
 
@@ -77,7 +77,6 @@ def test_two_classes_of_one_name_are_refused():
     ("tree", "message"),
     [
         ({"class_path": "LSTMDecode"}, "unknown decoder 'LSTMDecode'; known: LSTMDecoder"),
-        ({"class_path": "Additive"}, "unknown decoder 'Additive'"),  # a score
         ("LSTMDecoder", "a decoder is described by {'class_path': name"),
         ({"init_args": {}}, "a decoder is described by {'class_path': name"),
         ({"class_path": "x" * 500 + "\n"}, "unknown decoder"),
@@ -93,9 +92,7 @@ def test_malformed_and_unknown_decoders_are_refused(tree, message):
         ({"hiden": 6}, "unknown option of LSTMDecoder 'hiden'; known: hidden"),
         ({3: 4}, "unknown option of LSTMDecoder '3'; known: "),
         ({"hidden": "large"}, "LSTMDecoder cannot be built from {'hidden': 'large'}: "),
-        ({"attention": "Attention"}, "LSTMDecoder cannot be built from {'attention': 'Attention'}"),
         ({"attention": {"class_path": "Attend"}}, "unknown attention 'Attend'; known: Attention"),
-        ({"attention": {}}, "a attention is described by {'class_path': name"),
         ([6, 4], "init_args of LSTMDecoder must map options to values, got [6, 4]"),
     ],
 )
@@ -108,10 +105,8 @@ def test_unknown_and_invalid_options_are_refused(options, message):
 def test_errors_of_inner_parts_show_the_options_as_given():
     wrong = copy.deepcopy(DECODER)
     wrong["init_args"]["attention"]["init_args"]["score"]["init_args"] = {"dims": 3}
-    assert (
-        build_error("decoder", wrong, **SIZES)
-        == "unknown option of Additive 'dims'; known: dim, project"
-    )
+    error = build_error("decoder", wrong, **SIZES)
+    assert error == "unknown option of Additive 'dims'; known: dim, project"
     wrong = copy.deepcopy(DECODER) | {"class_path": "LSTMDecoder"}
     wrong["init_args"]["dropout"] = 3
     assert f"from {wrong['init_args']}: " in build_error("decoder", wrong, **SIZES)
@@ -150,11 +145,6 @@ def test_a_captioner_can_be_rebuilt_from_its_configuration():
     again = Captioner.from_config(captioner.config, captioner.vocabulary)
     assert shapes(again) == shapes(captioner)
     assert again.config == captioner.config
-
-    captioner.eval()
-    annotations = captioner.neck(captioner.encode(torch.zeros(2, 3, 64, 64, dtype=torch.uint8)))
-    tokens = torch.ones(2, 4, dtype=torch.long)
-    assert captioner.decoder(annotations, tokens).logits.shape == (2, 4, 7)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,18 @@
-"""The classic check of attention: writing a string backwards needs attention that moves backwards."""
+"""Attention learns to look at the right place: strings written backwards, and one cell that matters."""
+
+from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from captioner.decoding import Decoding, search
-from captioner.models import Annotations
+from captioner.models import Annotations, Attention, Hard, LuongDecoder
 from captioner.models.registry import arguments, build, find, names
 from captioner.text import END, START, UNK
 from captioner.training.likelihood import Likelihood
+from captioner.training.reinforce import Reinforce
 
 FIRST = max(END, START, UNK) + 1  # the id of digit 0
 DIGITS, WIDTH, LENGTH = 10, 64, 10
@@ -78,3 +82,34 @@ def test_ten_digits_are_written_backwards(score):
     # The map shows the anti-diagonal.
     correct = weights.argmax(-1) == torch.arange(LENGTH - 1, -1, -1)
     assert correct.float().mean() >= 0.95
+
+
+def scenes(count, cells=9, kinds=6, width=12):
+    """One of nine cells determines the word, the others are noise."""
+    kind, cell = torch.randint(kinds, (count,)), torch.randint(cells, (count,))
+    vectors = torch.randn(count, cells, width) / 2
+    vectors[torch.arange(count), cell] = 3.0 * F.one_hot(kind, width).index_fill(
+        1, torch.tensor([width - 1]), 1
+    )
+    return Annotations(vectors, (3, 3)), kind + FIRST, cell
+
+
+@pytest.mark.slow
+def test_hard_attention_learns_where_to_look():
+    torch.manual_seed(7)
+    attention = partial(Attention, distribution=Hard)
+    sizes = {"hidden": 32, "embedding": 16, "dropout": 0.0}
+    model = LuongDecoder(FIRST + 6, 12, attention=attention, **sizes)
+    reinforce = Reinforce(4, "leave_one_out", entropy_weight=0.02, doubly_stochastic=0.0)
+    optimizer = torch.optim.Adam(model.parameters(), 5e-3)
+    for _ in range(400):
+        images, words, _ = scenes(64)
+        decoded = model.train()(images, torch.full((64, 4, 1), START))
+        loss = reinforce.train()(decoded, words.view(-1, 1, 1).expand(-1, 4, -1))
+        optimizer.zero_grad()
+        loss.total.backward()
+        optimizer.step()
+    images, words, cells = scenes(1000)
+    decoded = model.eval()(images, torch.full((1000, 1), START))
+    assert (decoded.weights[:, 0].argmax(-1) == cells).float().mean() >= 0.95
+    assert (decoded.logits[:, 0].argmax(-1) == words).float().mean() >= 0.95

@@ -29,8 +29,7 @@ class Decoded:
 
     # Logits of the next word at the N steps where ``valid_mask`` is True; at all without a mask.
     packed_logits: Float[Tensor, "*packed V"]
-    # As in ``Weights``, of every step.
-    weights: Float[Tensor, "B *R T L"]
+    weights: Float[Tensor, "B *R T L"]  # this and the next four as in ``Weights``
     log_prob: Float[Tensor, "B *R T"] | None = None
     entropy: Float[Tensor, "B *R T"] | None = None
     centre: Float[Tensor, "B *R T 2"] | None = None

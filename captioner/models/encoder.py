@@ -66,27 +66,20 @@ class Encoder(Component, kind="encoder"):
 class BackboneEncoder(Encoder, abstract=True):
     """Base of encoders that wrap one network; ``make`` builds it, cut at feature maps."""
 
+    make: ClassVar[Any]  # from name, weights, image_size and cuts to a Backbone
     mean: Tensor
     std: Tensor
 
     def __init__(
-        self,
-        make: Callable[[str, str | None, int, Sequence[int]], Backbone],
-        name: str,
-        cuts: Sequence[int],
-        image_size: int,
-        weights: str | None,
-        trainable: bool | int,
-        /,
+        self, name: str, cuts: Sequence[int], image_size: int, weights: str | None, trainable: int
     ) -> None:
         super().__init__()
-        require(
-            1 <= image_size <= MAX_SIZE,
-            f"image_size must be 1 to {MAX_SIZE} pixels, got {image_size}",
-        )
+        message = f"image_size must be 1 to {MAX_SIZE} pixels, got {image_size}"
+        require(1 <= image_size <= MAX_SIZE, message)
         self.name, self.cuts, self.weights = name, tuple(cuts), weights
         self.trainable = bool(trainable)
-        self.backbone = network = make(name, weights, image_size, cuts)
+        network: Backbone = self.make(name, weights, image_size, cuts)
+        self.backbone = network
         self.backbone.to(memory_format=torch.channels_last)  # twice as fast on a CPU
         self.backbone.requires_grad_(False).eval()
         for layer in _last_layers(network, trainable):
@@ -181,6 +174,8 @@ class CNNEncoder(BackboneEncoder):
             ``extra_strides``, or one that is not smaller than ``stride``.
     """
 
+    make = staticmethod(backbone)
+
     def __init__(
         self,
         name: str = "efficientnet_lite0",
@@ -195,8 +190,7 @@ class CNNEncoder(BackboneEncoder):
             not repeated and all(0 < extra < stride for extra in extra_strides),
             f"extra_strides={list(extra_strides)}: expected different strides below stride={stride}",
         )
-        strides = (stride, *extra_strides)
-        super().__init__(backbone, name, strides, image_size, weights, trainable)
+        super().__init__(name, (stride, *extra_strides), image_size, weights, trainable)
 
 
 class ViTEncoder(BackboneEncoder):
@@ -215,6 +209,8 @@ class ViTEncoder(BackboneEncoder):
             patch size.
     """
 
+    make = staticmethod(transformer)
+
     def __init__(
         self,
         name: str = DINOV2_SMALL,
@@ -223,7 +219,7 @@ class ViTEncoder(BackboneEncoder):
         weights: str | None = "DEFAULT",
         trainable: bool | int = False,
     ) -> None:
-        super().__init__(transformer, name, layers, image_size, weights, trainable)
+        super().__init__(name, layers, image_size, weights, trainable)
 
 
 class TwoStreamEncoder(Encoder):
@@ -275,20 +271,15 @@ class TwoStreamEncoder(Encoder):
         return self.keys, self.values
 
 
-def _last_layers(backbone: nn.Module, number: bool | int) -> list[nn.Module]:
+def _last_layers(backbone: nn.Module, number: int) -> list[nn.Module]:
     """Return the last ``number`` layers with a weight matrix and all modules after the first of them."""
     if number is True:
         return [backbone]
     layers = [module for module in backbone.modules() if not list(module.children())]
-    weighted = [
-        index
-        for index, module in enumerate(layers)
-        if any(parameter.ndim > 1 for parameter in module.parameters())
-    ]
-    require(
-        0 <= number <= len(weighted),
-        f"trainable={number}: expected true, false or a number of layers up to {len(weighted)}",
-    )
+    weighted = [i for i, layer in enumerate(layers) if any(p.ndim > 1 for p in layer.parameters())]
+    count = len(weighted)
+    message = f"trainable={number}: expected true, false or a number of layers up to {count}"
+    require(0 <= number <= count, message)
     return layers[weighted[-number] :] if number else []
 
 

@@ -7,10 +7,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from captioner.models.annotations import Annotations
 from captioner.models.attention import AttentionOutput
 from captioner.models.decoder import map_tensors
-from captioner.models.distributions import Sampling
 from captioner.models.packing import Packing
 from captioner.models.recurrent import (
     Cell,
@@ -59,16 +57,6 @@ class LuongDecoder(RecurrentDecoder):
         self.lstm.train()
         return self
 
-    def init_state(
-        self, annotations: Annotations, rows: int = 1, sampling: Sampling | None = None
-    ) -> LSTMState:
-        state = super().init_state(annotations, rows, sampling)
-        if not self.input_feeding:
-            return state
-        hidden = state.memory.hidden
-        zeros = hidden.new_zeros(*hidden.shape[:2], self.embedding.embedding_dim)
-        return replace(state, memory=replace(state.memory, attentional=zeros))
-
     def lstm_cell(self, inputs: Float[Tensor, "N i"], memory: Memory) -> Memory:
         hidden, cell = (part.to(inputs.dtype).unsqueeze(0) for part in memory)
         _, (hidden, cell) = self.lstm(inputs.unsqueeze(1), (hidden, cell))
@@ -77,16 +65,17 @@ class LuongDecoder(RecurrentDecoder):
     def advance(
         self, embedded: Embedded, state: LSTMState, cell: Cell
     ) -> tuple[StepOutput, LSTMState]:
-        inputs, input_feed = embedded, state.memory.attentional
-        if input_feed is not None:
-            inputs = torch.cat([embedded, input_feed.to(embedded.dtype)], -1)
+        inputs, feed = embedded, state.memory.attentional  # h̃_{t-1}; None at the first word
+        if self.input_feeding:
+            feed = torch.zeros_like(embedded) if feed is None else feed.to(embedded.dtype)
+            inputs = torch.cat([embedded, feed], -1)
         memory, past_weights = self.update(inputs, state.memory, cell)
         attention = self.attention(memory.hidden, state.keys, state.words)
         attentional = self._attentional(attention, memory.hidden)
-        if input_feed is not None:
+        if self.input_feeding:
             probs = attention.candidate_probs
-            input_feed = attentional if probs is None else expectation(attentional, probs)
-        memory = replace(memory, attentional=input_feed)
+            feed = attentional if probs is None else expectation(attentional, probs)
+        memory = replace(memory, attentional=feed)
         state = replace(state, memory=memory, words=state.words + 1)
         return StepOutput(attentional, attention, past_weights), state
 

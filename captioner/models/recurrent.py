@@ -38,7 +38,7 @@ class LSTMMemory:
 
     hidden: Float[Tensor, "B R *k n"]  # h_t
     cell: Float[Tensor, "B R *k n"]  # c_t
-    attentional: Float[Tensor, "B R m"] | None = None  # h̃_t of Luong's decoder with input feeding
+    attentional: Float[Tensor, "B R m"] | None = None  # h̃_t, with input feeding after a word
     tape: Tape | None = None  # for intra-attention, after the first word
 
 

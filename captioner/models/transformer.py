@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from captioner.models.annotations import Annotations
 from captioner.models.attention import AttentionFactory, AttentionOutput, Keys
-from captioner.models.decoder import Decoded, StepResult, WordDecoder, gather_rows
+from captioner.models.decoder import Decoded, StepResult, WordDecoder, gather_rows, map_tensors
 from captioner.models.distributions import Sampling
 from captioner.models.multihead import MultiHead, SelfAttention, causal, feed_forward_network
 from captioner.models.packing import Packing, pad_to_multiple, unfinished
@@ -162,21 +162,15 @@ class TransformerDecoder(WordDecoder):
         packing = Packing(pad_to_multiple(unfinished(tokens)))
         logits, outputs, past_weights, _ = self._run_layers(tokens, state, packing)
 
-        def steps(values: Tensor | None) -> Tensor | None:
-            return None if values is None else packing.unpack(packing.ungroup(values))
-
-        last = outputs[-1]
-        return Decoded(
-            logits,
-            packing.unpack(packing.ungroup(last.weights)),
-            steps(_sum([output.log_prob for output in outputs])),
-            steps(_sum([output.entropy for output in outputs])),
-            steps(last.centre),
-            steps(last.probs),
-            steps(torch.stack([_heads(o) for o in outputs], 2)) if details else None,
-            torch.stack(past_weights, 3) if details else None,
-            packing.valid_mask,
-        )
+        last, layers, past = outputs[-1], None, None
+        if details:
+            layers = torch.stack([_heads(output) for output in outputs], 2)
+            past = torch.stack(past_weights, 3)
+        log_prob = _sum([output.log_prob for output in outputs])
+        entropy = _sum([output.entropy for output in outputs])
+        grouped = (last.weights, log_prob, entropy, last.centre, last.probs, layers)
+        steps = map_tensors(lambda part: packing.unpack(packing.ungroup(part)), grouped)
+        return Decoded(logits, *steps, past, packing.valid_mask)
 
     def _run_layers(
         self, tokens: Int[Tensor, "B R T"], state: TransformerState, packing: Packing
