@@ -1,11 +1,6 @@
-"""Model folder ⇄ Captioner. Loading is strict and runs no code from the folder.
+"""Model folder ⇄ Captioner, in the layout of the Hugging Face hub; checkpoints load, too.
 
-    config.json         format_version, the tree of parts, preprocessing, vocabulary, decoding
-    model.safetensors   the weights, without those of an encoder from an installed package
-    vocab.json          the words
-    README.md           the model card
-
-This is the layout of the Hugging Face hub. Lightning checkpoints and run folders load too.
+Loading is strict and runs no code from the folder.
 """
 
 import copy
@@ -13,7 +8,6 @@ import json
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +18,10 @@ from torch import Tensor
 
 from captioner import __version__, schema, untrusted, upgrade
 from captioner.decoding import Decoding
-from captioner.errors import CaptionerError, CheckpointError, printable
+from captioner.errors import CaptionerError, CheckpointError, printable, unknown
 from captioner.models.captioner import PARTS, Captioner
 from captioner.resources import bundled_models
-from captioner.text import Tokenizer, Vocabulary
+from captioner.text import MAX_WORD, Tokenizer, Vocabulary, is_plain
 
 FORMAT_VERSION = 2
 CONFIG, WEIGHTS, VOCABULARY, CARD = "config.json", "model.safetensors", "vocab.json", "README.md"
@@ -61,11 +55,9 @@ def save(
     """Write a model folder. An interrupted save leaves the previous folder, if there was one.
 
     Args:
-        captioner: the model.
+        captioner, decoding, supervision: as in ``Stored``.
         folder: a new or empty folder, or a model folder, which is replaced.
         card: the text of ``README.md``.
-        decoding: the default search.
-        supervision: as in ``Stored``.
         half: store parameters as float16; they are loaded as float32.
 
     Raises:
@@ -83,7 +75,11 @@ def save(
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as staging:
             new = Path(staging) / "new"
             new.mkdir()
-            save_model(_halved(captioner) if half else captioner, str(new / WEIGHTS), metadata)
+            if half:  # buffers can exceed the range of float16 and are unchanged
+                captioner = copy.deepcopy(captioner)
+                for parameter in captioner.parameters():
+                    parameter.data = parameter.data.half()
+            save_model(captioner, str(new / WEIGHTS), metadata)
             (new / WEIGHTS).chmod(0o644)  # safetensors makes it private
             (new / VOCABULARY).write_text(_dump({"words": words}, indent=0), "utf-8")
             (new / CARD).write_text(card, "utf-8")
@@ -119,14 +115,6 @@ def _config(captioner: Captioner, decoding: Decoding, supervision: float) -> dic
     }
 
 
-def _halved(captioner: Captioner) -> Captioner:
-    """Copy a model with float16 parameters; buffers can exceed its range and are unchanged."""
-    halved = copy.deepcopy(captioner)
-    for parameter in halved.parameters():
-        parameter.data = parameter.data.half()
-    return halved
-
-
 def load(source: str | Path) -> Stored:
     """Load a model folder, a Lightning ``.ckpt`` or a run folder.
 
@@ -148,11 +136,8 @@ def load(source: str | Path) -> Stored:
             reason = f"'{path}' cannot be loaded: {reason}"
         raise CheckpointError(reason) from error
     if not path.exists():
-        near = get_close_matches(str(source), bundled_models(), 1)
-        hint = f"did you mean {near[0]}? " if near else ""
         raise CheckpointError(
-            f"no model at '{path}': the path does not exist; {hint}the bundled models are "
-            f"{', '.join(bundled_models())}"
+            f"{unknown('model', str(source), bundled_models())}; or give an existing path"
         )
     raise CheckpointError(
         f"'{path}' holds no model; expected a model folder ({CONFIG}, {WEIGHTS}, {VOCABULARY}), "
@@ -161,9 +146,8 @@ def load(source: str | Path) -> Stored:
 
 
 def read_card(source: Path) -> str | None:
-    """Return the model card of a run or model folder; None without one."""
-    if source.parts[-2:] == BEST.parts:
-        source = source.parents[1]  # the card lies in the run folder
+    """Return the model card of a run or model folder, also for its checkpoint; None without one."""
+    source = source.parents[1] if source.parts[-2:] == BEST.parts else source
     for file in (source / CARD, source / MODEL / CARD):
         if file.is_symlink() or file.exists():
             return untrusted.read_text(file)
@@ -184,8 +168,7 @@ def _load_folder(folder: Path) -> Stored:
     weights = folder / WEIGHTS
     untrusted.check_file(weights)
     words = untrusted.read_json(folder / VOCABULARY).get("words")
-    decoding = config.get("decoding", {})
-    captioner = _build(folder, upgrade.config(config.get("model")), words, decoding, weights)
+    captioner = _build(upgrade.config(config.get("model")), words, config, weights)
     expected = config["vocabulary"]["fingerprint"]
     if captioner.vocabulary.fingerprint != expected:
         raise CheckpointError(
@@ -196,15 +179,7 @@ def _load_folder(folder: Path) -> Stored:
         tensors = untrusted.read_weights(weights, captioner)
     except SafetensorError as error:
         raise CheckpointError(f"'{weights}' cannot be read: {error}; copy it again") from error
-    _fill(weights, captioner, tensors)
-    check_encoder(captioner, config["encoder_weights"]["sha256"], folder)
-    if config["preprocessing"] != json.loads(_dump(asdict(captioner.encoder.preprocessing))):
-        raise CheckpointError(
-            f"'{folder / CONFIG}' and its encoder differ in the preprocessing: restore the original"
-        )
-    return Stored(
-        captioner.eval(), Decoding().with_options(decoding), float(config.get("supervision", 0.0))
-    )
+    return _filled(weights, captioner, tensors, config, config["encoder_weights"]["sha256"])
 
 
 def read_lightning(file: Path) -> Mapping[str, Any]:
@@ -231,34 +206,40 @@ def read_lightning(file: Path) -> Mapping[str, Any]:
 def _load_lightning(file: Path) -> Stored:
     """Load a checkpoint: the averaged weights, if it holds both."""
     content = read_lightning(file)
-    options: Mapping[str, Any] = content["hyper_parameters"]
-    trees = upgrade.config(options)
-    decoding, supervision = options.get("decoding", {}), content.get("supervision", 0.0)
-    tree = {part: trees.get(part) for part in PARTS}
-    captioner = _build(file, tree, options.get("words"), decoding, file)
+    options = upgrade.config(content["hyper_parameters"])
+    tree = {part: options.get(part) for part in PARTS}
+    captioner = _build(tree, options.get("words"), options, file)
     prefix = "captioner."
     tensors = {
         upgrade.tensor_name(key.removeprefix(prefix)): tensor
         for key, tensor in content["state_dict"].items()
         if str(key).startswith(prefix) and isinstance(tensor, Tensor)
     }
-    _fill(file, captioner, tensors)
-    check_encoder(captioner, content.get("encoder_sha256"), file)
-    return Stored(captioner.eval(), Decoding().with_options(decoding), float(supervision))
+    config = {**content, "decoding": options.get("decoding", {})}
+    return _filled(file, captioner, tensors, config, content.get("encoder_sha256"))
 
 
-def _build(
-    source: Path, tree: Any, words: Any, decoding: Mapping[str, Any], weights: Path
-) -> Captioner:
-    vocabulary = untrusted.words(source, words)
+def _build(tree: Any, words: Any, config: Mapping[str, Any], weights: Path) -> Captioner:
+    if not isinstance(words, list) or not all(isinstance(w, str) and is_plain(w) for w in words):
+        raise CheckpointError(
+            f"it has no list of words of at most {MAX_WORD} letters without control characters; its "
+            "vocabulary is missing or damaged"
+        )
+    vocabulary = Vocabulary(words)
     schema.check_model(tree)
-    search = Decoding().with_options(decoding)
+    search = Decoding().with_options(config.get("decoding", {}))
     schema.check_size(tree, search.beam_size * search.samples, len(vocabulary))
     with untrusted.no_larger_than(weights):
-        return Captioner.from_config(tree, Vocabulary(vocabulary))
+        return Captioner.from_config(tree, vocabulary)
 
 
-def _fill(source: Path, captioner: Captioner, tensors: Mapping[str, Tensor]) -> None:
+def _filled(
+    source: Path,
+    captioner: Captioner,
+    tensors: Mapping[str, Tensor],
+    config: Mapping[str, Any],
+    encoder: str | None,
+) -> Stored:
     """Load the weights; turn torch's list of mismatches into one line."""
     try:
         captioner.load_state_dict(tensors, strict=True)
@@ -267,6 +248,9 @@ def _fill(source: Path, captioner: Captioner, tensors: Mapping[str, Tensor]) -> 
         raise CheckpointError(
             f"'{source}' does not fit its model: {' '.join(lines) or str(error):.300}"
         ) from error
+    check_encoder(captioner, encoder, source)
+    decoding = Decoding().with_options(config.get("decoding", {}))
+    return Stored(captioner.eval(), decoding, float(config.get("supervision", 0.0)))
 
 
 def check_encoder(captioner: Captioner, expected: Any, source: Path) -> None:

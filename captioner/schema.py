@@ -1,11 +1,11 @@
-"""The schema of ``config.json``: the type and the range of every field.
+"""The schema of ``config.json``: the type and the range of every field that is read.
 
 Model folders come from strangers. Ranges are wide enough for every useful model, and sizes that
 multiply have a common limit, so that no configuration can take much memory or time.
 """
 
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from reprlib import repr as shortened
 from typing import Any, Literal, Union, get_args, get_origin
@@ -16,78 +16,59 @@ from captioner.models.captioner import PARTS
 from captioner.models.registry import arguments, find
 from captioner.text import MAX_WORD
 
-MAX_NUMBERS = 1 << 28
-"""Numbers, of four bytes, in the largest tensor that one image needs."""
-PATCH = 8
-"""The smallest patch of a Vision Transformer, in pixels."""
+MAX_NUMBERS = 1 << 28  # of four bytes, in the largest tensor that one image needs
+MAX_LIST = 8  # values in a list
+PATCH = 8  # the smallest patch of a Vision Transformer, in pixels
 
 
 @dataclass(frozen=True)
-class Text:
-    """A text of limited length."""
+class Field:
+    """A value that is no number; ``str`` says what is expected, as for a ``Number``."""
 
-    length: int = MAX_WORD
-
-    def accepts(self, value: Any) -> bool:
-        """Return whether it is such a text."""
-        return isinstance(value, str) and len(value) <= self.length
+    expected: str
+    accepts: Callable[[Any], bool]
 
     def __str__(self) -> str:
-        return f"text of at most {self.length} characters"
+        return self.expected
 
 
-@dataclass(frozen=True)
-class OneOf:
-    """One of a few values."""
+def one_of(values: Sequence[Any]) -> Field:
+    """Return the schema of one of a few values, with the same type: 1 is not True."""
 
-    values: tuple[Any, ...]
+    def accepts(value: Any) -> bool:
+        return any(type(value) is type(known) and value == known for known in values)
 
-    def accepts(self, value: Any) -> bool:
-        """Return whether it is one of them, with the same type: 1 is not True."""
-        return any(type(value) is type(known) and value == known for known in self.values)
-
-    def __str__(self) -> str:
-        return " or ".join(repr(value) for value in self.values)
+    return Field(" or ".join(map(repr, values)), accepts)
 
 
-@dataclass(frozen=True)
-class ListOf:
-    """A list of limited length."""
+def list_of(item: Field | Number) -> Field:
+    """Return the schema of a short list."""
 
-    item: "Field"
-    least: int = 0
-    most: int = 8
+    def accepts(value: Any) -> bool:
+        short = isinstance(value, list | tuple) and len(value) <= MAX_LIST
+        return short and all(map(item.accepts, value))
 
-    def accepts(self, value: Any) -> bool:
-        """Return whether it is such a list."""
-        sequence = isinstance(value, list | tuple) and self.least <= len(value) <= self.most
-        return sequence and all(map(self.item.accepts, value))
-
-    def __str__(self) -> str:
-        return f"a list of {self.least} to {self.most} values, each {self.item}"
+    return Field(f"a list of at most {MAX_LIST} values, each {item}", accepts)
 
 
-@dataclass(frozen=True)
-class AnyOf:
-    """A value of one of several kinds."""
+def any_of(fields: Sequence[Field | Number]) -> Field:
+    """Return the schema of a value that one of several accepts."""
 
-    kinds: tuple["Field", ...]
+    def accepts(value: Any) -> bool:
+        return any(field.accepts(value) for field in fields)
 
-    def accepts(self, value: Any) -> bool:
-        """Return whether one of them accepts it."""
-        return any(kind.accepts(value) for kind in self.kinds)
-
-    def __str__(self) -> str:
-        return " or ".join(map(str, self.kinds))
+    return Field(" or ".join(map(str, fields)), accepts)
 
 
-Field = Number | Text | OneOf | ListOf | AnyOf
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and len(value) <= MAX_WORD
 
-BOOLEAN = OneOf((True, False))
-_SIDE = Number(16, 1024)
+
+TEXT = Field(f"text of at most {MAX_WORD} characters", _is_text)
+BOOLEAN = one_of((True, False))
 # Options of parts; all parts that have an option of this name share its range.
 RANGES = {
-    "image_size": _SIDE,
+    "image_size": Number(16, 1024),
     "trainable": Number(0, 10_000),
     **dict.fromkeys(("stride", "extra_strides", "layers", "heads", "block"), Number(1, 64)),
     **dict.fromkeys(("margin", "window", "head_window"), Number(0, 64)),
@@ -99,31 +80,21 @@ RANGES = {
 # Options of other names. The class of a part may accept less.
 WHOLE = Number(1, 16_384)
 FRACTION = Number(-1e6, 1e6, whole=False)
-_COLOURS = ListOf(Number(-1000, 1000, whole=False), 3, 3)
 # Besides "model", whose fields are the options of the classes that it names.
-CONFIG: dict[str, Field | Mapping[str, Field]] = {
-    "format_version": Number(1, 1_000_000),
-    "captioner_version": Text(),
-    "preprocessing": {
-        "height": _SIDE,
-        "width": _SIDE,
-        "interpolation": Text(),
-        "mean": _COLOURS,
-        "std": _COLOURS,
-    },
+CONFIG: dict[str, Any] = {
     "decoding": DECODING,
     "supervision": SUPERVISION,
-    "vocabulary": {"size": Number(4, 1_000_000), "fingerprint": Text(), "tokenizer": Text()},
-    "encoder_weights": {"stored": BOOLEAN, "sha256": Text()},
+    "vocabulary": {"fingerprint": TEXT},
+    "encoder_weights": {"sha256": TEXT},
 }
 # What is read of a Lightning checkpoint besides the words, the parts and the weights.
 CHECKPOINT: dict[str, Any] = {
     "hyper_parameters": {"decoding": DECODING},
-    "supervision": CONFIG["supervision"],
-    "encoder_sha256": Text(),
+    "supervision": SUPERVISION,
+    "encoder_sha256": TEXT,
 }
 # What older folders and checkpoints may lack.
-OPTIONAL = ("captioner_version", "decoding", "supervision", "encoder_sha256", *DECODING)
+OPTIONAL = ("decoding", "supervision", "encoder_sha256", *DECODING)
 
 
 def check(
@@ -145,23 +116,21 @@ def check(
             raise ModelError(f"{name} is {shortened(config[name])}, expected {field}")
 
 
-def option(name: str, annotation: Any) -> Field | None:
+def option(name: str, annotation: Any) -> Field | Number | None:
     """Return the schema of a part's option; None if only a tree of parts is accepted."""
     origin, inner = get_origin(annotation), get_args(annotation)
     if origin in (Union, types.UnionType):
-        fields = [option(name, kind) for kind in inner]
-        kinds = tuple(field for field in fields if field is not None)
-        return AnyOf(kinds) if kinds else None
+        fields = [field for kind in inner if (field := option(name, kind)) is not None]
+        return any_of(fields) if fields else None
     if origin is Literal:
-        return OneOf(inner)
+        return one_of(inner)
     if origin is Sequence:
         item = option(name, inner[0])
-        return None if item is None else ListOf(item)
+        return None if item is None else list_of(item)
     if annotation in (int, float):
         whole = annotation is int
         return replace(RANGES.get(name, WHOLE if whole else FRACTION), whole=whole)
-    others: dict[Any, Field] = {bool: BOOLEAN, str: Text(), types.NoneType: OneOf((None,))}
-    return others.get(annotation)
+    return {bool: BOOLEAN, str: TEXT, types.NoneType: one_of((None,))}.get(annotation)
 
 
 def check_model(trees: Any) -> None:
@@ -173,7 +142,7 @@ def check_model(trees: Any) -> None:
 
 def check_part(kind: str, tree: Any) -> None:
     """Raise ModelError if a part, or a part inside it, does not fit the arguments of its class."""
-    check(tree, {"class_path": Text(200)}, f"the {kind}")
+    check(tree, {"class_path": TEXT}, f"the {kind}")
     options = tree.get("init_args") or {}
     if not isinstance(options, Mapping):
         raise ModelError(f"init_args of the {kind} are {shortened(options)}, expected a mapping")
@@ -217,8 +186,8 @@ def _sizes(kind: str, tree: Mapping[str, Any]) -> dict[str, int]:
     for name, parameter in arguments(cls).items():
         value = options.get(name, parameter.default)
         if isinstance(value, Mapping):
-            inner = cls.parts.get(name, name)
-            sizes |= {f"{name}.{key}": size for key, size in _sizes(inner, value).items()}
+            inner = _sizes(cls.parts.get(name, name), value)
+            sizes |= {f"{name}.{key}": size for key, size in inner.items()}
         elif type(value) is int:
             sizes[name] = value
     return sizes

@@ -106,9 +106,7 @@ class Vocabulary:
         self.words: tuple[str, ...] = (*SPECIALS, *words)
         self._ids = {word: index for index, word in enumerate(self.words)}
         if len(self._ids) != len(self.words) or "" in self._ids:
-            repeated = [
-                word or "the empty word" for word, n in Counter(self.words).items() if n > 1
-            ]
+            repeated = [word for word, n in Counter(self.words).items() if n > 1]
             raise DataError(
                 f"a vocabulary needs {len(self.words)} different, non-empty words; given twice or "
                 f"empty: {', '.join(repeated[:5]) or 'the empty word'}"
@@ -135,12 +133,6 @@ class Vocabulary:
 
     def __len__(self) -> int:
         return len(self.words)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Vocabulary) and self.words == other.words
-
-    def __hash__(self) -> int:
-        return hash(self.words)
 
     @property
     def plain_words(self) -> list[str]:

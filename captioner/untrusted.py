@@ -20,21 +20,15 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from captioner.errors import CheckpointError, ModelError
 from captioner.models.captioner import Captioner
-from captioner.text import MAX_WORD, is_plain
 from captioner.upgrade import tensor_name
 
-SIZES = {".json": 8 << 20, ".md": 1 << 20, ".safetensors": 8 << 30, ".ckpt": 32 << 30}
-"""Largest number of bytes of a file, by its suffix."""
-MAX_HEADER = 4 << 20
-"""Largest number of bytes of the names and shapes in a file of weights."""
-MAX_PICKLE = 64 << 20
-"""Largest number of bytes of the pickle in a checkpoint; the tensors are not part of it."""
-MAX_NODES = 2_000_000
-"""Largest number of values in a checkpoint's options; a shared value counts each time it is reached."""
-MAX_TENSORS = 10_000
-"""Largest number of parameter tensors; the largest networks of timm have a few thousand."""
-SPARE = 32 << 20
-"""Parameters that a model may have beyond its file, for encoders from installed packages."""
+# The largest numbers of …
+SIZES = {".json": 8 << 20, ".md": 1 << 20, ".safetensors": 8 << 30, ".ckpt": 32 << 30}  # bytes
+MAX_HEADER = 4 << 20  # bytes of the names and shapes in a file of weights
+MAX_PICKLE = 64 << 20  # bytes of the pickle in a checkpoint; the tensors are not part of it
+MAX_NODES = 2_000_000  # options in a checkpoint; a shared one counts each time it is reached
+MAX_TENSORS = 10_000  # parameter tensors; the largest networks of timm have a few thousand
+SPARE = 32 << 20  # parameters beyond the file, for encoders from installed packages
 # All that torch.save writes for dictionaries, lists, texts, numbers and tensors.
 _OPCODES = frozenset(
     "PROTO MARK STOP GLOBAL REDUCE BUILD BINPERSID NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 "  # noqa: SIM905
@@ -80,16 +74,6 @@ def read_json(file: Path) -> dict[str, Any]:
     return content
 
 
-def words(source: Path, value: Any) -> list[str]:
-    """Return a stored list of words; raise CheckpointError if it is something else."""
-    if isinstance(value, list) and all(isinstance(word, str) and is_plain(word) for word in value):
-        return value
-    raise CheckpointError(
-        f"'{source}' has no list of words of at most {MAX_WORD} letters without control characters; "
-        "its vocabulary is missing or damaged"
-    )
-
-
 @contextmanager
 def no_larger_than(weights: Path) -> Iterator[None]:
     """Raise ModelError when the block builds a model with many more parameters than its file holds.
@@ -98,19 +82,15 @@ def no_larger_than(weights: Path) -> Iterator[None]:
     are counted when they are registered, before their memory is touched.
     """
     limit = weights.stat().st_size // 2 + SPARE  # at least two bytes per number
-    seen: set[int] = set()
-    total = 0
+    sizes: dict[int, int] = {}
 
     def count(_: torch.nn.Module, __: str, parameter: torch.nn.Parameter | None) -> None:
-        nonlocal total
-        if parameter is None or parameter.is_meta or id(parameter) in seen:
-            return
-        seen.add(id(parameter))
-        total += parameter.numel()
-        if total > limit or len(seen) > MAX_TENSORS:
-            raise ModelError(
-                f"its configuration asks for more parameters than '{weights.name}' can hold"
-            )
+        if parameter is not None and not parameter.is_meta:
+            sizes[id(parameter)] = parameter.numel()
+            if len(sizes) > MAX_TENSORS or sum(sizes.values()) > limit:
+                raise ModelError(
+                    f"its configuration asks for more parameters than '{weights.name}' can hold"
+                )
 
     handle = register_module_parameter_registration_hook(count)
     try:
@@ -160,10 +140,9 @@ def check_pickle(file: Path) -> None:
         if archive.getinfo(pickles[0]).file_size > MAX_PICKLE:
             raise ValueError(f"its pickle has more than {MAX_PICKLE:,} bytes")
         for opcode, argument, _ in pickletools.genops(archive.read(pickles[0])):
-            if opcode.name not in _OPCODES:
-                raise ValueError(f"it may run code (pickle opcode {opcode.name})")
-            if opcode.name == "GLOBAL" and not _GLOBALS.fullmatch(str(argument)):
-                raise ValueError(f"it may run code ({argument!r:.100})")
+            allowed = opcode.name != "GLOBAL" or _GLOBALS.fullmatch(str(argument))
+            if opcode.name not in _OPCODES or not allowed:
+                raise ValueError(f"it may run code ({opcode.name} {argument!r:.100})")
 
 
 def check_nodes(tree: Any) -> None:

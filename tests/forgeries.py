@@ -28,7 +28,6 @@ from captioner.errors import CaptionerError
 from captioner.models import registry
 
 SECONDS, BYTES = 60, 1 << 30  # limits of a case, above the start
-DEEP = "[" * 100_000 + "]" * 100_000
 VALUES = [
     *(None, True, False, "", "text", "x" * 100_000, "\x1b[2Jred", "\u202e", [], {}, [1] * 9, [{}]),
     *(-1, 0, 1, 1.5, 4096, 10**5, 10**9, 10**30, 1e-9, 1e308, -1e5, math.nan, math.inf, -math.inf),
@@ -37,18 +36,12 @@ FILES = ("config.json", "vocab.json", "model.safetensors", "README.md")
 SECRET = "the secret of another folder"
 
 
-def values(field: schema.Field) -> list[Any]:
+def values(field: schema.Field | schema.Number) -> list[Any]:
     """Values for a field: of every type, and on both sides of its limits."""
     if not isinstance(field, schema.Number):
         return VALUES
-    return [
-        *VALUES,
-        field.low,
-        field.high,
-        field.low - 1,
-        field.high + 1,
-        (field.low + field.high) / 3,
-    ]
+    low, high = field.low, field.high
+    return [*VALUES, low, high, low - 1, high + 1, (low + high) / 3]
 
 
 def sections(fields: dict, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -105,29 +98,23 @@ def with_value(config: dict, path: tuple[str, ...], value: Any) -> dict:
 def forge_file(rng: random.Random, file: Path) -> str:
     """Replace a file by something else, or damage it; return what was done."""
     data, kind = file.read_bytes(), rng.choice(("link", "special", "size", "flip", "cut", "insert"))
-    if kind in ("link", "special", "size"):
-        file.unlink()
+    at = rng.randrange(len(data))
+    noise = (rng.randbytes(9), b"[" * 9999, b'"\\u202e\\u001b[2J",', b"9" * 6000, b"[],")
     if kind == "link":
+        file.unlink()
         (file.parent / "secret").write_text(SECRET)
         targets = ("/dev/zero", "/dev/urandom", "/dev/stdin", "nowhere", file.name, "secret", ".")
         file.symlink_to(rng.choice((*targets, file.parent / "secret", "../../../etc/hostname")))
     elif kind == "special":
+        file.unlink()
         rng.choice((os.mkfifo, os.mkdir))(file)
     elif kind == "size":
-        with file.open("wb") as stream:
-            stream.write(data[: rng.choice((0, 8, len(data)))])
-            stream.truncate(rng.choice((0, 1, 10**6, 7 * 10**6, 10**8, 10**10)))
+        file.write_bytes(data[: rng.choice((0, 8, len(data)))])
+        os.truncate(file, rng.choice((0, 1, 10**6, 7 * 10**6, 10**8, 10**10)))
+    elif kind == "flip":
+        file.write_bytes(data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :])
     else:
-        at = rng.randrange(len(data))
-        noise = rng.choice(
-            (rng.randbytes(9), b"[" * 9999, b'"\\u202e\\u001b[2J",', b"9" * 6000, b"[],")
-        )
-        parts = {
-            "flip": data[:at] + bytes([data[at] ^ 1 << rng.randrange(8)]) + data[at + 1 :],
-            "cut": data[:at],
-            "insert": data[:at] + noise + data[at:],
-        }
-        file.write_bytes(parts[kind])
+        file.write_bytes(data[:at] + (rng.choice(noise) + data[at:] if kind == "insert" else b""))
     return f"{kind} {file.name}"
 
 
@@ -197,15 +184,13 @@ def forge(
     for number in range(count):
         target = folder / f"{number}"
         if number % 5 == 4:
-            yield (
-                forge_checkpoint(rng, content, target.with_suffix(".ckpt")),
-                target.with_suffix(".ckpt"),
-            )
-            continue
-        shutil.copytree(model, target)
-        if number % 5 == 3:
+            target = target.with_suffix(".ckpt")
+            what = forge_checkpoint(rng, content, target)
+        elif number % 5 == 3:
+            shutil.copytree(model, target)
             what = forge_file(rng, target / rng.choice(FILES))
         else:
+            shutil.copytree(model, target)
             path, value = configs[number % len(configs)]
             (target / "config.json").write_text(json.dumps(with_value(config, path, value)))
             what = f"{'.'.join(path)} = {value!r:.60}"
@@ -232,25 +217,18 @@ def limited(source: Path, photo: Path) -> dict[str, Any]:
     """``attempt`` in a child process, which is killed when it exceeds a limit."""
     began, reader, writer = time.monotonic(), *os.pipe()
     if (child := os.fork()) == 0:
+        signal.alarm(SECONDS)
+        resource.setrlimit(resource.RLIMIT_AS, (64 * BYTES, 64 * BYTES))  # libraries reserve much
         os.write(writer, attempt(source, photo).encode(errors="replace")[:4000])
         os._exit(0)
     os.close(writer)
     start = resident(child)  # less than the parent's: mapped files are not counted yet
-    outcome, peak = "", 0
-    while os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-        peak = max(peak, resident(child) - start)
-        if peak > BYTES or time.monotonic() - began > SECONDS:
-            outcome = "too much memory" if peak > BYTES else "hangs"
-            os.kill(child, signal.SIGKILL)
-            break
-        time.sleep(0.01)
     _, status, usage = os.wait4(child, 0)
-    peak = max(peak, usage.ru_maxrss * 1024 - start)
-    outcome = outcome or os.read(reader, 4000).decode() or f"died of {status}"
+    outcome = os.read(reader, 4000).decode() or f"died of {status}"
     os.close(reader)
-    if peak > BYTES:
-        outcome = "too much memory"
-    return {"outcome": outcome, "seconds": time.monotonic() - began, "bytes": peak}
+    used = usage.ru_maxrss * 1024 - start
+    outcome = "too much memory" if used > BYTES else outcome
+    return {"outcome": outcome, "seconds": time.monotonic() - began, "bytes": used}
 
 
 def resident(process: int) -> int:
@@ -272,10 +250,7 @@ def main() -> None:
     load(stored, "cpu")
     for what, source in forge(model, stored, folder, int(sys.argv[4]), seed=7):
         print(json.dumps({"what": what, **limited(source, photo)}), flush=True)
-        if source.is_dir():
-            shutil.rmtree(source)
-        else:
-            source.unlink()
+        shutil.rmtree(source) if source.is_dir() else source.unlink()
 
 
 if __name__ == "__main__":

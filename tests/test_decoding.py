@@ -220,18 +220,17 @@ WRONG = [None, "5", True, [5], math.nan, math.inf, -math.inf, 1e9, -1e9, 10**400
 @pytest.mark.parametrize("option", limits.DECODING)
 def test_values_of_another_type_or_outside_the_limits_are_refused(option):
     expected = limits.DECODING[option]
-    low, high, whole = expected.low, expected.high, expected.whole
-    number = int if whole else float
-    for value in [*WRONG, *([1.0, 5.5, np.int64(5)] if whole else []), low - 1, high + 1]:
-        with pytest.raises(UsageError, match=f"{option} must be a ") as error:
+    low, high = expected.low, expected.high
+    for value in [*WRONG, *([1.0, np.int64(5)] if expected.whole else []), low - 1, high + 1]:
+        with pytest.raises(UsageError, match=f"^{option} must be a .{{,150}}$"):
             limits.check(option, value, expected)
-        assert len(str(error.value)) < 150
-        assert "\n" not in str(error.value)
-    for value in (low - 1, high + 1):
-        with pytest.raises(UsageError, match=f"{option} must be a "):
-            Decoding(**{option: number(value)})
-    for value in (low, high):
-        assert getattr(Decoding(**{"beam_size": 1, option: number(value)}), option) == value
+    for value in map(int if expected.whole else float, (low, high)):
+        assert getattr(Decoding(**{"beam_size": 1, option: value}), option) == value
+
+
+def test_decoding_checks_its_options():
+    with pytest.raises(UsageError, match="beam_size must be a whole number from 1 to 100, got 0"):
+        Decoding(0)
     with pytest.raises(UsageError, match="beam_size × samples must be at most 1000, got 100 × 11"):
         Decoding(100, samples=11)
 

@@ -110,7 +110,7 @@ def test_encode_and_decode():
     assert vocabulary.decode([START, 4, 5, UNK, PAD, 6, END, 4]) == ["a", "dog", "<unk>", "n't"]
     assert vocabulary.decode([]) == vocabulary.decode([END, 4]) == []
     assert vocabulary.decode(vocabulary.encode(vocabulary.plain_words)) == vocabulary.plain_words
-    assert Vocabulary(vocabulary.plain_words) == vocabulary
+    assert Vocabulary(vocabulary.plain_words).words == vocabulary.words
 
 
 @pytest.mark.parametrize(
