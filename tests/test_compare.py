@@ -249,13 +249,13 @@ def test_grounding_and_faithfulness(bad, good):
 
 def test_the_command_writes_tables_and_plots(bad, good, tmp_path, capsys):
     write_report(good, np.ones(5))
-    assert main(["compare", str(bad), str(good), "--resamples=50"]) == 0
+    assert main(["compare", str(bad), str(good)]) == 0
     printed = capsys.readouterr().out
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in printed.splitlines()]
     assert cells[0] == ["", "bad", "good"]
     assert ["pointing", "–", "1.0"] in cells
     output = tmp_path / "new" / "folder"
-    assert main(["compare", str(bad), str(good), "--resamples=50", "--output", str(output)]) == 0
+    assert main(["compare", str(bad), str(good), "--output", str(output)]) == 0
     plots = "captions grounding faithfulness speed speed-2 size"
     expected = {*(f"{name}.png" for name in plots.split()), "table.md", "table.csv", "table.json"}
     assert {file.name for file in output.iterdir()} == expected

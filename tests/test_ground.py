@@ -106,7 +106,7 @@ def test_compare_reads_reports(run_folder, hard_folder, tmp_path):
     assert results["faithfulness"].values["all.most_over_random"] == difference
     groups = {
         (group.section, "forced" in group.setting): group
-        for group in compare(runs, resamples=50).groups
+        for group in compare(runs).groups
         if "captions" in group.setting
     }
     measures = {

@@ -15,9 +15,8 @@ from captioner.data.masks import read
 from captioner.data.scene_grammar import CAPTIONS
 from captioner.data.shapes import scene
 from captioner.decoding import Decoding
-from captioner.evaluation import grounding
 from captioner.evaluation.attention_maps import batches, forced_maps
-from captioner.evaluation.mentions import GroundingData
+from captioner.evaluation.grounding import GroundingData
 from captioner.evaluation.metrics import read_references
 from captioner.models import registry
 from captioner.models.annotations import Annotations
@@ -68,7 +67,7 @@ def ground(captioner, data, regime="forced", batch_size=16, resamples=10, decodi
     collected = GroundingData(captioner, data, regime)
     for batch in batches(captioner, data.images, batch_size, [], decoding=decoding):
         collected.add(batch)
-    return grounding.report(collected, resamples=resamples).report
+    return collected.report(resamples=resamples).report
 
 
 def value(report, name, metric):

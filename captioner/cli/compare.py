@@ -7,11 +7,7 @@ captioner compare runs/soft runs/hard --output compared
 import argparse
 from pathlib import Path
 
-from captioner.cli.arguments import number, positive
 from captioner.errors import UsageError
-from captioner.limits import SEED
-
-ADVANCED = ("resamples", "seed")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,13 +23,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder for table.md, table.csv, table.json and plots; without it the table is printed",
     )
-    parser.add_argument(
-        "--resamples",
-        type=positive,
-        default=2000,
-        help="bootstrap samples for the confidence intervals",
-    )
-    parser.add_argument("--seed", type=number(SEED), default=0, help="random seed of the bootstrap")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -49,8 +38,7 @@ def run(options: argparse.Namespace) -> int:
     names = [folder.resolve().name for folder in folders]
     if len(set(names)) < len(names):
         names = list(map(str, folders))
-    runs = dict(zip(names, map(read_run, folders), strict=True))
-    comparison = compare(runs, options.resamples, options.seed)
+    comparison = compare(dict(zip(names, map(read_run, folders), strict=True)))
     table = formats.markdown(comparison)
     if options.output is None:
         print(table, end="")

@@ -13,11 +13,10 @@ from captioner.data import masks, readers, shapes_dataset
 from captioner.data.readers.files import MALFORMED
 from captioner.data.records import SPLITS, VAL, Record
 from captioner.errors import UsageError
-from captioner.evaluation import grounding
 from captioner.evaluation.attention_maps import batches
 from captioner.evaluation.faithfulness import DeletionCurves
+from captioner.evaluation.grounding import GroundingData
 from captioner.evaluation.image_statistics import Evaluation, Regime
-from captioner.evaluation.mentions import GroundingData
 from captioner.evaluation.metrics import read_references
 from captioner.limits import SCENE
 from captioner.predictor import Predictor, find_model
@@ -122,7 +121,7 @@ def evaluate(
     reports: dict[str, Any] = {}
     statistics = []
     for regime in regimes:
-        of_maps = grounding.report(maps[regime], options.seed) if maps else Evaluation({}, [])
+        of_maps = maps[regime].report(options.seed) if maps else Evaluation({}, [])
         of_words = curves[regime].report(options.seed)
         reports[regime] = of_maps.report | {"faithfulness": of_words.report}
         statistics += of_maps.image_statistics + of_words.image_statistics

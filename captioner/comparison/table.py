@@ -43,13 +43,8 @@ class Comparison:
     notes: list[str]
 
 
-def compare(
-    runs: Mapping[str, Sequence[Result]], resamples: int = 2000, seed: int = 0
-) -> Comparison:
-    """Compare the results of runs, by their names, with those of the first.
-
-    All differences of a setting share the resamples.
-    """
+def compare(runs: Mapping[str, Sequence[Result]]) -> Comparison:
+    """Compare the results of runs, by their names, with those of the first."""
     columns: dict[str, dict[tuple[str, str], Result]] = {}
     for name, run_results in runs.items():
         for result in run_results:
@@ -62,7 +57,7 @@ def compare(
     groups, notes = [], []
     for section, setting in sorted(settings, key=lambda key: SECTIONS.index(key[0])):
         results = {name: column.get((section, setting)) for name, column in columns.items()}
-        rows, remarks = _rows(results, resamples, seed)
+        rows, remarks = _rows(results)
         groups.append(Group(section, setting, rows))
         notes += [f"{section}: {note}" for note in remarks]
     several = [
@@ -75,7 +70,7 @@ def compare(
 
 
 def _rows(
-    results: Mapping[str, Result | None], resamples: int, seed: int
+    results: Mapping[str, Result | None],
 ) -> tuple[dict[str, list[Cell | None]], list[str]]:
     """Return the cells of a group by measure, and remarks."""
     (first_name, first), *_ = results.items()
@@ -85,7 +80,7 @@ def _rows(
         if result is None:
             columns.append({})
             continue
-        cells, problem = _cells(result, None if result is first else first, resamples, seed)
+        cells, problem = _cells(result, None if result is first else first)
         columns.append(cells)
         if problem:
             notes.append(f"{name}: {problem.format(first_name)}; no intervals")
@@ -93,16 +88,14 @@ def _rows(
     return {name: [column.get(name) for column in columns] for name in measures}, notes
 
 
-def _cells(
-    result: Result, first: Result | None, resamples: int, seed: int
-) -> tuple[dict[str, Cell], str | None]:
+def _cells(result: Result, first: Result | None) -> tuple[dict[str, Cell], str | None]:
     """Return the cells of a run by measure, and the reason if intervals are missing."""
     own, others, problem = _statistics(result), _statistics(first) if first else {}, None
     if not own and result.section not in ("speed", "size"):
         problem = f"{result.source} has no per-image statistics"
     elif first and others and (problem := _not_comparable(first, result)):
         others = {}
-    bootstrap = Bootstrap(len(result.image_statistics), resamples, seed) if own else None
+    bootstrap = Bootstrap(len(result.image_statistics)) if own else None
     cells = {}
     for measure, value in result.values.items():
         cell = Cell(value)
