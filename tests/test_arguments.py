@@ -153,7 +153,7 @@ def test_examples_are_parsed(monkeypatch, tmp_path):
             _, given, *words = map(training._shipped, shlex.split(example, comments=True))
             shutil.rmtree("runs", ignore_errors=True)
             if command not in ("fit", "prepare") or "last" in words:
-                write_run(Path("runs/flickr8k"))
+                write_run(Path("runs/flickr8k"), re.sub("(?s)model:.*?trainer", "trainer", SAVED))
             assert given == command
             training.check(command, words)
 
@@ -193,61 +193,37 @@ FLICKR = "--config=configs/flickr8k.yaml"
 WRONG = [
     ("nonsense", "unknown value 'nonsense'"),
     ("captoin x.png", "did you mean caption?"),
-    ("data chek", "did you mean check?"),
-    ("caption", "INPUT"),
     ("caption nowhere.jpg", "nowhere.jpg: no such file"),
-    ("caption empty", "no photo in it"),
     ("caption --modle=transformer x.png", "did you mean --model?"),
     ("caption --model=transfomer x.png", "did you mean transformer?"),
-    ("caption --model=empty x.png", "holds no model"),
     ("caption --device=gpu7 x.png", "unknown device 'gpu7'"),
-    ("caption --engine=ray --device=bogus --output=out/ x.png", "unknown device 'bogus'"),
-    ("caption --beam-size=101 x.png", "from 1 to 100"),
     ("caption --format=jsno x.png", "did you mean jsonl?"),
     ("caption --format=csv --output=empty x.png", "not csv"),
     ("caption --output=/proc/out.txt x.png", "check the path, its permissions"),
     *((f"caption --output=out{s} x.png", "named like a photo") for s in (".jpg", ".HEIC", ".dng")),
     ("caption --output=- x.png", "leave --output out"),
     ("caption --output= x.png", "an argument is empty (output)"),
-    ("caption ''", "an argument is empty (inputs)"),
     (f"caption {'x' * 300}", "x: File name too long; expected a photo"),
-    ("caption --output=file/ x.png", "it is a file"),
     ("caption --output=. x.png", "not empty and holds no manifest.json"),
     ("caption --engine=local x.png", "--output"),
-    ("caption --format=parquet x.png", "--output"),
     ("caption s3://bucket/photos", "--output DIR/"),
-    ("explain x.png", "--output"),
-    ("explain x.png --output=out --opacity=5", "--opacity: expected a number from 0 to 1"),
     ("explain x.png --output=out --caption=!!!", "at least one word"),
     (f"explain x.png --output=out --caption='{'a ' * 300}'", "at most 200 words of 100 letters"),
-    (f"explain x.png --output=out --caption={'a' * 101}", "at most 200 words of 100 letters"),
-    ("explain x.png --output=loop", "is a broken link"),
     ("explain x.png --output=. --formats png", "it is an input or holds one"),
-    ("evaluate file", "--references"),
     ("evaluate file --references=nowhere.json", "nowhere.json"),
     ("evaluate x.png --references=file", "'x.png' is not JSON"),
     ("ground --scenes=1000000", "--scenes: expected a whole number from 1 to 999,999"),
-    ("ground --regime=foced", "did you mean forced?"),
     ("ground --images=file --captions=file --instances=file", "is not a folder"),
     ("ground --split=val", "give --instances"),
     ("ground --data=folder --root=. --split=tset", "did you mean test?"),
     ("ground --scene-options max_object=3", "did you mean max_objects?"),
     ("ground --scene-options image_size=31", "must be a whole number from 32 to 4,096"),
-    ("compare nowhere", "nowhere"),
-    ("export . --model=transformer", "not empty"),
-    ("export out", "--model"),
-    ("demo --port=99999", "a whole number from 1 to 65,535"),
     ("demo --port={busy}", ": another program uses the port; give another --port"),
     ("demo --host=192.0.2.1", "7860: it is no address of this machine; check --host"),
     ("demo --allowed-host=http://x/", "must be a host name"),
-    ("configs file", "is a file"),
-    ("models --rnus=x", "did you mean --runs?"),
-    ("models --runs=nowhere", "'nowhere' is not a folder"),
     ("data check --data.name=coco --data.root=nowhere", "nowhere"),
-    ("data check --data.name=coco --data.root=file", "it is a file"),
     ("fit", "give --config FILE"),
     (f"fit {FLICKR}", "data set 'flickr8k' needs its folder"),
-    ("fit --data.name=coco", "data set 'coco' needs its folder"),
     ("fit --config=file", "'file' is no configuration"),
     ("fit --config=configs/shapes.yaml --trainer.accelerator=gup", "did you mean gpu?"),
     (
@@ -257,12 +233,9 @@ WRONG = [
     ("test --config=configs/shapes.yaml", "no checkpoint 'runs/shapes/checkpoints/best.ckpt'"),
     ("caption --mode=transformer x.png", "did you mean --model?"),
     ("configs nowhere/x", "the folder 'nowhere' does not exist"),
-    ("fit --data.naem=coco", "did you mean --data.name?"),
     ("fit --data.name=coc", "did you mean coco?"),
     ("fit --model.decodr.hidden=3", "unknown option"),
     ("fit --model configs/model/transfomer.yaml", "did you mean configs/model/transformer.yaml?"),
-    ("fit --model.decoder=LSTMDecode", "did you mean LSTMDecoder?"),
-    ("fit --data.batch_size=0", "must be a whole number of 1 or more"),
     ("fit --seed_everything=4294967296", "from 0 to 4,294,967,295"),
     ("fit --trainer.max_epochs=many", "expected a whole number"),
     ("fit --data.name=shapes --trainer.default_root_dir=file", "is a file"),
@@ -272,7 +245,6 @@ WRONG = [
     (f"fit {FLICKR} --data.root=", "needs its folder: give --data.root DIR"),
     (f"fit {FLICKR} --data.root=. --data.entities=nowhere", "'nowhere' is not a folder"),
     (f"fit {FLICKR} --data.root=. --data.sources=x", "--data.sources: expected a list such as"),
-    ("prepare --verfiy=true", "did you mean --verify?"),
 ]
 if not checks._has_gpu():
     WRONG += [
@@ -328,12 +300,12 @@ trainer: {max_epochs: 3, default_root_dir: runs/flickr8k}
 """
 
 
-def write_run(root: Path) -> None:
+def write_run(root: Path, saved: str = SAVED) -> None:
     """The files of a run that a later call reads before it imports torch."""
     (root / "checkpoints").mkdir(parents=True)
     for name in ("best", "last"):
         (root / "checkpoints" / f"{name}.ckpt").touch()
-    (root / "config.yaml").write_text(SAVED)
+    (root / "config.yaml").write_text(saved)
 
 
 @pytest.mark.parametrize(

@@ -7,31 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
 from speed import measure, rows
 
-from captioner.fast import replacements as fast
 from captioner.precision import unsupported
 
 COUNTED = os.access(measure.RESET_PEAK, os.W_OK)
-
-
-class Plain(nn.Linear):
-    pass
-
-
-class Faster(Plain):
-    pass
-
-
-@pytest.fixture
-def replaced(monkeypatch):
-    """A model with one replacement, in a module called test_benchmark."""
-    monkeypatch.setitem(fast.REPLACEMENTS, Plain, Faster)
-    return nn.Sequential(Plain(2, 2))
 
 
 @pytest.mark.parametrize("design", rows.DESIGNS)
@@ -46,19 +29,6 @@ def test_a_training_step_has_the_loss_of_a_tutorial(design):
     assert set(row["milliseconds"]) == variants
     assert set(row["peak_megabytes"]) == (variants if COUNTED else set())
     assert all(value > 0 for value in row["milliseconds"].values())
-
-
-@pytest.mark.parametrize("before", [Plain, Faster])
-def test_a_setting_chooses_the_replacements_and_restores_them(replaced, before):
-    replaced[0].__class__ = before
-    assert "test_benchmark" in measure.replacement_names()
-    with measure.replacements(replaced):
-        assert type(replaced[0]) is Faster
-    with measure.replacements(replaced, enabled=False):
-        assert type(replaced[0]) is Plain
-    with measure.replacements(replaced, without=["test_benchmark"]):
-        assert type(replaced[0]) is Plain
-    assert type(replaced[0]) is before
 
 
 @pytest.mark.skipif(not COUNTED, reason="NO /proc/self/clear_refs: peaks cannot be measured")

@@ -1,6 +1,5 @@
 """The results page and the model cards are made from the files in docs/results."""
 
-import json
 import shutil
 import sys
 from contextlib import suppress
@@ -36,21 +35,3 @@ def test_the_page_uses_every_file(results):
         with suppress(KeyError):  # the page cannot be made without the file
             assert results_page.page(results) != page, f"{file.name} is in no table"
         moved.rename(file)
-
-
-def test_without_java_meteor_is_a_dash(results):
-    for file in results.glob("*.json"):
-        record = json.loads(file.read_text("utf-8"))
-        designs = record.get("designs", {}).values()
-        for scored in (record, *designs, *record.get("searches", [])):
-            if "tokenizer" in scored.get("scores", {}):
-                scored["scores"]["meteor"] = None
-        file.write_text(json.dumps(record), "utf-8")
-    dashes = results_page.page(results).splitlines()
-    assert len(dashes) == len(results_page.page().splitlines())
-    for name in resources.bundled_models():
-        row = next(line for line in dashes if line.startswith(f"| [{name}](results/pretrained-"))
-        cells = [cell.strip() for cell in row.split("|")]
-        assert cells[6] == "–"
-        assert "–" not in cells[2:6]
-        assert "| – |" in card(name, results)

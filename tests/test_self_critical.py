@@ -135,7 +135,7 @@ def test_the_gradient_is_that_of_the_expected_reward(baseline):
     for _ in range(36):
         rollout = objective.rollout(decoder, images, reference_tokens(50))
         targets = rollout.tokens[..., 1:]
-        decoded = decoder(images, rollout.tokens[..., :-1], "none")
+        decoded = decoder(images, rollout.tokens[..., :-1])
         loss = objective(decoded, targets, rollout.rewards)
         # The loss is a mean over words, the expected reward a mean over captions.
         estimates.append(-gradient(loss.total, decoder) * (targets != PAD).sum() / 200)
@@ -171,25 +171,6 @@ def test_without_rewards_it_is_the_likelihood():
 def test_fluency_counts_incomplete_captions():
     captions = ["a dog runs on the", "a dog runs", "two cats sit with a", "a cat ."]
     assert fluency(captions) == {"mean_length": 3.75, "bad_endings": 50.0}
-
-
-@pytest.mark.parametrize("baseline", ["greedy", "others"])
-def test_no_repeat(baseline):
-    """A decoder that repeats one word, unless the beam search prevents it."""
-    decoder, image = toy()
-    with torch.no_grad():
-        decoder.output.bias[END] = -20.0
-        decoder.output.bias[UNK + 1] = 5.0
-    tokens = torch.tensor([[[START, UNK + 1, UNK + 2, END]]])
-
-    def words(no_repeat):
-        objective = SelfCritical(2, baseline, 3, no_repeat=no_repeat)
-        objective.setup([tokens[0].tolist()])
-        rows = objective.rollout(decoder, image, tokens).tokens[0].tolist()
-        return [[t for t in row if t not in (PAD, START, END)] for row in rows]
-
-    assert any(len(set(row)) < len(row) for row in words(0))
-    assert all(len(set(row)) == len(row) for row in words(1))
 
 
 @pytest.mark.slow

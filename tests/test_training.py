@@ -88,7 +88,7 @@ def test_an_overlay_that_fails_does_not_fail_the_run(
     tmp_path, shapes_cache, monkeypatch, capsys, caplog
 ):
     """``--ckpt_path=auto`` starts a run if there is none."""
-    monkeypatch.setattr("captioner.overlay.figure", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("captioner.caption.Caption.save", lambda *_: 1 / 0)
     assert main(runs.arguments(tmp_path / "run", shapes_cache, "--ckpt_path=auto", epochs=1)) == 0
     assert load(tmp_path / "run").vocabulary
     assert "no overlays: ZeroDivisionError" in caplog.text
