@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_model
 from torch import Tensor
 
@@ -64,9 +63,8 @@ def save(
         CheckpointError: the folder holds something else, or cannot be written.
     """
     folder = Path(folder)
-    if folder.exists() and not folder.is_dir():
-        raise CheckpointError(f"'{folder}' is a file; give the folder to write the model into")
-    if folder.exists() and any(folder.iterdir()) and not (folder / CONFIG).is_file():
+    foreign = folder.exists() and not (folder / CONFIG).is_file()
+    if foreign and (not folder.is_dir() or any(folder.iterdir())):
         raise CheckpointError(f"'{folder}' is not empty and not a model folder; choose another")
     config, words = _config(captioner, decoding, supervision), captioner.vocabulary.plain_words
     metadata = {"format_version": str(FORMAT_VERSION)}
@@ -175,10 +173,7 @@ def _load_folder(folder: Path) -> Stored:
             f"'{folder / VOCABULARY}' is not the vocabulary this model was trained with (fingerprint "
             f"{captioner.vocabulary.fingerprint}, {CONFIG} says {expected}): restore the original"
         )
-    try:
-        tensors = untrusted.read_weights(weights, captioner)
-    except SafetensorError as error:
-        raise CheckpointError(f"'{weights}' cannot be read: {error}; copy it again") from error
+    tensors = untrusted.read_weights(weights)
     return _filled(weights, captioner, tensors, config, config["encoder_weights"]["sha256"])
 
 

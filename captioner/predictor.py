@@ -72,6 +72,7 @@ class Predictor:
     def caption(
         self,
         images: Source | list[Source],
+        *,
         batch_size: int = 64,
         details: bool = False,
         **options: Any,

@@ -9,11 +9,9 @@ manifest is written anew from the shards at every start.
 """
 
 import json
-import os
-import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from hashlib import blake2b
 from io import BytesIO
 from pathlib import Path
@@ -24,7 +22,7 @@ from captioner.batch.rows import Row, encodable
 from captioner.errors import DataError, UsageError
 from captioner.files import write_bytes, write_text
 
-MANIFEST = "manifest.json"
+MANIFEST, LOCK = "manifest.json", ".lock"
 VERSION = 1
 MAX_LISTED = 1000
 """Largest number of failures that the manifest lists; the shards hold all of them."""
@@ -76,7 +74,9 @@ class Shards:
             self._check_manifest()
             for part in self.folder.glob(".*.part"):  # left by a killed process
                 part.unlink()
-            for file in sorted(self.folder.glob(f"captions-*.{self.file_format}"), key=_number):
+            files = self.folder.glob(f"captions-*.{self.file_format}")
+            shards = [file for file in files if file.stem.removeprefix("captions-").isdecimal()]
+            for file in sorted(shards, key=_number):
                 self._resume(file)
             self._write_manifest()
             try:
@@ -123,9 +123,10 @@ class Shards:
             manifest = json.loads(file.read_bytes())
             stored = {"format": manifest["format"], "decoding": manifest["decoding"]}
             stored["model"] = manifest["model"]["sha256"]  # its name may differ
+            version = manifest["format_version"]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"'{file}' cannot be read ({error!r}); give another folder") from error
-        if manifest["format_version"] != VERSION:
+        if version != VERSION:
             raise DataError(f"'{file}' is of another version of captioner; give another folder")
         now = {"format": self.file_format, "decoding": self.identity["decoding"]}
         now["model"] = self.identity["model"]["sha256"]
@@ -204,8 +205,8 @@ def refuse_foreign(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"cannot write into '{folder}': it is a file; give a folder")
     names = [file.name for file in folder.iterdir()] if folder.exists() else []
-    # A process that is killed at its start leaves an unfinished manifest.
-    others = [name for name in names if name != f".{MANIFEST}.part"]
+    # What a process that is killed at its start leaves.
+    others = [name for name in names if name not in (LOCK, f".{MANIFEST}.part")]
     if others and MANIFEST not in others:
         raise UsageError(
             f"cannot write into '{folder}': it is not empty and holds no {MANIFEST}; give a new "
@@ -216,25 +217,20 @@ def refuse_foreign(folder: Path) -> None:
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
     """Lock the folder against other processes of this machine."""
+    from filelock import FileLock, Timeout  # slow to import
+
     refuse_foreign(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    if sys.platform == "win32":
-        yield
-        return
-    import fcntl
-
-    descriptor = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(OSError):  # some network file systems cannot lock folders
+        with FileLock(folder / LOCK, timeout=0):
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise UsageError(
-                    f"another captioner is writing into '{folder}'; wait for it, or give another folder"
-                ) from error
-        yield
-    finally:
-        os.close(descriptor)
+                yield
+            finally:
+                (folder / LOCK).unlink()
+    except Timeout as error:
+        raise UsageError(
+            f"another captioner is writing into '{folder}'; wait for it, or give another folder"
+        ) from error
 
 
 def _schema() -> Any:
