@@ -42,6 +42,8 @@ def iterate(inputs: Sequence[str | Path]) -> Iterator[Path]:
     unmatched: dict[Path, str] = {}
     any_match = False
     for name in inputs:
+        if str(name).startswith(("http://", "https://")):
+            raise UsageError(f"'{name}' is a web address: download the photo and give the file")
         match = False
         try:
             for path in _matches(Path(name)):

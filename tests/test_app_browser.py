@@ -10,7 +10,6 @@ from gradio_client import Client, handle_file
 from PIL import Image
 
 import runs
-from known_maps import save_photo
 
 WAIT = 60_000  # milliseconds, for busy machines
 
@@ -113,7 +112,7 @@ def test_a_short_visit(page, scene, tmp_path):
     page.evaluate(drop)
     page.locator("#notice [role=alert]", has_text="dropped.py is text, not an image").wait_for()
     explain(page, "!!!")
-    page.locator("#notice", has_text="at least one word").wait_for()
+    page.locator("#notice", has_text="has 1 to").wait_for()
     settle(page)
     assert words(page) == caption
     broken = "[...document.images].filter(i => i.complete && i.naturalWidth === 0 && i.src).length"
@@ -190,16 +189,6 @@ def test_sampled_cells_and_back(page, scene, hard_folder):
 
 
 @thorough
-def test_the_search_options_default_to_the_model(page, scene):
-    upload(page, scene)
-    page.get_by_text("Search", exact=True).click()
-    for option in ("Beam size", "Length penalty"):
-        assert page.get_by_label(option, exact=True).input_value() == "model default"
-    do(page, lambda: choose(page, "Beam size", "1"))
-    assert page.locator("#others-1 label").count() == 0
-
-
-@thorough
 def test_a_given_sentence(page, scene):
     """Words that the model does not know are marked; a sentence it cannot explain changes nothing."""
     upload(page, scene)
@@ -221,17 +210,14 @@ def test_a_given_sentence(page, scene):
 
 @thorough
 def test_keyboard_only(page, scene):
-    """Tab reaches the words, the arrow keys move between them, and dropdowns close behind it."""
+    """Tab reaches the words, and dropdowns close behind it."""
     upload(page, scene)
     for _ in range(40):
         page.keyboard.press("Tab")
         if page.evaluate("!!document.activeElement.closest('.words')"):
             break
-    first = image_of(page)
     page.keyboard.press("ArrowRight")
-    page.keyboard.press("ArrowRight")
-    assert page.locator(".word").nth(2).get_attribute("aria-pressed") == "true"
-    assert not np.array_equal(first, image_of(page))
+    assert page.locator(".word").nth(1).get_attribute("aria-pressed") == "true"
     page.get_by_label("Model", exact=True).focus()
     page.get_by_role("option").first.wait_for()
     page.keyboard.press("Tab")
@@ -251,17 +237,6 @@ def test_drawing(page, scene):
     assert page.locator(".word").nth(1).get_attribute("aria-pressed") == "true"
     assert np.ptp(after, axis=2).max() <= 4  # grey
     assert np.ptp(np.asarray(before, int), axis=2).max() > 50
-
-
-@thorough
-def test_a_turned_photo_is_upright(page, tmp_path):
-    file = tmp_path / "photo.jpg"
-    width, height = save_photo("turned", file)
-    upload(page, file)
-    page.keyboard.press("Escape")
-    shown = image_of(page)
-    assert shown.width / shown.height == pytest.approx(width / height, rel=0.02)
-    assert shown.getpixel((9, 9)) > (200, 200, 200)
 
 
 @thorough

@@ -93,7 +93,7 @@ def test_an_unreadable_photo_is_skipped(sentence, photos, run_folder, tmp_path, 
     error = capsys.readouterr().err
     assert "a.png is text, not an image" in error
     assert "missing.png does not exist" in error
-    assert "loop.png is a link that leads back to itself" in error
+    assert "loop.png cannot be read" in error
     assert "3 of 5 photos could not be read" in error
     assert len(files_in(out)) == 4  # PNG and HTML of the other two photos
 
@@ -118,6 +118,7 @@ def test_a_layer_a_head_and_earlier_words(photos, tmp_path, transformer):
     [
         (["--layer", "4"], "no layer 4: there are 3"),
         (["--head", "3"], "no head 3: there are 2"),
+        (["https://a.example/dog.jpg"], "is a web address: download the photo"),
         (["--output", "a-file/out"], "is a file"),
         (["--output", "in"], "it is an input or holds one"),
         (["in", "--output", "in"], "it is an input or holds one"),

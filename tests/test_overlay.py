@@ -80,13 +80,6 @@ def test_gaussian_is_a_normalised_sum():
         assert drawn[y, x] == pytest.approx((weights * cells).sum() / weights.sum())
 
 
-def test_opacity_0_shows_the_photo(soft, tmp_path):
-    file = tmp_path / "photo.png"
-    caption = make_caption(one_hot(CELLS), save_photo("turned", file))
-    drawn = overlay.blend(caption, 0, file, Style(opacity=0))
-    assert np.array_equal(drawn, load(file))
-
-
 @pytest.mark.parametrize("smoothing", ["bicubic", "gaussian", "none"])
 @pytest.mark.parametrize("scale", ["shared", "own"])
 def test_even_attention_paints_nothing(smoothing, scale):
@@ -186,33 +179,25 @@ def test_layers_and_heads(layer, head):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"opacity": 1.5}, "0 to 1"),
-        ({"layer": -1}, "no layer 0"),
-        ({"head": 9}, "no head 10: there are 4"),
-        ({"layer": 3}, "no layer 4: there are 3"),
-    ],
-)
-def test_invalid_styles(options, message):
-    layers = np.zeros((1, 3, 4, 2, 2), np.float32)
-    caption = make_caption(layers[:, 0, 0], (8, 8), layers=layers)
-    with pytest.raises(UsageError, match=message):
-        overlay.maps(caption, Style(**options))
-
-
-@pytest.mark.parametrize(
     ("draw", "message"),
     [
+        (lambda _: Style(opacity=1.5), "0 to 1"),
+        (lambda _: Style(smoothing="cubic"), "bicubic or gaussian or none"),
+        (lambda caption: overlay.maps(layered(caption), Style(layer=-1)), "no layer 0"),
+        (lambda caption: overlay.maps(layered(caption), Style(head=9)), "no head 10: there are 4"),
+        (lambda caption: overlay.maps(caption, Style(layer=0)), "leave out layer and head"),
         (lambda caption: overlay.figure(caption), "give the image as photo="),
         (lambda caption: overlay.blend(caption, 4, PHOTO), "counted from 0 to 3"),
-        (lambda caption: overlay.maps(caption, Style(layer=0)), "leave out layer and head"),
         (lambda caption: overlay.word_attention(caption), "details=True"),
     ],
 )
 def test_wrong_calls(draw, message, soft):
     with pytest.raises(UsageError, match=message):
         draw(soft)
+
+
+def layered(caption):
+    return replace(caption, layers=np.zeros((4, 3, 4, 7, 5), np.float32))
 
 
 @pytest.mark.parametrize("suffix", export.FORMATS)

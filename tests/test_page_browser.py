@@ -147,15 +147,6 @@ def test_play_continues_until_a_word_is_chosen(simple):
     assert pressed.inner_text() == "grass"
 
 
-def test_captions_are_independent(visit):
-    page = visit(overlay.page([make_caption(one_hot(CELLS), PHOTO.size)] * 2, [PHOTO] * 2))
-    before = screenshot(page)
-    second = page.locator("attention-map").nth(1)
-    second.get_by_role("button", name="grass").hover()
-    assert np.array_equal(screenshot(page), before)
-    assert second.locator('.word[aria-pressed="true"]').inner_text() == "grass"
-
-
 def test_local_attention_shows_its_window_and_centre(visit):
     page = visit(overlay.page([local_caption()], [gray((200, 280))]))
     word(page, 0).hover()

@@ -28,13 +28,6 @@ SMOOTHINGS = [("smooth", "bicubic"), ("gaussian", "gaussian"), ("cells", "none")
 DELETE_CACHE = (600, 3600)  # every 600 s, delete uploads and drawings that are older than 3600 s
 FOLDER = Path(__file__).parent
 
-STRIP = jinja2.Environment(autoescape=True).from_string("""<div class="strip">
-{% for example in examples %}<button type="button" data-index="{{ loop.index0 }}"
-title="{{ example.title }}{% if example.credit %}: {{ example.credit }}{% endif %}"
-><img src="{{ example.thumbnail }}" alt="Example: {{ example.title }}"></button>{% endfor %}
-</div>{% if examples[0].credit %}<details><summary>Sources of the examples</summary><ul>
-{% for example in examples %}<li>{{ example.title }}: {{ example.credit }}</li>{% endfor %}
-</ul></details>{% endif %}""")
 CHOOSE = """element.addEventListener("click", ({ target }) => {
   const button = target.closest("button[data-index]");
   if (button) trigger("select", { index: Number(button.dataset.index) });
@@ -46,17 +39,6 @@ THEME = gr.themes.Base(
     neutral_hue=gr.themes.colors.zinc,
     font=["system-ui", "sans-serif"],
     font_mono=["ui-monospace", "monospace"],
-)
-
-# Darker than the default, so that grey text and button labels have enough contrast.
-THEME.set(
-    body_text_color_subdued="*neutral_600",
-    button_primary_background_fill="*neutral_900",
-    button_primary_background_fill_hover="*neutral_700",
-    button_primary_background_fill_dark="*primary_300",
-    button_primary_background_fill_hover_dark="*primary_200",
-    button_primary_text_color="white",
-    button_primary_text_color_dark="*neutral_900",
 )
 
 
@@ -83,10 +65,9 @@ def build(models: Models, examples: Sequence[Example]) -> gr.Blocks:
                     label="Your photo", sources=["upload", "clipboard", "webcam"], height=170,
                     elem_id="photo", buttons=[],
                 )  # fmt: skip
-                strip = gr.HTML(
-                    STRIP.render(examples=examples), js_on_load=CHOOSE, padding=False,
-                    elem_id="examples",
-                )  # fmt: skip
+                template = jinja2.Template(_text(FOLDER / "examples.html"), autoescape=True)
+                photos = template.render(examples=examples)
+                strip = gr.HTML(photos, js_on_load=CHOOSE, padding=False, elem_id="examples")
             with gr.Column(elem_classes="result"):
                 stage = Stage(models)
             with gr.Column(elem_classes="settings"):

@@ -16,7 +16,7 @@ from captioner.errors import ImageError, UsageError, unknown
 from captioner.limits import Number, check
 from captioner.predictor import Predictor, load
 from captioner.resources import bundled_models
-from captioner.text import MAX_WORD, Tokenizer, is_plain
+from captioner.text import MAX_WORD, Tokenizer
 
 CONCURRENCY = max(2, min(4, os.cpu_count() or 1))  # requests computed at the same time
 MAX_PIXELS = 50_000_000  # 150 MB in 8-bit RGB
@@ -147,13 +147,8 @@ class Models:
 def _explain(predictor: Predictor, photo: images.Source, sentence: str) -> Caption:
     # The time grows with the square of the number of words.
     longest = MAX_WORDS * (MAX_WORD + 1)  # with a space after each
-    words = Tokenizer()(sentence[:longest])
-    if len(sentence) > longest or len(words) > MAX_WORDS:
+    if len(sentence) > longest or len(Tokenizer()(sentence)) > MAX_WORDS:
         raise UsageError(f"the sentence is too long; shorten it to at most {MAX_WORDS} words")
-    if not all(map(is_plain, words)):
-        raise UsageError(
-            f"a word is longer than {MAX_WORD} letters or has a control character; change it"
-        )
     return predictor.explain(photo, sentence)
 
 
