@@ -5,7 +5,6 @@ import logging
 import os
 import shutil
 import time
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -67,9 +66,6 @@ def test_stored_tokens_give_the_stored_scores_of_coco_caption():
     assert_same_as_coco_caption(score(candidates, references, java=False, tokenizer=stored))
 
 
-# ── With Java ─────────────────────────────────────────────────────────────────────────────────────
-
-
 @needs_java
 def test_scores_equal_those_of_coco_caption(capfd):
     """Includes an empty caption, a very long one, accents, an emoji and line breaks."""
@@ -88,9 +84,6 @@ def test_ptb_words():
         captions += [f"A dog{end}runs.", "", f"{end}A cat", f"A bus{end}", ""]
         expected += ["a dog runs", "", "a cat", "a bus", ""]
     assert ptb_words(captions) == expected
-
-
-# ── Java that is missing or broken ───────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
@@ -115,14 +108,11 @@ GOOD = f"{PTB} while read -r line; do echo {METEOR_LINE}; done"
 BROKEN = {
     "crashes": ("printf 'Picked up X\nError: too old\nat Main\n' >&2; exit 1", "Error: too old"),
     "swallows lines": ("cat > /dev/null; echo one", "2 lines for 6 captions"),
-    "prints no UTF-8": ("cat > /dev/null; printf '\\377'", "1 lines for 6 captions"),
-    "METEOR dies after reading": (PTB + "read -r line; echo no memory >&2; exit 3", "no memory"),
     "METEOR dies before reading": (PTB + "exec 0<&-; sleep 0.2; exit 3", "exit status 3"),
     "METEOR answers nonsense": (
         PTB + "while read -r line; do echo Error; done",
         "an unexpected answer, 'Error'",
     ),
-    "METEOR fails at the end": (GOOD + "; exit 9", "exit status 9"),
 }
 
 
@@ -171,25 +161,6 @@ def test_hanging_java_is_killed(only, fake_java, monkeypatch):
     assert time.monotonic() - started < 10
 
 
-# ── CaptionScorer ─────────────────────────────────────────────────────────────────────────────────
-
-
-def test_references_are_tokenized_once():
-    seen = Counter()
-
-    def tokenizer(text):
-        seen[text] += 1
-        return text.split()
-
-    scorer = CaptionScorer(TOY_REFERENCES, java=False, tokenizer=tokenizer)
-    assert not seen
-    first = scorer.score({"dog": "d o g"})
-    assert (first.images, first.missing, first.tokenizer) == (1, 2, "custom")
-    assert seen["the cat is asleep"] == 0
-    scorer.score(TOY_CANDIDATES)
-    assert seen["the dog is running"] == seen["the cat is asleep"] == 1
-
-
 @pytest.mark.parametrize(
     ("candidates", "references", "message"),
     [
@@ -208,9 +179,6 @@ def test_errors(candidates, references, message):
     with pytest.raises(EvaluationError, match=message) as raised:
         score(candidates, references, java=False)
     assert "\n" not in str(raised.value)
-
-
-# ── Files ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
@@ -255,7 +223,6 @@ def test_read_results_of_captioner_caption(write, caplog):
         (b"\xff\xfe", r"results\.json' cannot be read as UTF-8 text"),
         ("", r"results\.json holds no caption; expected COCO results"),
         ({"images": [], "annotations": []}, r"record 1 names no image; expected COCO"),
-        ([1], r"record 1 names no image"),
         ([{"image_id": 1, "caption": "a"}, {"caption": "a"}], r"record 2 names no image"),
         ([{"image_id": True, "caption": "a"}], r"record 1 names no image"),
         ([{"image_id": 1, "caption": None}], r"record 1 has no caption; expected COCO results"),
@@ -280,7 +247,6 @@ def test_bad_results(content, message, write):
         ({"annotations": [{"image_id": 1, "caption": "a"}]}, r"captions \('images'\);"),
         ({"images": [], "annotations": []}, r"captions \(it is empty\); expected"),
         ({"images": [], "annotations": [{"image_id": 1}]}, r"captions \('caption'\);"),
-        ({"images": [], "annotations": ["a"]}, r"has no reference captions"),
     ],
 )
 def test_bad_references(content, message, write):

@@ -12,7 +12,6 @@ import runs
 from captioner.data.readers import read
 from captioner.data.records import Record
 from captioner.errors import EvaluationError, ModelError
-from captioner.evaluation import faithfulness
 from captioner.evaluation.attention_maps import batches
 from captioner.evaluation.deletion import ORDERS, _ranks, word_drops
 from captioner.evaluation.faithfulness import DeletionCurves, _verdict
@@ -178,7 +177,6 @@ def test_decoders_without_keys_are_refused():
     ("upper", "lower", "expected"),
     [
         ((1.0, 2.0), (0.1, 0.2), "most > random > least holds"),
-        ((1.0, 2.0), (-0.1, 0.2), "most > random > least does not hold: most > random ≈ least"),
         ((-2.0, -1.0), (0.0, 1e-6), "most > random > least does not hold: most < random ≈ least"),
     ],
 )
@@ -238,6 +236,8 @@ def test_log_probs_are_those_of_the_predictor(model, scenes):
     result = measure(model, [record])
     assert result.report["unknown_words"] == 0
     assert scores(result)["log_prob"]["value"] == pytest.approx(np.mean(expected), abs=1e-4)
+    unknown = measure(model, [replace(record, captions=("a zebra",))])
+    assert (scores(unknown)["words"], unknown.report["unknown_words"]) == (1, 1)
     captions = model.caption([record.path for record in scenes[:4]])
     log_probs = [value for caption in captions for value in caption.word_log_probs]
     generated = scores(measure(model, scenes[:4], "generated"))
@@ -245,22 +245,13 @@ def test_log_probs_are_those_of_the_predictor(model, scenes):
     assert generated["log_prob"]["value"] == pytest.approx(np.mean(log_probs), abs=1e-4)
 
 
-def test_unknown_words_are_left_out(model, scenes):
-    result = measure(model, [replace(scenes[0], captions=("a zebra", "emu"))])
-    assert (scores(result)["words"], result.report["unknown_words"]) == (1, 1)
-    assert "content" not in result.report["scores"]
-
-
-def test_uniform_attention_orders_nothing(model, scenes):
-    """With equal weights, most, random and least are three random orders."""
+def test_attention_or_images_that_do_not_matter(model, scenes):
+    """Equal weights give three random orders; a blind model loses nothing."""
     for parameter in model.captioner.decoder.attention.score.parameters():
         torch.nn.init.zeros_(parameter)
     result = scores(measure(model, scenes[:60]))
     assert abs(result["area_random"]["value"]) > 1e-4  # erased regions matter
     assert result["verdict"] == "most > random > least does not hold: most ≈ random ≈ least"
-
-
-def test_a_model_that_is_blind_to_the_image_loses_nothing(model, scenes):
     neck = Blind(model.captioner.encoder.out_dim, dim=model.captioner.neck.out_dim)
     model.captioner.neck = neck.eval()
     for group in measure(model, scenes[:12]).report["scores"].values():
@@ -285,24 +276,3 @@ def test_sampled_hard_attention_is_measured_at_its_most_probable_region(hard_fol
     assert result.report["scores"] == measure(hard, scenes[:6]).report["scores"]
     assert result.report["mechanism"].endswith("Hard (argmax)")
     assert "sample" in sampling.captioner.decoder.mechanism  # unchanged
-
-
-def test_captions_are_generated_with_the_models_own_sampling(hard_folder, scenes, monkeypatch):
-    sampling = captioner.load(hard_folder, "cpu").sampler()
-    sampling.decoding = sampling.decoding.with_options({"samples": 3})
-    paths = [record.path for record in scenes[:60]]
-    torch.manual_seed(5)
-    expected = [caption.words for caption in sampling.caption(paths, batch_size=60)]
-    argmax = captioner.load(hard_folder, "cpu").caption(paths)
-    assert expected != [caption.words for caption in argmax]
-    measured = []
-
-    def spy(decoder, annotations, captions, **options):
-        measured.extend(sampling.vocabulary.decode(caption) for caption in captions)
-        return word_drops(decoder, annotations, captions, **options)
-
-    monkeypatch.setattr(faithfulness, "word_drops", spy)
-    before = torch.get_rng_state()
-    measure(sampling, scenes[:60], "generated", seed=5, batch_size=60)
-    assert measured == [list(words) for words in expected]
-    assert torch.equal(torch.get_rng_state(), before)

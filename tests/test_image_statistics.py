@@ -1,6 +1,5 @@
 """Per-image statistics: together they give the scores of all images, and of any resample."""
 
-import json
 import random
 
 import numpy as np
@@ -93,12 +92,3 @@ def test_other_files_are_refused(tmp_path, text, message):
     file.write_text(text)
     with pytest.raises(EvaluationError, match=message):
         read(file)
-
-
-def test_measures_that_an_image_lacks_are_left_out():
-    images = [
-        ImageStatistics(1, {"a": (1.0, 2.0), "b": (1.0, 1.0)}),
-        ImageStatistics(2, {"a": (3.0, 2.0)}),
-    ]
-    assert values(images, [1, 1]) == {"a": 1.0}
-    assert json.loads(lines(images[1:])) == {"image_id": 2, "ratios": {"a": [3.0, 2.0]}}
