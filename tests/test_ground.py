@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from argparse import Namespace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from PIL import Image
 import layouts
 from captioner import load
 from captioner.cli.ground_images import READERS
-from captioner.cli.main import _parser, main
+from captioner.cli.main import main
 from captioner.comparison.run_results import read_run
 from captioner.comparison.table import compare
 from captioner.data import shapes_dataset
@@ -190,8 +191,8 @@ def test_unusable_photos_are_left_out(root, run_folder, tmp_path, capsys):
 )
 def test_scenes_are_those_of_the_training_whatever_lies_beside_the_model(text, size, tmp_path):
     (tmp_path / "config.yaml").write_text(text, "utf-8", "surrogateescape")
-    call = ["ground", "--model", str(tmp_path / "model"), "--scenes=1"]
-    found = READERS["scenes"](_parser()[0].parse_args(call), tmp_path / "scratch")
+    given = Namespace(model=str(tmp_path / "model"), scenes=1, scene_options=None, limit=None)
+    found = READERS["scenes"](given, tmp_path / "scratch")
     assert f"image size {size}, max objects 3" in found.source
 
 
