@@ -128,7 +128,7 @@ def test_options_override_the_checkpoint(checkpoint, run_folder, shapes_cache):
     ("command", "options", "message"),
     [
         ("fit", ["--ckpt_path=last", "--trainer.max_epochs=31"], "max_epochs 30, got 31"),
-        ("fit", ["--ckpt_path=last", "--trainer.limit_train_batches=2"], "resume with the max_"),
+        ("fit", [*ELSEWHERE, "--trainer.max_epochs=31"], "resume with the max_epochs and batch"),
         ("test", [*ELSEWHERE, "--data.min_count=40"], "another vocabulary"),
         ("test", [*ELSEWHERE, "--model.encoder.init_args.image_size=96"], "encoder"),
         ("fit", [*START, "--data.min_count=40"], "differs from that of this data"),
