@@ -175,8 +175,11 @@ def _allowed_log_probs(
     logits: Float[Tensor, "B K V"], tokens: Int[Tensor, "B K t"], length: int, decoding: Decoding
 ) -> Float[Tensor, "B K V"]:
     """Compute log-probabilities of the next word, -inf for words that must not follow."""
-    log_probs = mask_special_tokens(logits.float().log_softmax(-1), length == 1)
-    if length > decoding.max_length:
+    log_probs = logits.float().log_softmax(-1)
+    log_probs[..., [PAD, START, UNK]] = -torch.inf  # in place, unlike ``mask_special_tokens``
+    if length == 1:
+        log_probs[..., END] = -torch.inf
+    elif length > decoding.max_length:
         log_probs[..., :END] = log_probs[..., END + 1 :] = -torch.inf
     run = decoding.no_repeat
     if run and tokens.shape[-1] >= run:

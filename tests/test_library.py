@@ -180,7 +180,7 @@ def test_shards_are_resumed_from_what_is_on_disk(form, tmp_path):
     stale = {**libraries.manifest(tmp_path), "images": 99}
     (tmp_path / "manifest.json").write_text(json.dumps(stale))
     with Shards(tmp_path, form, IDENTITY, retry=True).opened() as out:
-        assert not [file for file in tmp_path.iterdir() if file.name.startswith(".")]
+        assert not list(tmp_path.glob(".*.part"))
         assert (out.counts["captioned"], out.counts["failed"], out.retried) == (2, 0, ["b"])
         assert [out.claim(name) for name in "abcd"] == [False, True, False, True]
         out.add(record("b"))

@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from math import ceil
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -22,7 +23,7 @@ TIMEOUT = 60.0
 """Seconds allowed for one photo. A batch is allowed this time for every ten photos or part of ten."""
 
 
-class LocalEngine:
+class LocalEngine(AbstractContextManager["LocalEngine"]):
     """Worker processes that caption batches; a context manager that ends them.
 
     Args:
@@ -46,13 +47,11 @@ class LocalEngine:
         self.identity: dict[str, Any] = first.greeting["identity"]
         self._count = count or (cores if first.greeting["device"] == "cpu" else 1)
 
-    def __enter__(self) -> "LocalEngine":
-        return self
-
     def __exit__(self, *_: object) -> None:
         self._closed = True
         for worker in self._workers:
             worker.process.kill()
+            worker.process.join()
 
     def rows(self, batches: Iterable[list[str]]) -> Iterator[Row]:
         """Yield the row of every photo, in the order of completion."""

@@ -9,7 +9,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
 from typing import Any, cast
 
@@ -28,7 +28,7 @@ class _Actor(BatchCaptioner):
         return super().__call__({"image": [os.fsdecode(name) for name in batch["image"]]})
 
 
-class RayEngine:
+class RayEngine(AbstractContextManager["RayEngine"]):
     """Ray Data with ``BatchCaptioner``; a context manager that disconnects from Ray.
 
     The cluster at ``RAY_ADDRESS`` is used; without that variable, Ray is started on this machine.
@@ -56,9 +56,6 @@ class RayEngine:
         # Loaded on the CPU for its identity; the actors load it on the device.
         self.identity = BatchCaptioner(**{**options, "device": "cpu"}).identity
         self._options, self._count, self._batch_size = options, count, batch_size
-
-    def __enter__(self) -> "RayEngine":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._ray.shutdown()

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -68,21 +69,21 @@ class _Store:
                 f"'{self.address}' is in an object store, which needs pyarrow: {INSTALL}"
             ) from error
         self._selector, self._types = fs.FileSelector, fs.FileType
-        try:
+        with self._reached():
             self.filesystem, self.path = fs.FileSystem.from_uri(uri)
-        except (OSError, ValueError) as error:  # Arrow's errors are subclasses of these
-            raise self._unreachable(error) from error
         self.prefix = f"{self.scheme}://{self.path}"
 
     def names(self) -> Iterator[str]:
         """List the object itself, or the images in the folder and its subfolders, sorted."""
-        info = self._info(self.path)
+        with self._reached():
+            info = self.filesystem.get_file_info(self.path)
         if info.type == self._types.NotFound:
             raise UsageError(f"'{self.address}': no such object or folder in the store; check it")
         if info.type == self._types.File:
             yield f"{self.scheme}://{info.path}"
             return
-        found = self._info(self._selector(self.path, recursive=True))
+        with self._reached():
+            found = self.filesystem.get_file_info(self._selector(self.path, recursive=True))
         photos = sorted(entry.path for entry in found if self._is_photo(entry))
         if not photos:
             raise UsageError(
@@ -110,14 +111,12 @@ class _Store:
         stream.name = name
         return stream
 
-    def _info(self, selection: Any) -> Any:
+    @contextmanager
+    def _reached(self) -> Iterator[None]:
         try:
-            return self.filesystem.get_file_info(selection)
-        except (OSError, ValueError) as error:
-            raise self._unreachable(error) from error
-
-    def _unreachable(self, error: Exception) -> UsageError:
-        return UsageError(
-            f"'{self.address}' cannot be reached: {error!s:.300}; check the address, your "
-            "credentials and the network"
-        )
+            yield
+        except (OSError, ValueError) as error:  # Arrow's errors are subclasses of these
+            raise UsageError(
+                f"'{self.address}' cannot be reached: {error!s:.300}; check the address, your "
+                "credentials and the network"
+            ) from error
