@@ -5,7 +5,7 @@ python scripts/benchmark.py caption --runs RUN… --data.root DIR --output docs/
 python scripts/benchmark.py files --runs RUN… --data.root DIR --output docs/results/speed-files.json
 python scripts/benchmark.py memory --runs RUN --data.root DIR --output docs/results/speed-memory.json
 
-DIR is Flickr8k as distributed; RUN is a run folder of a trained model. Every row
+DIR is Flickr8k as distributed; RUN is a run folder of a trained LSTM decoder. Every row
 is one line of JSON; times are medians of rounds in which all variants take turns. ``train`` and
 ``caption`` compare with ``plain``, the same model as tutorials write it (speed/plain.py), after checking
 that both compute the same. ``files`` compares with the CNN alone on decoded photos in memory.

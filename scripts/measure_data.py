@@ -127,7 +127,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("root", type=Path, metavar="DIR")
-    parser.add_argument("--output", type=Path, help="write the result to this JSON file")
+    parser.add_argument("--output", type=Path, required=True, help="JSON file to write")
     options = parser.parse_args()
     if not (options.root / "annotations").is_dir():
         write_tree(options.root, SIZES)
@@ -142,14 +142,10 @@ def main() -> None:
         for method in METHODS:
             small = pool.submit(measure, Path(scratch), method).result()["all_megabytes"]
             whole = pool.submit(measure, options.root, method).result()
-            added = whole["all_megabytes"] - small
-            about = {"megabytes_without_data": small, "megabytes_of_the_data": added}
-            workers[method] = {**whole, **about}
+            workers[method] = whole | {"megabytes_without_data": small}
+            workers[method]["megabytes_of_the_data"] = whole["all_megabytes"] - small
     result = {"command": " ".join(["python", *sys.argv]), "workers": workers, **provenance()}
-    text = json.dumps(result, indent=2) + "\n"
-    if options.output:
-        write_text(options.output, text)
-    print(text)
+    write_text(options.output, json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

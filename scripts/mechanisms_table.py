@@ -6,8 +6,7 @@ python scripts/results_page.py
 
 The first line prints, for each mechanism of ``MECHANISMS``, a training that differs from
 ``configs/shapes.yaml`` in the named options, and two runs of ``captioner ground``: on scenes like those
-it was trained on, and on harder ones. The second line collects their results. Other run folders with
-reports of ``captioner ground`` on generated scenes can be among them.
+it was trained on, and on harder ones. The second line collects their results.
 """
 
 import argparse
@@ -27,7 +26,6 @@ MECHANISMS: dict[str, list[str]] = {
         Path(__file__).with_name("mechanisms.toml").read_text("utf-8")
     ).items()
 }
-SCENES = 200
 HARDER = ("max_objects=6",)
 FORCED = ("pointing", "discrimination", "mass")  # measured on reference captions
 
@@ -40,8 +38,8 @@ def commands(folder: Path) -> list[str]:
         fit = ["fit", "--config", "configs/shapes.yaml", f"--trainer.default_root_dir={run}"]
         lines.append([*fit, "--trainer.max_epochs=4", *options])
         for file, more in (("ground", []), ("harder", ["--scene-options", *HARDER])):
-            ground = ["ground", "--model", str(run), "--scenes", str(SCENES), *more]
-            lines.append([*ground, "--output", str(run / "results" / f"{file}.json")])
+            output = ["--output", str(run / "results" / f"{file}.json")]
+            lines.append(["ground", "--model", str(run), "--scenes=200", *more, *output])
     return [shlex.join(["captioner", *line]) for line in lines]
 
 
@@ -61,19 +59,19 @@ def row(run: Path) -> dict[str, Any]:
             found |= {key: record.get(key) for key in (*keep, "training_seconds", "decoding")}
             found["supervised_by_masks"] = record.get("supervised_by_masks", 0.0)
             found["split"], found["cider"] = record["split"], record["scores"]["cider"]
-    present = {"captioner fit": "cider" in found, "captioner ground": bool(found["reports"])}
-    if missing := " and ".join(name for name, known in present.items() if not known):
+    if not found["reports"] or "cider" not in found:
+        missing = "captioner ground" if "cider" in found else "captioner fit"
         sys.exit(f"'{run}' has no results of {missing}; --commands prints how to get them")
     return found
 
 
 def report(record: dict[str, Any]) -> dict[str, Any]:
-    """Return what the table needs of a report of ``captioner ground``."""
+    """Return what the table needs of a report."""
     forced, generated = (record["regimes"].get(name, {}) for name in ("forced", "generated"))
     scores = forced.get("scores", {})
     return {
         **{name: scores["model"][name] for name in FORCED if scores},
-        **{name: forced[name] for name in ("map_entropy", "map_grad_cam") if name in forced},
+        "map_entropy": forced.get("map_entropy"),
         **{name: generated.get("objects", {}).get(name) for name in ("true_captions", "chair_i")},
         **{name: record[name] for name in ("command", "commit")},
     }

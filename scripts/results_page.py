@@ -68,11 +68,8 @@ class Tables(SpeedTables):
     def published(self) -> str:
         """Return a note on commits that results name and the history does not contain."""
         holders = tomllib.loads((SCRIPTS / "published.toml").read_text("utf-8"))
-        notes = []
-        for one in dict.fromkeys(holders.values()):
-            missing = ", ".join(commit for commit in holders if holders[commit] == one)
-            notes.append(f"The history lacks commits {missing}; their changes are in {one}.")
-        return "\n".join(notes)
+        missing, found = ", ".join(holders), ", ".join(dict.fromkeys(holders.values()))
+        return f"The history lacks commits {missing}; their changes are in {found}."
 
     def bundled(self) -> str:
         """Scores of the bundled models, with published ones."""

@@ -16,23 +16,16 @@ SEARCH = Decoding(beam_size=5, length_penalty=0.9, no_repeat=2)
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a bundled model is made.
+    """How a bundled model is made."""
 
-    Attributes:
-        title: the title of its card.
-        paper: the source of the design.
-        steps: names in ``STEPS``; the best epoch of the last step is the model.
-        averaged: the steps whose weights are averaged, if not the last step alone.
-        seeded: the step to repeat with other seeds.
-        decoding: the search for captions.
-    """
-
-    title: str
-    paper: str
-    steps: list[str]
-    averaged: list[str] = field(default_factory=list)
-    seeded: str | None = None
-    decoding: Decoding = SEARCH
+    title: str  # of its card
+    paper: str  # the source of the design
+    steps: list[str]  # names in ``STEPS``; the best epoch of the last step is the model
+    averaged: list[str] = field(
+        default_factory=list
+    )  # steps to average, if not the last step alone
+    seeded: str | None = None  # the step to repeat with other seeds
+    decoding: Decoding = SEARCH  # the search for captions
 
     @property
     def ends(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Captioners as tutorials write them, for comparison.
+"""LSTM captioners as tutorials write them, for comparison.
 
 They use the parameters of the package's decoders and compute the same numbers, but every caption has a
 copy of its image's annotation vectors, keys and vocabulary are projected inside the loop over time, and
@@ -19,7 +19,6 @@ from captioner.decoding import Decoding
 from captioner.models.annotations import Annotations
 from captioner.models.captioner import Captioner
 from captioner.models.lstm import LSTMDecoder
-from captioner.models.luong import LuongDecoder
 from captioner.text import END, PAD, START, UNK
 
 State = tuple[Tensor, ...]
@@ -61,61 +60,13 @@ def luong_step(
     return decoder.output(attentional), weights, (hidden, cell, attentional)
 
 
-def transformer_step(
-    decoder: Any, tokens: Tensor, vectors: Tensor, state: State
-) -> tuple[Tensor, Tensor, State]:
-    """Run the words so far through all layers again for every word."""
-    words = torch.cat([state[0], tokens.unsqueeze(1)], 1)
-    logits, weights = transformer(decoder, words, vectors)
-    return logits[:, -1], weights[:, -1], (words,)
-
-
-def transformer(decoder: Any, tokens: Tensor, vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """Return logits (N, T, V) and the last layer's weights (N, T, L) of whole captions."""
-    length, dim = tokens.shape[1], decoder.embedding.embedding_dim
-    memory = decoder.memory(vectors)
-    place = torch.arange(length, device=tokens.device, dtype=vectors.dtype).unsqueeze(1)
-    rate = torch.exp(torch.arange(0, dim, 2, device=tokens.device) * (-math.log(10000.0) / dim))
-    position = torch.stack([torch.sin(place * rate), torch.cos(place * rate)], -1).flatten(1)
-    words = math.sqrt(dim) * decoder.embedding(tokens) + position
-    future = torch.ones(length, length, dtype=torch.bool, device=tokens.device).triu(1)
-    weights = words
-    for layer in decoder.layers:
-        normed = layer.norms[0](words)
-        own, other = layer.self_attention, layer.attention
-        key, value = own.key_value(normed).chunk(2, -1)
-        words = words + own.output(_heads(own.query(normed), key, value, own.heads, future)[0])
-        query = other.query(layer.norms[1](words))
-        found, weights = _heads(query, other.key(memory), other.value(memory), other.heads)
-        words = words + other.output(found)
-        words = words + layer.feed_forward(layer.norms[2](words))
-    return decoder.output(decoder.norm(words)), weights.mean(1)
-
-
-def _heads(
-    query: Tensor, key: Tensor, value: Tensor, count: int, blocked: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
-    """Multi-head attention: output (N, T, h·d) and weights (N, h, T, L)."""
-    query, key, value = (
-        torch.unflatten(x, -1, (count, -1)).transpose(1, 2) for x in (query, key, value)
-    )
-    scores = query @ key.transpose(2, 3) / math.sqrt(query.shape[-1])
-    if blocked is not None:
-        scores = scores.masked_fill(blocked, -torch.inf)
-    weights = scores.softmax(-1)
-    return (weights @ value).transpose(1, 2).flatten(2), weights
-
-
 def start(decoder: Any, vectors: Tensor) -> tuple[Step, State]:
     """Return the step function of a decoder and the state before the first word."""
     mean = vectors.mean(1)
     if isinstance(decoder, LSTMDecoder):
         return lstm_step, (decoder.start_hidden(mean), decoder.start_cell(mean))
-    if isinstance(decoder, LuongDecoder):
-        none = mean.new_zeros(len(mean), decoder.embedding.embedding_dim)
-        return luong_step, (decoder.start_hidden(mean), decoder.start_cell(mean), none)
-    none = torch.empty(len(vectors), 0, dtype=torch.long, device=vectors.device)
-    return transformer_step, (none,)
+    none = mean.new_zeros(len(mean), decoder.embedding.embedding_dim)
+    return luong_step, (decoder.start_hidden(mean), decoder.start_cell(mean), none)
 
 
 def necked(captioner: Captioner, vectors: Tensor) -> Tensor:
@@ -134,16 +85,13 @@ def loss(captioner: Captioner, vectors: Tensor, tokens: Tensor, stochastic: floa
     lengths, order = (rows[:, 1:] != PAD).sum(1).sort(descending=True, stable=True)
     rows, copies, longest = rows[order], necked(captioner, copies[order]), int(lengths[0])
     step, state = start(decoder, copies)
-    if step is transformer_step:
-        logits, weights = transformer(decoder, rows[:, :longest], copies)
-    else:
-        outputs = []
-        for t in range(longest):
-            alive = int((lengths > t).sum())
-            state = tuple(part[:alive] for part in state)
-            *output, state = step(decoder, rows[:alive, t], copies[:alive], state)
-            outputs.append([F.pad(part, (0, 0, 0, len(rows) - alive)) for part in output])
-        logits, weights = (torch.stack(parts, 1) for parts in zip(*outputs, strict=True))
+    outputs = []
+    for t in range(longest):
+        alive = int((lengths > t).sum())
+        state = tuple(part[:alive] for part in state)
+        *output, state = step(decoder, rows[:alive, t], copies[:alive], state)
+        outputs.append([F.pad(part, (0, 0, 0, len(rows) - alive)) for part in output])
+    logits, weights = (torch.stack(parts, 1) for parts in zip(*outputs, strict=True))
     targets = rows[:, 1 : 1 + longest]
     value = F.cross_entropy(
         logits.flatten(0, 1), targets.flatten(), ignore_index=PAD, label_smoothing=0.1

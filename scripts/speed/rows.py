@@ -36,7 +36,6 @@ BATCH = 64
 DESIGNS: dict[str, dict[str, Any]] = {
     "show-attend-tell": {},
     "luong-general": {"input_feeding": False},
-    "transformer": {},
 }
 
 
