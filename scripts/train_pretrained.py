@@ -32,8 +32,8 @@ from pretrained.shipping import ship, ship_encoder
 import captioner
 from captioner import resources
 from captioner.data.readers import read
-from captioner.data.records import SPLITS, TEST, Record
-from captioner.data.sources import Source
+from captioner.data.records import TEST, Record, Records
+from captioner.data.sources import Source, join
 from captioner.decoding import Decoding
 from captioner.errors import ImageError
 from captioner.evaluation.metrics import CaptionScorer
@@ -116,8 +116,8 @@ def scores(name: str, root: Path, coco: Path) -> dict[str, Any]:
     began = time.perf_counter()
     captions = generated(predictor, records)
     seconds = time.perf_counter() - began
-    source = Source("coco2014", str(coco), splits=list(SPLITS), held_out=HELD_OUT)
-    held_out = [record for record in source.records() if record.split == TEST]
+    source = Source("coco2014", str(coco), splits=["train", "val", "test"], held_out=HELD_OUT)
+    held_out = list(join(Records(), [source]).of_split(TEST))
     learned = [*predictor.captioner.neck.parameters(), *predictor.captioner.decoder.parameters()]
     return {
         "command": shlex.join(["python", "scripts/train_pretrained.py", *sys.argv[1:]]),
