@@ -372,28 +372,21 @@ def inputs(tmp_path, monkeypatch, tiny_folder):
 
 
 COCO = "--instances instances.json --captions references.json --images photos"
+CHECK = "data check --data.name"
+RUN = "run/checkpoints/best.ckpt"
 OVERWRITING = {
-    "caption photos --model model --output": ["photos/a.jpg", "model/config.json"],
-    "caption photos/a.jpg --model run/checkpoints/best.ckpt --output": [
-        *("photos/a.jpg", "run/checkpoints/best.ckpt")
-    ],
-    "evaluate results.json --references references.json --output": [
-        *("results.json", "references.json")
-    ],
-    f"ground {COCO} --model model --output": [
-        *("instances.json", "references.json", "photos/a.jpg", "model/vocab.json")
-    ],
-    "ground --data csv --root captions.csv --model run --output": [
-        *("captions.csv", "run/model/config.json")
-    ],
-    "data check --data.name csv --data.root captions.csv --output": ["captions.csv"],
-    "data check --data.name folder --data.root photos --output": ["photos/a.jpg"],
-    "compare run --output": ["run/results", "run/checkpoints/best.ckpt"],
-    "export --model model --overwrite": ["model", "model/config.json"],
-    "export --model run --overwrite": ["run/model", "run"],
-    "export --model run/checkpoints/best.ckpt --overwrite": ["run", "run/checkpoints"],
-    "explain photos/a.jpg --model model --output": ["model", "photos/a.jpg"],
-    "fit --config photos/config.yaml --trainer.default_root_dir": ["photos"],
+    "caption photos --model model --output": "photos/a.jpg model/config.json",
+    f"caption photos/a.jpg --model {RUN} --output": f"photos/a.jpg {RUN}",
+    "evaluate results.json --references references.json --output": "results.json references.json",
+    f"ground {COCO} --model model --output": "instances.json photos/a.jpg model/vocab.json",
+    "ground --data csv --root captions.csv --model run --output": "captions.csv run/model/config.json",
+    f"{CHECK} csv --data.root captions.csv --output": "captions.csv",
+    f"{CHECK} folder --data.root photos --output": "photos/a.jpg",
+    "compare run --output": f"run/results {RUN}",
+    "export --model model --overwrite": "model model/config.json",
+    f"export --model {RUN} --overwrite": "run run/checkpoints",
+    "explain photos/a.jpg --model model --output": "model photos/a.jpg",
+    "fit --config photos/config.yaml --trainer.default_root_dir": "photos",
 }
 
 
@@ -406,7 +399,7 @@ def contents(folder):
     [
         (command, output, link)
         for command, outputs in OVERWRITING.items()
-        for output in outputs
+        for output in outputs.split()
         for link in (None, "symbolic", "hard")
         if link != "hard" or "." in output  # folders have no hard links
     ],

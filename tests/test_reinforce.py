@@ -271,8 +271,8 @@ def test_the_rollout_repeats_every_caption_and_the_temperature_falls_to_one():
         (Reinforce, {"samples": 0}, "a whole number of 1 or more, got 0"),
         (Reinforce, {"baseline": "leave_one_out", "samples": 1}, "2 samples or more"),
         (Reinforce, {"initial_temperature": 0.0}, "a number from 1e-06"),
-        (SelfCritical, {"samples": 0, "baseline": "greedy"}, "got 0"),
-        (SelfCritical, {"samples": 1}, "got 1"),
+        (SelfCritical, {"samples": 0, "baseline": "greedy"}, "number of 1 or more, got 0"),
+        (SelfCritical, {"samples": 1}, "number of 2 or more, got 1"),
         (SelfCritical, {"source": "samples", "no_repeat": 2}, "no_repeat=2 applies to captions of"),
     ],
 )

@@ -13,10 +13,6 @@ class Likelihood(Objective):
     Minimises ``−log p(y | a)``, the mean over all words, plus the terms of ``Objective``. The paper does
     not say whether its terms are sums or means; means make λ independent of the caption length, the
     batch size and the grid.
-
-    Args:
-        doubly_stochastic: as in ``Objective``.
-        label_smoothing: as in ``Objective``.
     """
 
     def __init__(

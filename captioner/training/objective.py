@@ -108,16 +108,11 @@ class Objective(Component, kind="objective"):
     def forward(
         self, decoded: Decoded, words: Tokens, rewards: Rewards = None, masks: Masks = None
     ) -> Loss:
-        """Return the loss of the decoder's predictions.
+        """Return the loss of the predictions of ``words``, of which ``<pad>`` does not count.
 
-        Every term is a sum over this process's words or captions divided by ``count``, so that the mean
-        over processes is the loss of the whole batch.
-
-        Args:
-            decoded: the decoder's output.
-            words: the words to predict, each from the words before it; ``<pad>`` does not count.
-            rewards: those of the rollout; None outside training.
-            masks: as ``Batch.masks``; None outside training and without supervision.
+        ``rewards`` are those of the rollout, ``masks`` those of the batch; outside training, both are
+        None. Every term is a sum over this process's words or captions divided by ``count``, so that the
+        mean over processes is the loss of the whole batch.
         """
         raise NotImplementedError
 
@@ -179,8 +174,7 @@ def cross_entropy(
 ) -> Float[Tensor, "B R T"]:
     """Return ``−Σ_i m̂_i log α_i`` with ``m̂ = m / Σ_i m_i`` (Liu et al. 2017), minimal at α = m̂.
 
-    α are the ``weights`` at every step; m is the fraction of every cell that the mask covers, all 0 for
-    a word without a mask.
+    m is the fraction of every cell that the mask covers, all 0 for a word without a mask.
     """
     total = masks.sum(-1, keepdim=True)
     target = masks / total.where(total > 0, 1.0)
@@ -190,10 +184,6 @@ def cross_entropy(
 def negative_log_mass(
     weights: Float[Tensor, "B R T L"], masks: Float[Tensor, "B R T L"]
 ) -> Float[Tensor, "B R T"]:
-    """Return ``−log Σ_i m_i α_i``, which is 0 wherever all attention lies inside the mask.
-
-    The arguments are those of ``cross_entropy``. A box contains background, too, which attention need
-    not fill.
-    """
+    """Return ``−log Σ_i m_i α_i``, which is 0 wherever all attention lies inside the mask."""
     mass = (masks * weights).sum(-1)
     return -(mass.clamp(min=LEAST_MASS).log() * masks.any(-1))

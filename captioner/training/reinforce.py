@@ -53,9 +53,6 @@ class Reinforce(Objective):
         initial_temperature: factor of the attention's temperature at the start; it falls to 1
             geometrically over the first half of the training.
         options: those of ``Objective``; rewards are not smoothed.
-
-    Raises:
-        UsageError: ``samples`` is too small, or ``initial_temperature`` is not a temperature.
     """
 
     trains_locations = True

@@ -9,6 +9,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from captioner import limits
 from captioner.decoding import Decoding, Hypothesis, mask_special_tokens, sample, search
 from captioner.errors import UsageError
 from captioner.evaluation.cider import CiderD
@@ -45,9 +46,6 @@ class SelfCritical(Objective):
         no_repeat: as in ``Decoding``, for the beam and the greedy caption.
         dropout: whether the model generates and learns with dropout. The two use different dropout
             masks, which biases the gradient but delays overfitting on small data sets.
-
-    Raises:
-        UsageError: ``samples`` is too small, or ``no_repeat`` is given with sampled captions.
     """
 
     _cider: CiderD  # set in ``setup``
@@ -62,10 +60,7 @@ class SelfCritical(Objective):
         dropout: bool = False,
     ) -> None:
         super().__init__()
-        if samples < 1 or (baseline == "others" and samples < 2):
-            raise UsageError(
-                f"SelfCritical needs 1 sample or more, or 2 with the baseline others, got {samples}"
-            )
+        limits.check("samples", samples, limits.Number(2 if baseline == "others" else 1))
         if no_repeat and source == "samples":
             raise UsageError(
                 f"no_repeat={no_repeat} applies to captions of a beam search, and source is samples: "
