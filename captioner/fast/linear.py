@@ -38,13 +38,10 @@ def linear(rows: Tensor, weight: Weight, bias: Tensor | None = None) -> Float[Te
 
 
 def product(rows: Rows, weight: Weight, bias: Tensor | None = None) -> Float[Tensor, "m n"]:
-    """Compute ``rows @ weight.T + bias`` outside autograd."""
-    count, rows = len(rows), _pad(rows)
-    if not _use_onednn(rows, weight):
-        return F.linear(rows, weight, bias)[:count]
+    """Compute ``rows @ weight.T + bias`` by oneDNN, outside autograd."""
     # oneDNN falls back to a slow kernel for a slice of a matrix.
     dense = weight.is_contiguous() or weight.T.is_contiguous()
-    return by_onednn(rows, weight if dense else weight.contiguous(), bias)[:count]
+    return by_onednn(_pad(rows), weight if dense else weight.contiguous(), bias)[: len(rows)]
 
 
 def outer(grad: Float[Tensor, "m n"], rows: Rows) -> Float[Tensor, "n k"]:
