@@ -66,8 +66,6 @@ def test_rows_are_padded_to_few_sizes(count, onednn):
     assert size % 16 == 0
 
 
-
-
 def test_other_strides_and_precisions():
     rows, weight = random(7, 30).T, random(14, 9)[::2].T  # (30, 7), (9, 7)
     torch.testing.assert_close(linear(rows, weight), rows @ weight.T, **TIGHT)
