@@ -17,7 +17,7 @@ import gradio as gr
 from captioner import overlay
 from captioner.app.panel import ALL, select, style_of
 from captioner.app.served_models import CONCURRENCY, MAX_BEAM, MAX_PENALTY, OWN, Models
-from captioner.app.upload import photo_input, show_errors, write_export, write_image
+from captioner.app.upload import PhotoInput, show_errors, write_export, write_image
 from captioner.overlay import Style, export
 from captioner.overlay.style import Scale, Smoothing
 
@@ -89,7 +89,7 @@ def add_endpoints(models: Models) -> None:
     with gr.Row(visible=False):
         trigger = gr.Button()
         inputs = (
-            photo_input(label="photo"),
+            PhotoInput(label="photo", type="filepath"),
             gr.Dropdown(names, value=names[0], label="model"),
             gr.Number(OWN, precision=0, minimum=OWN, maximum=MAX_BEAM, label="beam_size"),
             gr.Number(OWN, minimum=OWN, maximum=MAX_PENALTY, label="length_penalty"),

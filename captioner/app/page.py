@@ -12,15 +12,13 @@ from captioner.app.api import add_endpoints
 from captioner.app.example_photos import Example
 from captioner.app.panel import ALL, PRIVATE, Stage
 from captioner.app.served_models import MAX_BEAM, OWN, Models
-from captioner.app.upload import photo_input
+from captioner.app.upload import PhotoInput
 from captioner.overlay import Style
 from captioner.overlay.html import FOLDER as OVERLAY
 
 TITLE = """<h1>captioner</h1>
 <p>Describes a photo and shows where the model looked for each word. Point at a word.</p>"""
 NONE = "no other"
-MODEL_DEFAULT = ("model default", OWN)
-PENALTIES = (0.0, 0.5, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.5, 2.0, 3.0)
 LOOKS = [("glow", "glow"), ("as in the paper", "paper")]
 SCALES = [("shared by all words", "shared"), ("one for each word", "own")]
 SMOOTHINGS = [("smooth", "bicubic"), ("gaussian", "gaussian"), ("cells", "none")]
@@ -61,9 +59,9 @@ def build(models: Models, examples: Sequence[Example]) -> gr.Blocks:
         path = gr.State(str(examples[0].path))
         with gr.Row(elem_classes="page"):
             with gr.Column(elem_classes="photo"):
-                photo = photo_input(
-                    label="Your photo", sources=["upload", "clipboard", "webcam"], height=170,
-                    elem_id="photo", buttons=[],
+                photo = PhotoInput(
+                    label="Your photo", sources=["upload", "clipboard", "webcam"], type="filepath",
+                    height=170, elem_id="photo", buttons=[],
                 )  # fmt: skip
                 template = jinja2.Template(_text(FOLDER / "examples.html"), autoescape=True)
                 photos = template.render(examples=examples)
@@ -100,14 +98,8 @@ def _settings(models: Models) -> tuple[list[Any], list[Any], list[Any]]:
         explain = gr.Button("Explain", size="sm", min_width=90, variant="primary")
         clear = gr.Button("Model's caption", size="sm", min_width=90)
     with gr.Accordion("Search", open=False):
-        beam_size = gr.Dropdown(
-            [MODEL_DEFAULT, *range(1, MAX_BEAM + 1)], value=OWN, label="Beam size",
-            info="1 is greedy search.",
-        )  # fmt: skip
-        penalty = gr.Dropdown(
-            [MODEL_DEFAULT, *PENALTIES], value=OWN, label="Length penalty",
-            info="0 prefers short captions.",
-        )  # fmt: skip
+        sizes = [("model default", OWN), *range(1, MAX_BEAM + 1)]
+        beam_size = gr.Dropdown(sizes, value=OWN, label="Beam size", info="1 is greedy search.")
     with gr.Accordion("Drawing", open=False):
         look = gr.Radio(LOOKS, value=Style.look, label="Style")
         opacity = gr.Slider(0, 1, Style.opacity, step=0.05, label="Opacity")
@@ -121,7 +113,10 @@ def _settings(models: Models) -> tuple[list[Any], list[Any], list[Any]]:
             for label, count in (("Layer", 6), ("Head", 8))
         )  # fmt: skip
     cleared = clear.click(lambda: "", None, sentence, queue=False, **PRIVATE)
-    chosen = [control.change for control in (name, other, beam_size, penalty)]
+    chosen = [control.change for control in (name, other, beam_size)]
     changes = [partial(gr.on, [sentence.submit, explain.click, *chosen]), cleared.then]
-    query = [name, other, sentence, beam_size, penalty]
-    return query, [layer, head, opacity, scale, smoothing, look], changes
+    return (
+        [name, other, sentence, beam_size],
+        [layer, head, opacity, scale, smoothing, look],
+        changes,
+    )

@@ -158,13 +158,12 @@ class Stage:
         return wrapped
 
     def ask(
-        self, photo: Answers | str, model: str, other: str, given: str, beam_size: int,
-        length_penalty: float, *style: Any,
-    ) -> Update:  # fmt: skip
+        self, photo: Answers | str, model: str, other: str, given: str, beam_size: int, *style: Any
+    ) -> Update:
         """Caption a new photo or the shown one, or explain the given sentence."""
         path = photo if isinstance(photo, str) else photo[0].path
         answers = [
-            self.models.answer(path, name, given, beam_size, length_penalty)
+            self.models.answer(path, name, given, beam_size)
             for name in (model, other)
             if name in self.models.names
         ]

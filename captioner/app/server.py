@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.middleware import Middleware
-from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -51,10 +51,9 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
-        if scope["type"] not in ("http", "websocket"):
+        if scope["type"] == "lifespan":
             return await self._app(scope, receive, send)
-        request = Request({**scope, "type": "http"}, receive)
-        host = request.headers.get("host", "").lower()
+        host = Headers(scope=scope).get("host", "").lower()
         name = host if host.endswith("]") else host.rpartition(":")[0] or host
         if self._hosts and name not in self._hosts:
             text = "This server does not answer this host name. Start it with --allowed-host NAME."
@@ -73,7 +72,7 @@ class Gate:
         except Exception as error:
             if started:
                 raise
-            logging.getLogger(__name__).warning("%s: %.200r", request.url.path, error)
+            logging.getLogger(__name__).warning("%s: %.200r", scope["path"], error)
             await PlainTextResponse("The request is malformed.\n", 400)(scope, receive, send)
         return None
 

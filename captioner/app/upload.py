@@ -1,6 +1,7 @@
 """Uploaded photos, which only this package decodes, and the files that the browser downloads."""
 
 import tempfile
+from abc import ABCMeta
 from collections.abc import Callable
 from functools import wraps
 from html import escape
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from gradio.component_meta import ComponentMeta
 from gradio.data_classes import ImageData
 from gradio.utils import get_upload_folder
 from PIL import Image
@@ -20,31 +22,36 @@ from captioner.overlay import Style, export
 MAX_FILE = "25mb"  # the largest accepted upload
 
 
-def photo_input(**options: Any) -> gr.Image:
-    """Return Gradio's image component, changed to give the path of the upload.
+class _WithoutStub(ComponentMeta):
+    # ComponentMeta.__new__ writes a .pyi file next to the source of every component class, here into
+    # the installed package. The rest of it prepares events and constructors, which are inherited.
+    def __new__(cls, name: str, bases: tuple[type, ...], attributes: dict[str, Any]) -> Any:
+        return ABCMeta.__new__(cls, name, bases, attributes)
+
+
+class PhotoInput(gr.Image, metaclass=_WithoutStub):
+    """Gradio's image component, but it returns the path of the upload without decoding it.
 
     Gradio would decode the file with any codec, answer a damaged file with an internal error, and
     download web addresses.
     """
-    photo: Any = gr.Image(type="filepath", **options)
-    photo.preprocess = _uploaded_path
-    photo.async_move_resource_to_block_cache = _unmoved
-    return photo
 
+    is_template = True  # use the front end of gr.Image
 
-def _uploaded_path(payload: ImageData | None) -> str | None:
-    if payload is None or payload.path is None:
-        return None
-    # Gradio refuses other files of the server only if the request marks the path as a file.
-    folder = Path(get_upload_folder()).resolve()
-    if not Path(payload.path).resolve().is_relative_to(folder):
-        text = "web addresses and paths are not read; download the photo and upload it"
-        raise gr.Error(text, print_exception=False)
-    return payload.path
+    def preprocess(self, payload: ImageData | None) -> str | None:
+        """Return the path of the upload."""
+        if payload is None or payload.path is None:
+            return None
+        # Gradio refuses other files of the server only if the request marks the path as a file.
+        folder = Path(get_upload_folder()).resolve()
+        if not Path(payload.path).resolve().is_relative_to(folder):
+            text = "web addresses and paths are not read; download the photo and upload it"
+            raise gr.Error(text, print_exception=False)
+        return payload.path
 
-
-async def _unmoved(path: str | None) -> str | None:
-    return path
+    async def async_move_resource_to_block_cache(self, path: Any) -> Any:
+        """Return the path: uploads stay where they are, and nothing is downloaded."""
+        return path
 
 
 def show_errors(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -77,6 +77,7 @@ def _item(caption: Caption, photo: images.Source | None, style: Style) -> dict[s
     image = heatmap.fit(image, side, side)
     rows, columns = caption.geometry.grid
     content, entropy = content_words(caption), entropies(maps(caption, style))
+    own_peaks = heatmap.peaks(caption, replace(style, scale="own"))
     return {
         "caption": caption,
         "badge": "",
@@ -99,12 +100,12 @@ def _item(caption: Caption, photo: images.Source | None, style: Style) -> dict[s
             "own": style.scale == "own",
             "low": heatmap.lowest(caption, style),
             "peak": heatmap.peaks(caption, replace(style, scale="shared"))[0],
-            "words": [_word(caption, index, style) for index in range(len(caption.words))],
+            "words": [_word(caption, index, peak, style) for index, peak in enumerate(own_peaks)],
         },
     }
 
 
-def _word(caption: Caption, index: int, style: Style) -> dict[str, Any]:
+def _word(caption: Caption, index: int, peak: float, style: Style) -> dict[str, Any]:
     """Return the table row of a word, and what the script needs to draw its map."""
     word, weights = caption.words[index], maps(caption, style)[index]
     entropy = float(entropies(weights[None])[0])
@@ -124,7 +125,7 @@ def _word(caption: Caption, index: int, style: Style) -> dict[str, Any]:
         "location": location,
         "description": f"“{word}”: looked {description}",
         "weights": [float(f"{value:.5g}") for value in weights.ravel()],
-        "peak": heatmap.peaks(caption, replace(style, scale="own"))[index],
+        "peak": peak,
         "lines": heatmap.outlines(caption, index, style),
     }
 
