@@ -8,8 +8,9 @@ the batch is repeated one image at a time, and only that image fails.
 import os
 import signal
 import sys
+from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from math import ceil
 from multiprocessing import get_context
@@ -54,16 +55,14 @@ class LocalEngine(AbstractContextManager["LocalEngine"]):
             worker.process.join()
 
     def rows(self, batches: Iterable[list[str]]) -> Iterator[Row]:
-        """Yield the row of every photo, in the order of completion."""
-        pending: set[Future[list[Row]]] = set()
+        """Yield the row of every photo in order."""
+        pending: deque[Future[list[Row]]] = deque()
         threads = ThreadPoolExecutor(self._count)  # each waits for the process of its batch
         try:
             for names in batches:
-                pending.add(threads.submit(self._caption, names))
-                if len(pending) > self._count:
-                    done, pending = wait(pending, return_when=FIRST_COMPLETED)
-                    for future in done:
-                        yield from future.result()
+                pending.append(threads.submit(self._caption, names))
+                if len(pending) > 2 * self._count:  # so that no process waits for a slower one
+                    yield from pending.popleft().result()
             for future in pending:
                 yield from future.result()
         finally:

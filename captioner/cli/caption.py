@@ -8,7 +8,7 @@ captioner caption library/ --output captions/    # any number of photos, resumab
 import argparse
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import chain, islice, repeat
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 
 from captioner import paths
 from captioner.batch.output_folder import MANIFEST, Shards
-from captioner.batch.rows import Row, encodable, failure
+from captioner.batch.rows import Row, failure
 from captioner.batch.sources import Sources
 from captioner.cli.arguments import add_inputs, open_output, positive, writes_folder
 from captioner.cli.progress import captioning, loading, report_failures
@@ -94,7 +94,7 @@ def _write_file(options: argparse.Namespace, file_format: str) -> int:
         nonlocal failed
         names = map(str, photos)
         rows = iter([broken]) if broken else engine.rows(_batches(names, options.batch_size))
-        for path, row in zip(photos, _in_order(photos, rows), strict=True):
+        for path, row in zip(photos, rows, strict=True):
             failed += _reported(row)
             yield path, row
             advance()
@@ -118,17 +118,6 @@ def _unreadable(photo: Path) -> Row | None:
     except ImageError as error:
         return failure(str(photo), error)
     return None
-
-
-def _in_order(photos: Iterable[Path], rows: Iterator[Row]) -> Iterator[Row]:
-    """Yield an engine's rows in the order of the photos; they arrive in the order of completion."""
-    arrived: dict[str, Row] = {}
-    for path in photos:
-        name = encodable(str(path))
-        while name not in arrived:
-            row = next(rows)
-            arrived[row["image"]] = row
-        yield arrived.pop(name)
 
 
 def _write_folder(options: argparse.Namespace, file_format: str) -> int:
