@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from jaxtyping import Float64, Int, Shaped
 
-LEVEL = 0.95
 BLOCK = 4_000_000  # counts in memory at a time
 
 Counts = Float64[np.ndarray, "R I"]
@@ -72,8 +71,7 @@ class Bootstrap:
             return Estimate(math.nan, math.nan, math.nan)
         blocks = np.array_split(self._counts, math.ceil(self._counts.size / BLOCK))
         values = np.concatenate([statistic(counts.astype(np.float64)) for counts in blocks])
-        tail = 100 * (1 - LEVEL) / 2
-        low, high = np.nanpercentile(values, [tail, 100 - tail])
+        low, high = np.nanpercentile(values, [2.5, 97.5])
         return Estimate(value, float(low), float(high))
 
     def difference(self, one: Statistic, other: Statistic) -> Estimate:

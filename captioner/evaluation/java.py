@@ -9,7 +9,7 @@ from pathlib import Path
 from pycocoevalcap.meteor import meteor as meteor_module
 from pycocoevalcap.tokenizer import ptbtokenizer as ptb_module
 
-from captioner.errors import EvaluationError
+from captioner.errors import EvaluationError, plural
 from captioner.evaluation.image_statistics import METEOR_NUMBERS
 from captioner.fast.malloc import give_back_memory
 
@@ -83,5 +83,6 @@ def _run(tool: str, arguments: Sequence[str], text: str, lines: int) -> list[str
         problem = (*reasons, reported[-1])[0] or f"exit status {java.returncode}"
         raise JavaError(f"{tool} failed in java: {problem.strip()}")
     if len(printed) != lines:
-        raise JavaError(f"{tool} failed in java: {len(printed)} lines for {lines} captions")
+        found = f"{plural(len(printed), 'line')} for {plural(lines, 'caption')}"
+        raise JavaError(f"{tool} failed in java: {found}")
     return printed

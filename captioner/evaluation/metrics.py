@@ -60,7 +60,7 @@ class Scores:
 
 
 class CaptionScorer:
-    """Score candidate captions against references. Each reference is tokenized once, on first use.
+    """Score candidate captions against references.
 
     Args:
         references: image id → reference captions.
@@ -87,7 +87,6 @@ class CaptionScorer:
         self._strict = java is True
         self._split: Words = tokenizer or Tokenizer()
         self._split_name = str(getattr(self._split, "name", "custom"))
-        self._tokenized: dict[Id, list[str]] = {}
 
     def score(self, candidates: Mapping[Id, str]) -> Scores:
         """Score one caption, which may be empty, for each image or for some of them.
@@ -119,11 +118,16 @@ class CaptionScorer:
             message = "%s; scoring with %s words and without METEOR"
             logger.warning(message, error, self._split_name)
             self._java = False
-            self._tokenized.clear()
             return self._score(candidates)
 
     def _score(self, candidates: Mapping[Id, str]) -> tuple[Scores, list[ImageStatistics]]:
-        references = self._tokenized_references(candidates)
+        texts = [text for image in candidates for text in self.references[image]]
+        lines = iter(self._tokenize(texts))
+        references = {image: [next(lines) for _ in self.references[image]] for image in candidates}
+        if not any(map(any, references.values())):
+            raise EvaluationError(
+                f"the references have no words, such as those of {_some(references)}"
+            )
         words = self._tokenize(list(candidates.values()))
         tokenized = {image: [line] for image, line in zip(candidates, words, strict=True)}
         bleu = BleuScorer(n=ORDER)
@@ -147,17 +151,6 @@ class CaptionScorer:
         missing = len(self.references) - len(candidates)
         tokenizer = "ptb" if self._java else self._split_name
         return Scores(**values, tokenizer=tokenizer, images=len(images), missing=missing), images
-
-    def _tokenized_references(self, images: Iterable[Id]) -> dict[Id, list[str]]:
-        new = {image: self.references[image] for image in images if image not in self._tokenized}
-        lines = iter(self._tokenize([text for texts in new.values() for text in texts]))
-        self._tokenized |= {image: [next(lines) for _ in texts] for image, texts in new.items()}
-        references = {image: self._tokenized[image] for image in images}
-        if not any(map(any, references.values())):
-            raise EvaluationError(
-                f"the references have no words, such as those of {_some(references)}"
-            )
-        return references
 
     def _tokenize(self, captions: Sequence[str]) -> list[str]:
         if self._java:
