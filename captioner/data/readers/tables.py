@@ -23,9 +23,12 @@ from captioner.errors import DataError, UsageError
 
 Row = tuple[str, list[str], str | None]  # image, captions, split
 
-# caption, caption_1, caption_2, …; Flickr30k's table has image_name and comment
-_CAPTION_COLUMN = re.compile(r"captions?([ _-]?\d+)?|comment")
-_ALIASES = {"image_name": "image"}
+_CAPTION_COLUMN = re.compile(r"captions?([ _-]?\d+)?")  # caption, caption_1, caption_2, …
+_FLICKR30K = [
+    "image_name",
+    "comment_number",
+    "comment",
+]  # a header that means image, number, caption
 
 
 def read_jsonl(root: Path, problems: Problems) -> Iterator[Record]:
@@ -50,7 +53,7 @@ def csv_rows(file: Path, problems: Problems) -> Iterator[Row]:
     """The rows of a CSV table; DataError if its header does not fit."""
     rows = read_csv_rows(file)
     names = [column.strip().lower() for column in next(rows, (0, []))[1]]
-    header = [_ALIASES.get(name, name) for name in names]
+    header = ["image", "number", "caption"] if names == _FLICKR30K else names
     columns = [i for i, column in enumerate(header) if _CAPTION_COLUMN.fullmatch(column)]
     if header and ("image" not in header or not columns):
         raise DataError(
