@@ -32,7 +32,7 @@ def page(report: Mapping[str, Any], full: bool = False) -> str:
     columns = {CAPTIONS[regime]: _measures(found, "model") for regime, found in regimes.items()}
     if "scores" in part:
         columns |= {MAPS[kind]: _measures(part, kind) for kind in ("time_averaged", "uniform")}
-    # The rows of all columns, in the order of the generated captions, which have the most.
+    # The baselines, which are last, have the first rows only.
     labels = dict.fromkeys(label for column in reversed(columns.values()) for label in column)
     rows = [[label, *(column.get(label, "") for column in columns.values())] for label in labels]
     photos = plural(part["faithfulness"]["images"], "photo")
@@ -82,7 +82,9 @@ def _tables(part: Mapping[str, Any]) -> list[str]:
     if "coverage" in part:
         counts = (f"{name.replace('_', ' ')} {n:,}" for name, n in part["coverage"].items())
         lines += [f"Grid {part['grid'][0]} × {part['grid'][1]}; {', '.join(counts)}.", ""]
-    if "scores" in part:
+    if "error" in part:
+        lines += [f"{part['error'].capitalize()}.", ""]
+    elif "scores" in part:
         rows = [
             [label, *(interval(part["scores"][kind][metric]) for metric in METRICS)]
             for kind, label in MAPS.items()

@@ -15,6 +15,8 @@ NAMES = {score: score.upper().replace("_", "-") for score in SCORES} | {
     "cider": "CIDEr",
     "chair_i": "CHAIR-i",
     "chair_s": "CHAIR-s",
+    "f1_all": "F1-all",
+    "f1_loc": "F1-loc",
     "discrimination": "paired objects",
     "mass": "mass in mask",
     "map_entropy": "entropy of the maps, nats",
