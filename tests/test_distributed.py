@@ -204,9 +204,12 @@ def run(*arguments: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.alone
-@pytest.mark.parametrize(("objective", "epochs"), [("Likelihood", 10), ("SelfCritical", 2)])
+@pytest.mark.parametrize(("objective", "epochs"), [("Likelihood", 10), ("SelfCritical", 1)])
 def test_two_processes_train_like_one(objective, epochs, tmp_path, shapes_cache):
-    """The same losses, captions and scores; SelfCritical's captions come from a beam search."""
+    """The same losses, captions and scores.
+
+    SelfCritical trains for one epoch: later, rounding can decide which captions a beam keeps.
+    """
     roots = [tmp_path / "one", tmp_path / "two"]
     options = [*UNEVEN, "--trainer.log_every_n_steps=1", f"--model.objective={objective}"]
     for root, together in zip(roots, ((), TOGETHER), strict=True):
