@@ -118,8 +118,7 @@ def test_other_files_are_refused(tmp_path):
         [[0, 0, 1e9, 0, 1e9, 1e9]],
         [[float("nan")] * 6],
         [[0, 0, 1, 1, 2, 2, 3]],
-        *({"size": SIZE, "counts": c} for c in ("", "0", "zzz", "\u20ac", 7)),
-        *({"size": SIZE, "counts": c} for c in ([], [5], [-5, 3205], [2**40], ["a"])),
+        *({"size": SIZE, "counts": c} for c in ("", "zzz", "\u20ac", 7, [5], [-5, 3205], ["a"])),
     ],
 )
 def test_masks_that_would_crash_the_library(segmentation, tmp_path):
