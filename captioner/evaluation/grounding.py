@@ -78,23 +78,17 @@ class GroundingData:
         captioner: in eval mode.
         data: images with masks, and for ``forced`` with captions.
         regime: ``forced`` (reference captions) or ``generated`` (the model's own).
-
-    Attributes:
-        images: indices of the images that could be read.
-        grid: (rows, columns) of all maps, which are flat, in raster order.
-        captions: all captions.
-        mentions: the mentions that are scored.
-        pairs: pairs of indices of mentions in one caption whose masks are disjoint.
-        left_out: counts of unknown words and of mentions that are not scored.
     """
 
     def __init__(self, captioner: Captioner, data: MaskedImages, regime: Regime) -> None:
         self.data, self.regime = data, regime
-        self.images: list[int] = []
-        self.grid = (1, 1)
+        self.images: list[int] = []  # indices of the images that could be read
+        self.grid = (1, 1)  # (rows, columns) of all maps, which are flat, in raster order
         self.captions: list[CaptionRecord] = []
-        self.mentions: list[MentionRecord] = []
-        self.pairs: list[tuple[int, int]] = []
+        self.mentions: list[MentionRecord] = []  # that are scored
+        self.pairs: list[
+            tuple[int, int]
+        ] = []  # of mentions in one caption whose masks are disjoint
         self.left_out = dict.fromkeys(LEFT_OUT, 0)
         self._captioner = captioner
 

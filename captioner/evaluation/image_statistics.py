@@ -36,27 +36,19 @@ Regime = Literal["forced", "generated"]
 class ImageStatistics:
     """What one image contributes to the measures.
 
-    Attributes:
-        image_id: id from the data set.
-        ratios: measure → (sum over the image, number of values); the measure of several images is the
-            total of the sums divided by the total of the numbers. CIDEr-D has the document frequencies
-            of *all* images in every resample.
-        caption: the caption that was scored, if any.
-        bleu: length of the caption, length of the closest reference, then for n = 1 … 4 the number
-            of matching n-grams, and for n = 1 … 4 the number of n-grams.
-        meteor: the statistics that METEOR's program prints.
-        part: the section of a report, such as ``forced.grounding``.
-        asked: fingerprint of the scored words or mentions; two models are compared only if it is the
-            same. None for captions that the model generates.
+    The measure of several images is the total of the sums divided by the total of the numbers. CIDEr-D
+    has the document frequencies of *all* images in every resample. Two models are compared only if the
+    same words or mentions were ``asked``; it is None for captions that the model generates.
     """
 
     image_id: int | str
-    ratios: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    caption: str | None = None
+    ratios: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # measure → sum, number
+    caption: str | None = None  # that was scored
+    # Lengths of the caption and of the closest reference; matching n-grams, all n-grams for n = 1 … 4.
     bleu: tuple[int, ...] | None = None
-    meteor: tuple[float, ...] | None = None
-    part: str | None = None
-    asked: str | None = None
+    meteor: tuple[float, ...] | None = None  # the statistics that METEOR's program prints
+    part: str | None = None  # the section of a report, such as ``forced.grounding``
+    asked: str | None = None  # fingerprint of the scored words or mentions
 
 
 class Evaluation(NamedTuple):
