@@ -10,6 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -105,6 +106,7 @@ def _file(folder: Path, part: str, path: str) -> Path:
     return folder / part / f"{Path(path).stem.partition('_')[0]}.{suffix}"
 
 
+@lru_cache(maxsize=8)  # the captions of a photo follow each other
 def read_photo(folder: Path, path: str, tokenizer: Tokenizer) -> EntityPhoto:
     """Read the annotations of the photo at ``path``; ``tokenizer`` splits the sentences into words.
 
