@@ -111,6 +111,15 @@ def test_the_look_of_the_paper():
     assert r == g == b < luminance  # darker where there is less
 
 
+def test_contours_are_at_half_of_the_scale():
+    ramp = np.tile(np.arange(8, dtype=np.float32), (4, 1)) / 112
+    lines = heatmap.outlines(make_caption(ramp[None], (80, 40)), 0, Style(contours=True))
+    peak = max(7 / 112, 3 / 32)
+    expected = (1 / 32 + peak) / 2 * 112 + 0.5  # the column, in cells
+    assert lines
+    assert all(x == pytest.approx(expected, abs=0.06) for x, *_ in lines)
+
+
 def test_shared_and_own_scale():
     weights = one_hot([(0, 0), (1, 1)], (3, 3)) * np.array([0.5, 0.2]).reshape(2, 1, 1)
     caption = make_caption(weights, (300, 300))
@@ -182,7 +191,6 @@ def test_layers_and_heads(layer, head):
     ("draw", "message"),
     [
         (lambda _: Style(opacity=1.5), "0 to 1"),
-        (lambda _: Style(smoothing="cubic"), "bicubic or gaussian or none"),
         (lambda caption: overlay.maps(layered(caption), Style(layer=-1)), "no layer 0"),
         (lambda caption: overlay.maps(layered(caption), Style(head=9)), "no head 10: there are 4"),
         (lambda caption: overlay.maps(caption, Style(layer=0)), "leave out layer and head"),

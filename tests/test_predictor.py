@@ -2,12 +2,14 @@
 
 import base64
 import copy
+import os
 import pickle
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ import runs
 from captioner.decoding import Decoding
 from captioner.errors import ImageError, UsageError
 from captioner.predictor import Predictor
+from forgeries import resident
 
 WORDS = ["a", "red", "blue", "circle", "square", "above", "below", "the", "of", "and"]
 SOFT = {"class_path": "Soft"}
@@ -336,3 +339,21 @@ def test_threads_get_the_sequential_answers():
     flat = [[str(caption) for caption in one] for one in expected]
     assert len({text for one in flat for text in one}) > 20
     assert [[str(caption) for caption in one] for one in found] == flat
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads /proc")
+def test_two_thousand_captions_leak_nothing(tiny_folder, image, photo):
+    model = captioner.load(tiny_folder, "cpu")
+
+    def held():
+        return resident(os.getpid()), len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+
+    for number in range(2000):
+        model.caption(photo if number % 2 else image)
+        if number == 199:
+            memory, files = held()
+    grown, more = held()
+    assert more <= files
+    assert grown - memory < 30e6

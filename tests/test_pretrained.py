@@ -3,6 +3,7 @@
 import hashlib
 import json
 import re
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import apps
 import captioner
 import runs
 from captioner import checkpoint, resources
@@ -120,3 +122,23 @@ def test_scores_are_those_of_the_card(name, shared_data):
     assert scores.tokenizer == stated["tokenizer"]
     assert scores.bleu_4 == pytest.approx(stated["bleu_4"], abs=0.2)
     assert scores.cider == pytest.approx(stated["cider"], abs=0.5)
+
+
+def processor_seconds() -> float:
+    """The processor time of all processes that this one has started and that have ended."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_processor_time_until_the_first_caption_and_until_the_app_answers(tmp_path):
+    photo = tmp_path / "scene.png"
+    scene(3, 256).image.save(photo)
+    began = processor_seconds()
+    subprocess.run([sys.executable, "-m", "captioner", "caption", str(photo)], check=True)
+    captioned = processor_seconds()
+    with apps.running():
+        pass
+    assert captioned - began <= 4
+    assert processor_seconds() - captioned <= 6

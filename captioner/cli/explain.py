@@ -19,7 +19,7 @@ from captioner.overlay import export
 from captioner.paths import find
 
 ADVANCED = ("batch_size", "beam_size", "scale", "smoothing", "layer", "head")
-STYLE = ("opacity", "scale", "smoothing", "layer", "head", "look", "content_words")
+STYLE = ("opacity", "scale", "smoothing", "layer", "head", "look", "contours", "content_words")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "glow: colour the regions that get more than an even share of attention; paper: a grey photo "
     text += "under a map from black to white, as in Xu et al. 2015"
     add("--style", dest="look", choices=("glow", "paper"), default="glow", help=text)
+    add("--contours", action="store_true", help="draw a line at half of the colour scale")
     add("--content-words", action="store_true", help="leave words like 'a' and 'of' out of figures")
     text = "one colour scale for all words of a caption, or one for each word"
     add("--scale", choices=("shared", "own"), default="shared", help=text)

@@ -1,7 +1,9 @@
 """The attention map of one word, drawn on the image."""
 
+import itertools
 from functools import cache
 
+import contourpy
 import numpy as np
 from jaxtyping import Float, Float32, UInt8
 from PIL import Image, ImageDraw
@@ -15,16 +17,28 @@ SIGMA = 20 / 16
 """Standard deviation of the gaussian in cells: Xu et al. 2015 blurred cells of 16 pixels by 20."""
 MARK_COLOR = "#19e6ff"  # cyan, which inferno does not contain
 LEAST_PEAK = 3  # the least top of a shared colour scale, as a multiple of even attention
+CONTOUR_STEPS = 8  # points of a contour line per cell
 LONGEST = 6  # longer shapes are stretched to 6 : 1 where they are shown
 Line = tuple[float, float, float, float]
 
 
 def load_image(caption: Caption, photo: images.Source | None = None) -> Image.Image:
-    """Return the upright photo of a caption; ``photo`` is needed if the caption has no path."""
+    """Return the upright photo of a caption; ``photo`` is needed if the caption has no path.
+
+    ``photo`` may have another size than the captioned one, but not another shape.
+    """
     source = caption.image if photo is None else photo
     if source is None:
         raise UsageError("the caption has no image path; give the image as photo=")
-    return images.load(source)
+    image = images.load(source)
+    width, height = caption.geometry.width, caption.geometry.height
+    # Resizing rounds each side to whole pixels.
+    if abs(image.width * height - image.height * width) > max(width, height) + max(image.size):
+        raise UsageError(
+            f"the photo is {image.width} x {image.height} pixels and the captioned photo was "
+            f"{width} x {height}; give the photo that was captioned"
+        )
+    return image
 
 
 def fit(image: Image.Image, width: int, height: int) -> Image.Image:
@@ -139,9 +153,9 @@ def outlines(caption: Caption, index: int, style: Style) -> list[Line]:
     """Return the lines (x, y, x, y) to draw over a map, in cells from the top left of the grid.
 
     They are the border of the cells that hard attention chose or of the window of local attention,
-    and a cross at the centre of this window.
+    and a cross at the centre of this window. With ``style.contours``, they include the contours.
     """
-    lines: list[Line] = []
+    lines = _contours(caption, index, style) if style.contours else []
     if caption.attends != "soft" or caption.window is not None:
         inside = np.pad(maps(caption, style)[index] > 0, 1)
         horizontal = np.argwhere(inside[:-1, 1:-1] != inside[1:, 1:-1]).astype(float).tolist()
@@ -155,3 +169,17 @@ def outlines(caption: Caption, index: int, style: Style) -> list[Line]:
         right, down = arm * columns / width, arm * rows / height
         lines += [(x - right, y, x + right, y), (x, y - down, x, y + down)]
     return lines
+
+
+def _contours(caption: Caption, index: int, style: Style) -> list[Line]:
+    """Return the lines at half of the colour scale."""
+    rows, columns = caption.geometry.grid
+    size = (columns * CONTOUR_STEPS, rows * CONTOUR_STEPS)
+    values = upsample(maps(caption, style)[index], size, effective_smoothing(caption, style))
+    x, y = ((np.arange(count) + 0.5) / CONTOUR_STEPS for count in size)
+    middle = (lowest(caption, style) + peaks(caption, style)[index]) / 2
+    return [
+        (*start, *end)
+        for line in contourpy.contour_generator(x, y, values).lines(middle)
+        for start, end in itertools.pairwise(np.asarray(line).round(3).tolist())
+    ]

@@ -34,6 +34,7 @@ class Style:
         head: head to show, from 0; None for the mean over heads.
         look: ``glow`` colours only cells with more than even attention, 1 / (number of cells);
             ``paper`` is a grey photo under a map from black (0) to white, as in Xu et al. 2015.
+        contours: also draw a line at half of the colour scale.
         content_words: figures and animations leave out function words such as "a" and "of".
     """
 
@@ -43,6 +44,7 @@ class Style:
     layer: int | None = None
     head: int | None = None
     look: Look = "glow"
+    contours: bool = False
     content_words: bool = False
 
     def __post_init__(self) -> None:
