@@ -235,8 +235,10 @@ class CLI(LightningCLI):
         model, folder = self.model, self.root / "overlays"
         predictor = Predictor(model.captioner, self.root.name, str(model.device), model.decoding)
         folder.mkdir(exist_ok=True)
-        for caption in predictor.caption([*paths]):
-            caption.save(folder / f"{Path(str(caption.image)).stem}.png")
+        stems = [Path(path).stem for path in paths]
+        for number, caption in enumerate(predictor.caption([*paths])):
+            same = stems[:number].count(stems[number])  # in other folders
+            caption.save(folder / f"{stems[number]}{f'-{same + 1}' if same else ''}.png")
         print(f"overlays written to {folder}")
 
     def after_test(self) -> None:
