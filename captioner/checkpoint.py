@@ -144,7 +144,7 @@ def load(source: str | Path) -> Stored:
 
 
 def read_card(source: Path) -> str | None:
-    """Return the model card of a run or model folder, also for its checkpoint; None without one."""
+    """Return the card of a model folder, a run folder or its checkpoint; None if it has no card."""
     source = source.parents[1] if source.parts[-2:] == BEST.parts else source
     for file in (source / CARD, source / MODEL / CARD):
         if file.is_symlink() or file.exists():

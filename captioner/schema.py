@@ -23,7 +23,7 @@ PATCH = 8  # the smallest patch of a Vision Transformer, in pixels
 
 @dataclass(frozen=True)
 class Field:
-    """A value that is no number; ``str`` says what is expected, as for a ``Number``."""
+    """A value that is not a number; ``str`` says what is expected, as for a ``Number``."""
 
     expected: str
     accepts: Callable[[Any], bool]
@@ -33,7 +33,7 @@ class Field:
 
 
 def one_of(values: Sequence[Any]) -> Field:
-    """Return the schema of one of a few values, with the same type: 1 is not True."""
+    """Return the schema of a choice of values; the type must match too, so 1 is not True."""
 
     def accepts(value: Any) -> bool:
         return any(type(value) is type(known) and value == known for known in values)
@@ -52,7 +52,7 @@ def list_of(item: Field | Number) -> Field:
 
 
 def any_of(fields: Sequence[Field | Number]) -> Field:
-    """Return the schema of a value that one of several accepts."""
+    """Return the schema of a value that at least one of several schemas accepts."""
 
     def accepts(value: Any) -> bool:
         return any(field.accepts(value) for field in fields)

@@ -21,7 +21,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from captioner.errors import CheckpointError, ModelError
 from captioner.upgrade import tensor_name
 
-# The largest numbers of …
+# Upper limits of what a model file may contain.
 SIZES = {".json": 8 << 20, ".md": 1 << 20, ".safetensors": 8 << 30, ".ckpt": 32 << 30}  # bytes
 MAX_PICKLE = 64 << 20  # bytes of the pickle in a checkpoint; the tensors are not part of it
 MAX_NODES = 2_000_000  # options in a checkpoint; a shared one counts each time it is reached

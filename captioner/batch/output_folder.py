@@ -127,7 +127,7 @@ class Shards:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"'{file}' cannot be read ({error!r}); give another folder") from error
         if version != VERSION:
-            raise DataError(f"'{file}' is of another version of captioner; give another folder")
+            raise DataError(f"'{file}' is from another version of captioner; give another folder")
         now = {"format": self.file_format, "decoding": self.identity["decoding"]}
         now["model"] = self.identity["model"]["sha256"]
         for key, expected in now.items():
@@ -205,7 +205,7 @@ def refuse_foreign(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"cannot write into '{folder}': it is a file; give a folder")
     names = [file.name for file in folder.iterdir()] if folder.exists() else []
-    # What a process that is killed at its start leaves.
+    # A process that is killed at its start leaves these two files.
     others = [name for name in names if name not in (LOCK, f".{MANIFEST}.part")]
     if others and MANIFEST not in others:
         raise UsageError(

@@ -97,7 +97,7 @@ class RayEngine(AbstractContextManager["RayEngine"]):
 
 
 def _start(ray: Any) -> None:
-    """Start Ray without what its C++ code writes to the standard error of the process."""
+    """Start Ray and hide what its C++ code writes to the standard error of the process."""
     from ray.data import DataContext
 
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}

@@ -33,10 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``caption``."""
     add_inputs(parser)
     add, files = parser.add_argument, " ".join(sorted(WRITERS))
-    text = (
-        f"a file: {files} (default: by the suffix, or text); a folder: {' '.join(FOLDER_FORMATS)} "
-    )
-    text += "(default: jsonl)"
+    text = f"for a file: {files} (default: by suffix, or text); for a folder: "
+    text += f"{' '.join(FOLDER_FORMATS)} (default: jsonl)"
     choices = sorted({*WRITERS, *FOLDER_FORMATS})
     add("--format", choices=choices, default=argparse.SUPPRESS, help=text)
     text = (
@@ -53,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "processes that each load the model (default: one per CPU core; on a GPU, one; with Ray, one "
     text += "per GPU)"
     folder.add_argument("--workers", type=positive, metavar="N", help=text)
-    text = "records per shard; an interruption loses at most one shard (default: 1000)"
+    text = "records per shard; an interruption loses at most the unfinished one (default: 1000)"
     folder.add_argument("--shard-size", type=positive, metavar="N", help=text)
     text = "retry photos that failed in an earlier call"
     folder.add_argument("--retry", action="store_true", help=text)
@@ -109,7 +107,7 @@ def _write_file(options: argparse.Namespace, file_format: str) -> int:
 
 
 def _unreadable(photo: Path) -> Row | None:
-    """Return the row of a file that is no photo."""
+    """Return the row of a file that is not a photo; None if it is one."""
     from captioner import images
 
     try:

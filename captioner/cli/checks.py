@@ -116,8 +116,8 @@ def check_accelerator(accelerator: Any, devices: Any) -> None:
     if number != "auto" and (name == "cpu" or not _has_gpu()):
         if not number.isdecimal() or not 1 <= int(number) <= cores:
             raise UsageError(
-                f"--trainer.devices: expected 1 to {cores}, the cores of this machine, which has no "
-                f"GPU to use, or auto; got {number}"
+                f"--trainer.devices: expected 1 to {cores} processes (one per core, without a "
+                f"GPU) or auto; got {number}"
             )
     elif not re.fullmatch(r"auto|-1|[1-9]\d*|[\[\d, \]]+", number):
         raise UsageError(

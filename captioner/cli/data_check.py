@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the report; return 0, or 1 if there are problems; DataError if it is no such data set."""
+    """Write the report; return 0, or 1 if there are problems; DataError if no data set is found."""
     from captioner.data.check import inspect, statistics
     from captioner.data.readers import scan
 

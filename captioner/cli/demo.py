@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "also answer requests for this host name, e.g. of a reverse proxy; repeat it for several"
     add("--allowed-host", action="append", default=[], metavar="NAME", help=text)
     text = "photos, folders or globs to offer as examples (default: bundled photos, or generated scenes "
-    text += "if the model was trained on them)"
+    text += "if the first model was trained on them)"
     add("--examples", nargs="+", default=[], metavar="INPUT", help=text)
 
 

@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     data.add_argument("--root", metavar="DIR", help="folder of that data set")
     splits = ("train", "val", "test")
-    data.add_argument("--split", choices=splits, help="its split (default: val)")
+    data.add_argument("--split", choices=splits, help="split of that data set (default: val)")
     data.add_argument("--limit", type=positive, metavar="N", help="use only the first N photos")
     parser.add_argument(
         "--regime",
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="both",
         help="captions to evaluate: the references, fed to the model (forced), or the model's own",
     )
-    parser.add_argument("--seed", type=number(SEED), default=0, help="of sampling and bootstrap")
+    parser.add_argument("--seed", type=number(SEED), default=0, help="random seed")
     parser.add_argument("--full", action="store_true", help="print all tables of the report")
     parser.add_argument("--output", metavar="FILE", help="file for the report as JSON")
 

@@ -32,7 +32,7 @@ def page(report: Mapping[str, Any], full: bool = False) -> str:
     columns = {CAPTIONS[regime]: _measures(found, "model") for regime, found in regimes.items()}
     if "scores" in part:
         columns |= {MAPS[kind]: _measures(part, kind) for kind in ("time_averaged", "uniform")}
-    # The baselines, which are last, have the first rows only.
+    # The baselines, in the last columns, have only the first rows. Their labels come first.
     labels = dict.fromkeys(label for column in reversed(columns.values()) for label in column)
     rows = [[label, *(column.get(label, "") for column in columns.values())] for label in labels]
     photos = plural(part["faithfulness"]["images"], "photo")
@@ -72,7 +72,7 @@ def _measures(part: Mapping[str, Any], kind: str) -> dict[str, str]:
                 label = f"greatest − random, {group} words, nats"
                 cells[label] = interval(words[group]["most_over_random"], 3)
         if "objects" in part:
-            cells["named objects that are not there, %"] = interval(part["objects"]["chair_i"])
+            cells["named objects not in the photo, %"] = interval(part["objects"]["chair_i"])
     return cells
 
 

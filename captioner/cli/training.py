@@ -54,7 +54,7 @@ _SHORT_HELP = (
     ("data.test_split", "SPLIT", "what is captioned: train, val or test", "test predict"),
     ("model", "FILE", "another model, such as configs/model/transformer.yaml", "fit"),
     ("model.learning_rate", "RATE", "peak learning rate", "fit"),
-    ("trainer.default_root_dir", "DIR", "the run folder (default: runs/ and the file's name)", ""),
+    ("trainer.default_root_dir", "DIR", "the run folder (default: runs/ and the name of FILE)", ""),
     ("trainer.precision", "P", "32-true, bf16-mixed or 16-mixed", ""),
     ("trainer.max_epochs", "N", "number of epochs (default: 12)", "fit"),
     ("trainer.devices", "N", "number of GPUs or processes (default: 1)", "fit"),
@@ -181,8 +181,8 @@ def _check_sources(given: Any) -> None:
             isinstance(source, dict) and source.get("name") in checks.DATA and "root" in source
         ):
             raise UsageError(
-                "--data.sources: expected a list such as '[{name: coco2014, root: DIR}]' with a name of "
-                f"{', '.join(checks.DATA)}, got {str(source)!r:.80}"
+                "--data.sources: expected a list such as '[{name: coco2014, root: DIR}]' with "
+                f"names from {', '.join(checks.DATA)}, got {str(source)!r:.80}"
             )
         checks.check_folder("--data.sources: root", str(source["root"]), source["name"])
 

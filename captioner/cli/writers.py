@@ -46,7 +46,8 @@ def write_csv(results: Results, stream: "TextIO") -> None:
 def write_coco(results: Results, stream: "TextIO") -> None:
     """Write COCO's results format; photos without a caption are left out.
 
-    The id of a COCO photo is the 12-digit number at the end of its name, of others the name.
+    The id of a COCO photo is the 12-digit number at the end of its name; the id of
+    other photos is their name.
     """
     rows = []
     for path, row in results:
@@ -60,7 +61,7 @@ def write_coco(results: Results, stream: "TextIO") -> None:
 
 WRITERS = {"text": write_text, "jsonl": write_jsonl, "csv": write_csv, "coco": write_coco}
 _FORMATS = {"": "text", ".txt": "text", ".jsonl": "jsonl", ".csv": "csv", ".json": "coco"}
-# How the files of the writers begin.
+# The beginnings of the files that the writers make.
 _OWN = re.compile(
     rf'[^\t\n]+({"|".join(SUFFIXES)})\t|\{{"image": "|image,caption,log_prob,error\r?\n|'
     r'\[\n \{\n  "image_id": |\[\]\n|\Z',

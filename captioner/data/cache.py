@@ -173,7 +173,7 @@ class _Shard:
                 _LOG.warning("computed again: the damaged shard '%s'", self.file)
 
     def is_finished(self) -> bool:
-        """Whether it exists and none of the images that it left out can be read by now.
+        """Whether the shard exists and the images that it left out are still unreadable.
 
         A disk that was offline, or a missing permission, changes neither size nor time of a file.
         """
@@ -188,7 +188,7 @@ class _Shard:
 def _fill(
     missing: Sequence[_Shard], encoder: Any, batch_size: int, device: torch.device | str
 ) -> Iterator[PixelBatch]:
-    """Yield every computed batch: first of unlocked shards, then of those whose process failed."""
+    """Yield every computed batch: first of unlocked shards, then of those left unfinished."""
     for timeout in (0, -1):  # -1 waits until another process releases its lock
         for shard in missing:
             if shard.is_finished():

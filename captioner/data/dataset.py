@@ -172,7 +172,9 @@ class EpochSampler(DistributedSampler[Any]):
     resumed run repeats it. Batch b holds images b·B … b·B + B − 1 of this order, whatever the number of
     processes N; each process takes every N-th of them. An uneven last batch is padded with None, where
     PyTorch's ``DistributedSampler`` would repeat images. Lightning keeps a sampler that derives from it.
-    DataError if B, the ``batch_size``, is not a multiple of N.
+
+    Raises:
+        DataError: B, the ``batch_size``, is not a multiple of N.
     """
 
     def __init__(self, dataset: Sized, batch_size: int, seed: int | None = None) -> None:

@@ -81,7 +81,7 @@ class Mention:
 
     words: tuple[int, ...]  # positions in the caption
     category: str  # that the words name
-    instances: tuple[int, ...]  # indices of the objects; empty if there are none with masks
+    instances: tuple[int, ...]  # indices of the objects; empty if none of them has a mask
 
 
 def pick(rng: np.random.Generator, items: Iterable[T]) -> T:

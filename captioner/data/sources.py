@@ -18,7 +18,7 @@ class Source:
         name: the kind of data set, as ``data.name``.
         root: its folder.
         splits: the splits whose photos are used; photos of other splits are left out.
-        held_out: how many of these photos, those with the last ids, join the test split instead.
+        held_out: number of these photos, those with the last ids, that join the test split instead.
     """
 
     name: str

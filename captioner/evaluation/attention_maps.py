@@ -76,7 +76,8 @@ def forced_maps(
 ) -> tuple[Maps, Maps | None]:
     """Feed captions to a decoder in eval mode.
 
-    ``captions`` are, for every image, the word ids of its captions without start and end, none empty.
+    ``captions`` holds the captions of every image, each as the ids of its words, without start and
+    end. No caption is empty.
 
     Returns:
         The attention weights of every word, and for hard attention the sampling probabilities of the

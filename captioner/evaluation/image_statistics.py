@@ -37,8 +37,8 @@ class ImageStatistics:
     """What one image contributes to the measures.
 
     The measure of several images is the total of the sums divided by the total of the numbers. CIDEr-D
-    has the document frequencies of *all* images in every resample. Two models are compared only if the
-    same words or mentions were ``asked``; it is None for captions that the model generates.
+    has the document frequencies of *all* images in every resample. Two models are compared only if
+    ``asked`` is the same for both; it is None for captions that the model generates.
     """
 
     image_id: int | str
@@ -65,7 +65,11 @@ def of_images(
     part: str,
     asked: Iterable[object],
 ) -> list[ImageStatistics]:
-    """Return the statistics of images, given as index → id, of which ``asked`` was scored."""
+    """Return the statistics of images.
+
+    ``ids`` maps the index of each image to its id; ``asked`` has the words or mentions that are
+    scored in each image.
+    """
     return [
         ImageStatistics(
             image_id,

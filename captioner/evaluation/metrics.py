@@ -39,8 +39,9 @@ logger = logging.getLogger(__name__)
 class Scores:
     """Corpus scores in percent. CIDEr-D may exceed 100, as in papers.
 
-    CIDEr-D gives a word more weight the fewer of the *scored* images mention it: scores of other
-    numbers of images are not comparable, and for a single image it is 0.
+    In CIDEr-D, the weight of a word decreases with the number of *scored* images that mention it.
+    Scores of different numbers of images are therefore not comparable, and the score of a single
+    image is 0.
     """
 
     bleu_1: float

@@ -12,7 +12,7 @@ _KEPT, _LARGE = 2**28, 2**25
 def keep_memory() -> None:
     """Keep up to 256 MB of freed memory in this process, for the activations of the next batch.
 
-    Linux zeroes every new page, which takes a CNN longer than its arithmetic (docs/speed.md). Blocks
+    Linux zeroes every new page, which takes longer than a CNN's arithmetic (docs/speed.md). Blocks
     of 32 MB and more are returned; all threads share one heap. Does nothing if glibc's environment
     variables are set, or with another C library.
     """

@@ -27,7 +27,7 @@ FORMATS = {
     ".npz": "numbers:npz_bytes",
 }
 """The suffix of each file, and the function ``module:function`` of this package that returns its
-content. A format consists of the files whose suffixes end alike."""
+content. The suffix after the last dot is the name of the format."""
 
 
 def names() -> list[str]:

@@ -116,7 +116,7 @@ def word_attention(
 def _export(kind: str, caption: Caption, photo: images.Source | None, style: Style) -> bytes:
     """Return the figure as a file; an export format."""
     content = _file(_plot(caption, photo, style), kind, PDF_DPI if kind == "pdf" else DPI)
-    # The maps in SVG files become JPEG. Text has no words as long as the data of an image.
+    # Convert the images in SVG files to JPEG. Only image data can match so many characters.
     return re.sub(
         rb"data:image/png;base64,([\w+/=\n]{200,})",
         lambda png: images.data_url(images.load(base64.b64decode(png[1]))).encode(),

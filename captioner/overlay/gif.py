@@ -30,7 +30,7 @@ def animation(
         for step in range(FADE_FRAMES + 1):
             frames.append(Image.blend(frame, following, step / (FADE_FRAMES + 1)))
             times.append(FADE_MILLISECONDS if step else WORD_MILLISECONDS)
-    # One palette for all frames: what does not change from frame to frame takes no space.
+    # All frames share one palette, so that unchanged pixels take no space.
     colors = Image.fromarray(np.concatenate([np.asarray(frame) for frame in shown])).reduce(8)
     palette = colors.quantize(255, Image.Quantize.MAXCOVERAGE, kmeans=1)
     first, *others = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]

@@ -42,7 +42,7 @@ def load_image(caption: Caption, photo: images.Source | None = None) -> Image.Im
 
 
 def fit(image: Image.Image, width: int, height: int) -> Image.Image:
-    """Resize an image to touch the borders of a box; one longer than 6 : 1 is stretched."""
+    """Resize an image to fit a box; an image longer than 6 : 1 is stretched to 6 : 1."""
     wide, high = (max(side, max(image.size) / LONGEST) for side in image.size)
     factor = min(width / wide, height / high)
     return image.resize((round(wide * factor), round(high * factor)), Image.Resampling.LANCZOS)

@@ -228,7 +228,7 @@ class CLI(LightningCLI):
         try:
             if paths := shown[: self._get(self.config, "overlays")]:
                 self._draw(paths)
-        except Exception as error:  # a figure does not fail a run
+        except Exception as error:  # a failed figure does not end the run
             _LOG.warning("no overlays: %s", " ".join(f"{type(error).__name__}: {error}".split()))
 
     def _draw(self, paths: list[str]) -> None:

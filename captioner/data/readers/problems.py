@@ -63,7 +63,7 @@ class Problems:
         """Build a record; add a problem for each caption without words, or if no caption is left.
 
         A caption without words, such as "...", would train a model to generate empty captions.
-        ``name`` is how problems call the image.
+        ``name`` is the name of the image in the problems.
         """
         captions = [CONTROL.sub(" ", caption).strip() for caption in captions]
         usable = tuple(caption for caption in captions if any(map(str.isalnum, caption)))
@@ -82,7 +82,7 @@ class Problems:
 
     def check(self) -> None:
         """Raise one DataError for all problems that prevent training, with three items of each kind."""
-        # An image of "no-words" has other captions, or is listed under "no-captions".
+        # An image under "no-words" has other captions, or is also listed under "no-captions".
         kinds = {kind: items for kind, items in self.found.items() if kind != "no-words"}
         if kinds:
             listed = "; ".join(
