@@ -1,13 +1,16 @@
 """``captioner data check`` finds every planted problem and nothing else, and counts correctly."""
 
 import json
+import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
 
 from captioner.cli.main import main
-from captioner.data.check import statistics
+from captioner.data import check as data_check
+from captioner.data.check import inspect, map_files, statistics
 from captioner.data.readers.problems import KINDS, Problems
 from captioner.data.records import Record, Records
 from layouts import coco, picture
@@ -148,6 +151,26 @@ def test_real_photos(shared_data, capsys):
     assert sum(report["images"].values()) == 80
 
 
+# ── Processes ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def doubled(path: str) -> str:
+    if path.startswith("killer"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return 2 * path
+
+
+@pytest.mark.parametrize(
+    ("size", "killers", "workers"), [(0, (), 2), (1, (), 2), (23, (), 2), (12, (2, 9), 1)]
+)
+def test_results_are_in_order(size, killers, workers, monkeypatch):
+    """A file that kills its process costs only itself."""
+    monkeypatch.setattr(data_check, "IN_FLIGHT", 4)
+    paths = ["killer" if number in killers else str(number) for number in range(size)]
+    expected = [None if path == "killer" else 2 * path for path in paths]
+    assert list(map_files(doubled, iter(paths), workers)) == expected
+
+
 # ── Numbers ───────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -161,3 +184,19 @@ def test_nothing_to_learn_from():
         coverage = found["vocabulary"]["coverage"]
         assert coverage["val"]["words"] == coverage["test"]["captions"] == 0
         assert not problems.found
+
+
+def test_more_of_the_same_contents(tmp_path):
+    """Three copies are one problem, and a copy in each split is a leak."""
+    files = [picture(tmp_path / f"{i}.jpg", seed) for i, seed in enumerate([1, 1, 1, 2, 2, 3])]
+    splits = ["train", "train", "train", "train", "test", "val"]
+    records = Records(
+        Record(i, str(file), ("a",), split)
+        for i, (file, split) in enumerate(zip(files, splits, strict=True))
+    )
+    problems = Problems()
+    inspect(records, problems, 1)
+    assert problems.found == {
+        "duplicate-content": [" = ".join(f"{tmp_path}/{i}.jpg (train)" for i in range(3))],
+        "leaked-content": [f"{tmp_path}/3.jpg (train) = {tmp_path}/4.jpg (test)"],
+    }
