@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
 from glob import has_magic
 from pathlib import Path, PurePath
 
@@ -52,6 +53,8 @@ def iterate(inputs: Sequence[str | Path]) -> Iterator[Path]:
             reason = "no photo in it" if Path(name).exists() else "no such file or match"
         except (OSError, ValueError) as error:  # no permission, name too long, NUL in the name
             reason = getattr(error, "strerror", None) or str(error)
+        except RecursionError:
+            reason = "its folders are nested too deep for a glob"
         if not match:
             unmatched[Path(name)] = reason
     if not any_match:
@@ -82,7 +85,15 @@ def _glob(pattern: Path) -> set[Path]:
         parts.pop()
     root = Path(pattern.anchor)
     found = set(root.glob(os.path.join(*parts))) if parts else {root}  # noqa: PTH118
-    return {path for path in found if not any(map(_is_hidden, set(path.parts) - set(parts)))}
+    named = [part for part in parts if _is_hidden(part)]
+    return {
+        path
+        for path in found
+        if all(
+            any(fnmatchcase(name, part) for part in named)
+            for name in filter(_is_hidden, path.parts)
+        )
+    }
 
 
 def _is_hidden(name: str) -> bool:
@@ -90,12 +101,16 @@ def _is_hidden(name: str) -> bool:
 
 
 def walk(folder: Path, suffixes: Sequence[str] = SUFFIXES) -> Iterator[Path]:
-    """The files with these suffixes in a folder and its subfolders, sorted.
+    """The files with these suffixes in a folder and its subfolders, sorted, however deep.
 
     Hidden files, links to folders and unreadable folders are skipped.
     """
-    for parent, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not _is_hidden(name))
+    pending = [folder]
+    while pending:  # one folder at a time, because os.walk recurses in Python 3.11
+        parent, folders, files = next(os.walk(pending.pop()), (folder, [], []))
         for name in sorted(files):
             if not _is_hidden(name) and PurePath(name).suffix.lower() in suffixes:
                 yield Path(parent, name)
+        subfolders = [Path(parent, name) for name in folders if not _is_hidden(name)]
+        links = filter(os.path.islink, subfolders)  # Path.is_symlink refuses the longest paths
+        pending += sorted(set(subfolders).difference(links), reverse=True)

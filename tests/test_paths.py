@@ -2,6 +2,7 @@
 
 import io
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,8 @@ def names(*inputs):
         (["[ab].*"], ["a.PNG", "b.jpg"]),
         (["**/*.tiff"], ["sub/deep/d.tiff"]),
         (["*.jfif"], ["x.jfif"]),
+        ([".ca*/*.jpg"], [".cache/e.jpg"]),
+        (["**/.h*.jpg"], [".hidden.jpg"]),
     ],
 )
 def test_images_are_found_in_order(inputs, expected, tree):
@@ -111,6 +114,18 @@ def test_what_is_no_regular_file_is_listed_and_reported_when_it_is_read(tree):
             images.load(name)
 
 
+def test_folders_nested_deeper_than_pythons_recursion(tree):
+    deep = "sub/" + "/".join("x" * 1500)
+    subprocess.run(["mkdir", "-p", f"{deep}/{'y/' * 600}"], check=True)  # longer than a path
+    Path(deep, "last.png").touch()
+    try:
+        assert names("sub") == ["sub/c.webp", "sub/deep/d.tiff", f"{deep}/last.png"]
+        with pytest.raises(UsageError, match=r"^sub/\*\*/\*\.png: its folders are nested too deep"):
+            paths.find(["sub/**/*.png"])
+    finally:
+        subprocess.run(["rm", "-r", "sub/x"], check=True)  # pytest cannot
+
+
 def test_iterate_does_not_read_ahead(tree):
     """Inputs without a match come last; subfolders are read when they are reached."""
     stream = paths.iterate(["missing.jpg", ".", "b.jpg"])
@@ -127,7 +142,14 @@ def test_names_are_printed_on_one_line_without_escapes_for_terminals():
 
 
 @pytest.mark.parametrize(
-    "rows", [[], [(Path("a b.JPG"), {"image": "a b.JPG", "caption": "a dog"})]]
+    "rows",
+    [
+        [],
+        *(
+            [(Path(name), {"image": name, "caption": "a dog"})]
+            for name in ("a b.JPG", "a.jfif", "a")
+        ),
+    ],
 )
 def test_only_a_file_of_captions_is_replaced(rows, tmp_path):
     file = tmp_path / "output"

@@ -61,10 +61,11 @@ def write_coco(results: Results, stream: "TextIO") -> None:
 
 WRITERS = {"text": write_text, "jsonl": write_jsonl, "csv": write_csv, "coco": write_coco}
 _FORMATS = {"": "text", ".txt": "text", ".jsonl": "jsonl", ".csv": "csv", ".json": "coco"}
-# The beginnings of the files that the writers make.
+# The beginnings of the files that the writers make. Not every photo has one of these suffixes; the
+# captions of others are told from tables by their words.
 _OWN = re.compile(
-    rf'[^\t\n]+({"|".join(SUFFIXES)})\t|\{{"image": "|image,caption,log_prob,error\r?\n|'
-    r'\[\n \{\n  "image_id": |\[\]\n|\Z',
+    rf"[^\t\n]+({'|'.join(SUFFIXES)})\t|[^\t\n]+\t[^\t\n]+ [^\t\n]+\n|"
+    r'\{"image": "|image,caption,log_prob,error\r?\n|\[\n \{\n  "image_id": |\[\]\n|\Z',
     re.IGNORECASE,
 )
 
