@@ -197,6 +197,21 @@ def test_without_matching_statistics_there_is_no_interval(problem, note, bad, go
     assert has_note(comparison, note)
 
 
+def test_a_name_with_braces(tmp_path, bad):
+    """The file has no statistics, so that a note names it."""
+    write(tmp_path, "good", BETTER, file="x{y}")
+    (tmp_path / "good" / "results" / f"x{{y}}{ENDING}").unlink()
+    comparison = compare_folders(bad, tmp_path / "good")
+    assert has_note(comparison, "good: x{y} has no per-image statistics; no intervals")
+
+
+def test_a_file_of_another_program_is_left_out(bad):
+    expected = compare_folders(bad)
+    foreign = {"regime": "forced", "scores": {"content": {"area_most": 1.0}}}
+    (bad / "results" / "faithfulness.json").write_text(json.dumps(foreign))
+    assert compare_folders(bad) == expected
+
+
 def write_report(root, values, words="the same"):
     """Write a report of captioner ground, with the values of each image for two measures."""
     estimate = {"value": float(np.mean(values)), "low": 0.0, "high": 1.0}

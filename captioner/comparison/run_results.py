@@ -67,7 +67,8 @@ def _captions(
     values = {n: scores.get(n) for n in SCORES} | {n: record.get(n) for n in FLUENCY}
     known = {name: float(value) for name, value in values.items() if value is not None}
     text = ", ".join(setting + _supervision(record))
-    yield Result("captions", text, source, known, statistics)
+    if known:
+        yield Result("captions", text, source, known, statistics)
     if seconds and images:
         text = ", ".join([data, search, f"annotations {record.get('annotations')}", machine])
         yield Result("speed", text, source, {"captioning_images_per_second": images / seconds})

@@ -80,20 +80,22 @@ def _rows(
         if result is None:
             columns.append({})
             continue
-        cells, problem = _cells(result, None if result is first else first)
+        cells, problem = _cells(result, None if result is first else first, first_name)
         columns.append(cells)
         if problem:
-            notes.append(f"{name}: {problem.format(first_name)}; no intervals")
+            notes.append(f"{name}: {problem}; no intervals")
     measures = dict.fromkeys(measure for column in columns for measure in column)
     return {name: [column.get(name) for column in columns] for name in measures}, notes
 
 
-def _cells(result: Result, first: Result | None) -> tuple[dict[str, Cell], str | None]:
+def _cells(
+    result: Result, first: Result | None, first_name: str
+) -> tuple[dict[str, Cell], str | None]:
     """Return the cells of a run by measure, and the reason if intervals are missing."""
     own, others, problem = _statistics(result), _statistics(first) if first else {}, None
     if not own and result.section not in ("speed", "size"):
         problem = f"{result.source} has no per-image statistics"
-    elif first and others and (problem := _not_comparable(first, result)):
+    elif first and others and (problem := _not_comparable(first, first_name, result)):
         others = {}
     bootstrap = Bootstrap(len(result.image_statistics)) if own else None
     cells = {}
@@ -111,13 +113,15 @@ def _cells(result: Result, first: Result | None) -> tuple[dict[str, Cell], str |
     return cells, problem
 
 
-def _not_comparable(first: Result, other: Result) -> str | None:
+def _not_comparable(first: Result, first_name: str, other: Result) -> str | None:
     """The reason why there can be no paired bootstrap of two results; None if there can."""
     ones, others = first.image_statistics, other.image_statistics
     if [image.image_id for image in ones] != [image.image_id for image in others]:
-        return "scored on other images than {}"
+        return f"scored on other images than {first_name}"
     if [image.asked for image in ones] != [image.asked for image in others]:
-        return "scored on other words or mentions than {}, because the vocabularies differ"
+        return (
+            f"scored on other words or mentions than {first_name}, because the vocabularies differ"
+        )
     return None
 
 
