@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import shutil
+import subprocess
 import time
 from pathlib import Path
 
@@ -152,13 +153,17 @@ def test_broken_java(code, reason, fake_java, caplog):
 
 @posix
 @pytest.mark.parametrize("only", ["PTBTokenizer", "meteor"])
-def test_hanging_java_is_killed(only, fake_java, monkeypatch):
-    fake_java(f'case "$*" in *{only}*) exec sleep 300;; esac\n{GOOD}')
+def test_hanging_java_is_killed_with_its_children(only, fake_java, tmp_path, monkeypatch):
+    hang = f"sleep 300 & echo $! > {tmp_path}/child; wait"
+    fake_java(f'case "$*" in *{only}*) {hang};; esac\n{GOOD}')
     monkeypatch.setattr(java, "TIMEOUT", 0.5)
     started = time.monotonic()
     with pytest.raises(EvaluationError, match=r"failed in java: not done after 0\.5 s"):
         score(java=True)
     assert time.monotonic() - started < 10
+    child = (tmp_path / "child").read_text().strip()
+    listed = subprocess.run(["ps", "-o", "stat=", "-p", child], capture_output=True, text=True)
+    assert listed.stdout.strip()[:1] in ("", "Z")
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,12 @@
 """COCO's Java programs, as shipped with pycocoevalcap: the Penn Treebank tokenizer and METEOR 1.5."""
 
+import contextlib
 import math
+import os
 import re
+import signal
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -69,16 +73,22 @@ def _run(tool: str, arguments: Sequence[str], text: str, lines: int) -> list[str
     """
     give_back_memory()  # leaves more memory to Java
     limit, command = TIMEOUT * math.ceil(lines / 1000), ["java", *OPTIONS, *arguments]
-    encoded = text.encode(errors="replace")
+    encoded, pipe = text.encode(errors="replace"), subprocess.PIPE
     try:
-        java = subprocess.run(command, input=encoded, capture_output=True, timeout=limit)
+        with subprocess.Popen(
+            command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+        ) as java:
+            try:
+                output, errors = java.communicate(encoded, timeout=limit)
+            finally:
+                _kill(java)
     except subprocess.TimeoutExpired as error:
         raise JavaError(f"{tool} failed in java: not done after {limit:g} s") from error
     except OSError as error:
         raise JavaError(f"java does not start ({error})") from error
-    printed = java.stdout.decode(errors="replace").split("\n")
+    printed = output.decode(errors="replace").split("\n")
     if java.returncode:
-        reported = java.stderr.decode(errors="replace").strip().split("\n")
+        reported = errors.decode(errors="replace").strip().split("\n")
         reasons = [line for line in reported if re.search("error|exception|unable", line, re.I)]
         problem = (*reasons, reported[-1])[0] or f"exit status {java.returncode}"
         raise JavaError(f"{tool} failed in java: {problem.strip()}")
@@ -86,3 +96,13 @@ def _run(tool: str, arguments: Sequence[str], text: str, lines: int) -> list[str
         found = f"{plural(len(printed), 'line')} for {plural(lines, 'caption')}"
         raise JavaError(f"{tool} failed in java: {found}")
     return printed
+
+
+def _kill(java: subprocess.Popen[bytes]) -> None:
+    """Kill ``java`` and, if it is a shell script, the programs that it started."""
+    if java.poll() is None:
+        if sys.platform == "win32":
+            java.kill()
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(java.pid, signal.SIGKILL)
