@@ -13,6 +13,7 @@ import json
 import logging
 import math
 import os
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -189,19 +190,29 @@ def _fill(
     missing: Sequence[_Shard], encoder: Any, batch_size: int, device: torch.device | str
 ) -> Iterator[PixelBatch]:
     """Yield every computed batch: first of unlocked shards, then of those left unfinished."""
+    to_fit = missing  # checked with the first batch, whose size is known
     for timeout in (0, -1):  # -1 waits until another process releases its lock
         for shard in missing:
             if shard.is_finished():
                 continue
             with suppress(Timeout), FileLock(shard.file.with_suffix(".lock"), timeout=timeout):
                 if not shard.is_finished():
-                    yield from _fill_shard(shard, encoder, batch_size, device)
+                    yield from _fill_shard(shard, to_fit, encoder, batch_size, device)
+                    to_fit = ()
 
 
 def _fill_shard(
-    shard: _Shard, encoder: Any, batch_size: int, device: torch.device | str
+    shard: _Shard,
+    to_fit: Sequence[_Shard],
+    encoder: Any,
+    batch_size: int,
+    device: torch.device | str,
 ) -> Iterator[PixelBatch]:
-    """Compute and write one shard; the rows of unreadable images are zeros."""
+    """Compute and write one shard; the rows of unreadable images are zeros.
+
+    Raises:
+        DataError: the shards ``to_fit`` will not fit on the disk.
+    """
     size = len(shard.paths)
     notes: dict[str, Any] = {"grid": None, "failed": {}}
     arrays: dict[str, np.ndarray] = {}
@@ -216,17 +227,31 @@ def _fill_shard(
             if encoded.keys is not None:
                 rows["keys"] = encoded.keys.vectors
                 notes["key_grid"] = encoded.keys.grid
+            is_first = not arrays
             for name, tensor in rows.items():
                 half = tensor if tensor.dtype == torch.uint8 else tensor.half()
                 array = np.asarray(half.cpu())
                 if name not in arrays:
                     arrays[name] = np.zeros((size, *array.shape[1:]), array.dtype)
                 arrays[name][batch.indices] = array
+            if is_first:
+                _check_free_space(to_fit, sum(array[0].nbytes for array in arrays.values()))
         yield batch
     arrays = arrays or {"values": np.zeros((size, 0), np.float16)}  # no image can be read
     notes["sha256"] = _sha256(arrays)
     with atomic(shard.file) as stream:
         stream.write(save(arrays, {"notes": json.dumps(notes)}))
+
+
+def _check_free_space(shards: Sequence[_Shard], row_bytes: int) -> None:
+    """Raise DataError if the unfinished of these shards will not fit on the disk."""
+    for folder in {shard.file.parent for shard in shards}:
+        needed = row_bytes * sum(len(shard.paths) for shard in shards if shard.notes() is None)
+        if needed > (free := shutil.disk_usage(folder).free):
+            raise DataError(
+                f"the annotation cache needs {needed / 1e9:.1f} GB, '{folder.parent}' has "
+                f"{free / 1e9:.1f} GB free; choose another folder with --data.cache_dir"
+            )
 
 
 def _file(folder: Path, shard: int) -> Path:
