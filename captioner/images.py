@@ -186,7 +186,11 @@ def _grey(image: Image.Image) -> UInt8[np.ndarray, "height width"]:
         raise ValueError("no pixel is a finite number")
     low, high = (0, 65535) if ";16" in image.mode else (finite.min(), finite.max())
     share = (np.nan_to_num(values, nan=low, posinf=low, neginf=low) - low) / ((high - low) or 1)
-    return np.round(share * 255).astype(np.uint8)
+    grey = np.round(share * 255).astype(np.uint8)
+    transparent = image.info.get("transparency")
+    if isinstance(transparent, int):  # one value of a PNG can be transparent
+        grey[values == transparent] = 255
+    return grey
 
 
 def _upright(rgb: Image.Image, original: Image.Image) -> Image.Image:

@@ -16,7 +16,7 @@ from captioner import images
 from captioner.data.pixels import to_tensor
 from captioner.errors import ImageError
 from captioner.images import Geometry
-from mutations import png
+from mutations import chunk, png
 
 HEIGHT, WIDTH = 24, 32
 
@@ -168,6 +168,12 @@ def test_sixteen_bit_png_written_by_the_specification():
     deep = np.random.default_rng(1).integers(0, 65536, (HEIGHT, WIDTH, 3)).astype(">u2")
     rows = zlib.compress(b"".join(b"\0" + row.tobytes() for row in deep))
     assert abs(pixels(png(WIDTH, HEIGHT, rows, 16, 2)) - deep / 257.0).max() <= 1
+    grey = deep[..., 0]
+    rows = zlib.compress(b"".join(b"\0" + row.tobytes() for row in grey))
+    clear = chunk(b"tRNS", int(grey[3, 4]).to_bytes(2, "big"))
+    loaded = pixels(png(WIDTH, HEIGHT, rows, 16, 0, clear))
+    truth = np.where(grey == grey[3, 4], 255, np.round(grey / 257.0))
+    assert (loaded == truth[..., None]).all()
 
 
 @pytest.mark.parametrize(
