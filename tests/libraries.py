@@ -81,8 +81,8 @@ def on_terminal(command: list[str]) -> str:
 
 
 def serve(connection, options, threads) -> None:
-    """A worker without a model; one photo kills its process and one never finishes."""
-    connection.send({"identity": {}, "device": "cpu"})
+    """A worker without a model; one photo kills its process, one never finishes, one is an error."""
+    connection.send(options.get("greeting", {"identity": {}, "device": "cpu"}))
     while True:
         try:
             names = connection.recv()
@@ -93,5 +93,8 @@ def serve(connection, options, threads) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
             if name == options.get("hangs"):
                 time.sleep(1000)
+            if name == options.get("fails"):
+                connection.send(OSError(f"{name}: the disk failed"))
+                return
         columns = dict.fromkeys(FIELDS, [None] * len(names))
         connection.send({**columns, "image": names, "caption": ["a dog"] * len(names)})

@@ -1,6 +1,7 @@
 """``captioner caption`` into a folder: every photo once, resumable, in complete shards."""
 
 import copy
+import errno
 import json
 import shutil
 import sys
@@ -204,6 +205,19 @@ def test_two_processes_do_not_write_into_one_folder(tmp_path):
         pass
 
 
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP])
+def test_a_file_system_that_cannot_lock(code, tmp_path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+
+    def refuse(*_: object) -> None:
+        raise OSError(code, "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with open_jsonl(tmp_path) as out:
+        out.add(record("a"))
+    libraries.whole(tmp_path, ["a"])
+
+
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
@@ -287,6 +301,34 @@ def test_a_photo_that_kills_or_hangs_its_process_does_not_affect_the_others(monk
     assert "0005.jpg: found a photo that ends the process" in errors["0005.jpg"]
     assert "takes more than 2 seconds" in errors["0014.jpg"]
     assert not any(process.is_alive() for process in processes)
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").is_dir(), reason="counts open files in /proc")
+def test_photos_that_kill_their_process_leave_no_open_files(monkeypatch):
+    monkeypatch.setattr(local_engine, "_serve", libraries.serve)
+    with LocalEngine({"kills": "a.jpg"}, count=1) as engine:
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        assert len(list(engine.rows([["a.jpg"]] * 4))) == 4
+        assert len(list(Path("/proc/self/fd").iterdir())) <= before
+
+
+def test_an_error_that_a_worker_reports_is_raised(monkeypatch):
+    monkeypatch.setattr(local_engine, "_serve", libraries.serve)
+    with pytest.raises(PermissionError, match="not readable"):
+        LocalEngine({"greeting": PermissionError("the model is not readable")}, count=1)
+    with (
+        LocalEngine({"fails": "a.jpg"}, count=1) as engine,
+        pytest.raises(OSError, match=r"a\.jpg: the disk failed"),
+    ):
+        list(engine.rows([["a.jpg"]]))
+
+
+def test_no_worker_starts_after_the_end(monkeypatch):
+    monkeypatch.setattr(local_engine, "_serve", libraries.serve)
+    with LocalEngine({}, count=1) as engine:
+        engine._idle.clear()
+    monkeypatch.setattr(engine, "_start_worker", None)
+    assert engine._caption(["a.jpg"]) == []
 
 
 def test_workers_end_when_their_parent_is_killed(monkeypatch):

@@ -50,9 +50,8 @@ class LocalEngine(AbstractContextManager["LocalEngine"]):
 
     def __exit__(self, *_: object) -> None:
         self._closed = True
-        for worker in self._workers:
-            worker.process.kill()
-            worker.process.join()
+        for worker in list(self._workers):
+            worker.end()
 
     def rows(self, batches: Iterable[list[str]]) -> Iterator[Row]:
         """Yield the row of every photo in order."""
@@ -75,22 +74,27 @@ class LocalEngine(AbstractContextManager["LocalEngine"]):
         return worker
 
     def _caption(self, names: list[str]) -> list[Row]:
+        if self._closed:
+            return []
         try:
             worker = self._idle.pop()
         except IndexError:
             worker = self._start_worker()
         try:
-            if self._closed:
+            if self._closed:  # while the worker started
                 raise EOFError
             worker.connection.send(names)
-            rows = list(from_columns(worker.receive(TIMEOUT * ceil(len(names) / 10))))
+            answer = worker.receive(TIMEOUT * ceil(len(names) / 10))
         except (EOFError, OSError) as error:
-            worker.process.kill()
+            worker.end()
+            worker.connection.close()
+            self._workers.remove(worker)
             if self._closed:
                 return []
             if len(names) > 1:
                 return [row for name in names for row in self._caption([name])]
             return [_failed(names[0], isinstance(error, TimeoutError))]
+        rows = list(from_columns(_raised(answer)))
         self._idle.append(worker)
         return rows
 
@@ -112,20 +116,29 @@ class _Worker:
         self.process.start()
         remote.close()  # so that the end of the process closes the connection
         try:
-            self.greeting = self.receive(None)
+            answer = self.receive(None)
         except (EOFError, OSError) as error:
             raise CaptionerError(
                 "a worker process ended while it loaded the model; is there enough memory for --workers?"
             ) from error
+        self.greeting = _raised(answer)
 
     def receive(self, timeout: float | None) -> Any:
         """Return the next answer; raise TimeoutError, or EOFError or OSError if the process ended."""
         if not self.connection.poll(timeout):
             raise TimeoutError
-        answer = self.connection.recv()
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+        return self.connection.recv()
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.join()
+
+
+def _raised(answer: Any) -> Any:
+    """Return the answer of a worker, or raise it if it is the worker's error."""
+    if isinstance(answer, Exception):
+        raise answer
+    return answer
 
 
 def _serve(connection: Connection, options: dict[str, Any], threads: int) -> None:

@@ -221,16 +221,20 @@ def _lock(folder: Path) -> Iterator[None]:
 
     refuse_foreign(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK, timeout=0)
     try:
-        with FileLock(folder / LOCK, timeout=0):
-            try:
-                yield
-            finally:
-                (folder / LOCK).unlink()
+        lock.acquire()
     except Timeout as error:
         raise UsageError(
             f"another captioner is writing into '{folder}'; wait for it, or give another folder"
         ) from error
+    except OSError:  # some network file systems cannot lock files
+        pass
+    try:
+        yield
+    finally:
+        (folder / LOCK).unlink(missing_ok=True)
+        lock.release()
 
 
 def _schema() -> Any:
