@@ -175,6 +175,15 @@ def test_models_says_what_each_is_good_for(capsys):
         assert re.search(r" \d\d\.\d +\d\d\.\d +\d+\.\d MB ", line)
 
 
+def test_models_below_the_home_folder(tmp_path, monkeypatch, capsys):
+    checkpoint = tmp_path / "experiments" / "soft" / "checkpoints" / "best.ckpt"
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.touch()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    text = spoken(capsys, "models", "--runs", "~/experiments")
+    assert text.endswith(f"{tmp_path}/experiments/soft  (your run)\n")
+
+
 # Wrong values
 
 
@@ -294,7 +303,7 @@ def test_right_values_of_training_pass(folder):
 SAVED = """
 data: {name: shapes, min_count: 5, batch_size: 32}
 model:
-  encoder: {class_path: captioner.models.encoder.CNNEncoder, init_args: {image_size: 64}}
+  encoder: {class_path: captioner.models.encoder.CNNEncoder, init_args: {name: timm/y.in1k}}
   decoder: {class_path: captioner.models.luong.LuongDecoder, init_args: {hidden: 256, dropout: 0.1}}
 trainer: {max_epochs: 3, default_root_dir: runs/flickr8k}
 """
@@ -319,7 +328,7 @@ def write_run(root: Path, saved: str = SAVED) -> None:
         ("--ckpt_path=last --model.decoder.hidden=9", "began with model.decoder.hidden 256, got 9"),
         ("--ckpt_path=last --model.decoder='{class_path: LSTMDecoder}'", "LuongDecoder, got LSTM"),
         ("--ckpt_path=last --model configs/model/transformer.yaml", "got TransformerDecoder"),
-        ("--ckpt_path=last --model.encoder.init_args.image_size=96", "image_size 64, got 96"),
+        ("--ckpt_path=last --model.encoder.init_args.name timm/x.in1k", "y.in1k, got timm/x.in1k"),
         (
             "--ckpt_path=last --model.decoder.init_args.dropout=1e-1 --model.decoder=LuongDecoder",
             "",

@@ -4,6 +4,7 @@ import json
 import math
 import shutil
 from argparse import Namespace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -138,6 +139,19 @@ def test_data_set_without_masks(tiny_folder, tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "flickr8k, split val" in printed
     assert "Paired" not in printed
+
+
+def test_photos_below_the_home_folder(root, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(root))
+    annotations = root / "annotations"
+    options = Namespace(
+        instances=annotations / "instances_test.json",
+        captions=annotations / "captions_test.json",
+        images="~/test",
+        limit=None,
+    )
+    images = READERS["COCO files"](options, tmp_path)
+    assert {Path(image.path).parent for image in images.photos} == {root / "test"}
 
 
 def test_unusable_photos_are_left_out(root, run_folder, tmp_path, capsys):

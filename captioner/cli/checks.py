@@ -207,7 +207,9 @@ def _inputs(given: dict[str, Any]) -> Iterator[Path]:
         yield model
         yield from (model / name for name in ("config.yaml", *MODEL_FILES))
         yield from (folder / name for folder in (model, model / "model") for name in STORED)
-    photos = [given["images"]] if "images" in given else given.get("inputs", [])
+    photos = given.get("inputs", [])
+    if "images" in given:
+        photos = [str(Path(given["images"]).expanduser())]
     yield from paths.iterate([name for name in photos if "://" not in name])
 
 

@@ -37,7 +37,7 @@ class Images(NamedTuple):
 
 def _coco(options: argparse.Namespace, _scratch: Path) -> Images:
     references = read_references(options.captions)
-    file, folder = Path(options.instances), Path(options.images)
+    file, folder = Path(options.instances), Path(options.images).expanduser()
     masked = masks.read(file, folder, references, options.limit)
     return Images(masked.images, masked.source, masked)
 

@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
         scores = dict(zip(header.split(" | "), row.split(" | "), strict=True))
         size = re.findall(r"[\d.]+ MB", card)[0]
         print(f"{name:26} {scores['BLEU-4']:>6} {scores['CIDEr']:>6} {size:>8}  {GOOD_FOR[name]}")
-    for folder in sorted(Path(options.runs or "runs").glob("*/")):
+    for folder in sorted(Path(options.runs or "runs").expanduser().glob("*/")):
         if any((folder / file).is_file() for file in MODEL_FILES[1:]):
             print(f"{folder}  (your run)")
     return 0

@@ -317,6 +317,7 @@ def _check_fits(root: Path, options: dict[str, Any], training: bool) -> None:
 
 def _plain(value: Any) -> str:
     """A text that is equal for ``1e-2`` and 0.01, and for a class and its path."""
-    text = str(value).replace(" ", "").lower()
+    text = str(value).replace(" ", "")
     number = limits.Number(-inf, whole=False).parse(text)
-    return text.rpartition(".")[2] if number is None else f"{number:g}"
+    class_name = re.sub(r"^(\w+\.)+(?=[A-Z]\w*$)", "", text)
+    return class_name.lower() if number is None else f"{number:g}"
