@@ -26,6 +26,7 @@ SIZES = {".json": 8 << 20, ".md": 1 << 20, ".safetensors": 8 << 30, ".ckpt": 32 
 MAX_PICKLE = 64 << 20  # bytes of the pickle in a checkpoint; the tensors are not part of it
 MAX_NODES = 2_000_000  # options in a checkpoint; a shared one counts each time it is reached
 MAX_TENSORS = 10_000  # parameter tensors; the largest networks of timm have a few thousand
+MAX_STORED = 3 * MAX_TENSORS  # in a file of weights: parameters, and buffers such as running means
 SPARE = 32 << 20  # parameters beyond the file, for encoders from installed packages
 # All that torch.save writes for dictionaries, lists, texts, numbers and tensors.
 _OPCODES = frozenset(
@@ -104,8 +105,13 @@ def read_weights(file: Path) -> dict[str, Tensor]:
     """
     try:
         with safe_open(str(file), "pt") as stored:
-            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
-            aliases = stored.metadata() or {}
+            names, aliases = stored.keys(), stored.metadata() or {}
+            if (number := len(names) + len(aliases)) > MAX_STORED:
+                raise CheckpointError(
+                    f"'{file}' lists {number:,} tensors, expected at most {MAX_STORED:,}; give a "
+                    "file that captioner export wrote"
+                )
+            tensors = {name: stored.get_tensor(name) for name in names}
     except SafetensorError as error:
         raise CheckpointError(f"'{file}' cannot be read: {error}; copy it again") from error
     tensors |= {alias: tensors[name] for alias, name in aliases.items() if name in tensors}

@@ -6,10 +6,14 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 import forgeries
 import runs
+from captioner import untrusted
+from captioner.errors import CheckpointError
 
 
 def outcomes(model, stored, folder, count):
@@ -43,3 +47,10 @@ def test_forged_models(count, tiny_folder, run_folder, tmp_path):
     assert found.total() == count
     assert found["refused"] > count / 2
     assert found["captioned"] > count / 50
+
+
+def test_a_file_of_too_many_tensors(tmp_path):
+    file, number = tmp_path / "model.safetensors", untrusted.MAX_STORED + 1
+    save_file({str(i): np.zeros(0, np.float32) for i in range(number)}, file)
+    with pytest.raises(CheckpointError, match=f"' lists {number:,} tensors, expected at most "):
+        untrusted.read_weights(file)
