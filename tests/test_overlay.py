@@ -86,7 +86,8 @@ def test_even_attention_paints_nothing(smoothing, scale):
     flat = np.full((1, 4, 6), 1 / 24)
     caption = make_caption(np.concatenate([flat, one_hot([(1, 1)], (4, 6))]), (60, 40))
     drawn = np.asarray(overlay.blend(caption, 0, gray((60, 40)), Style(1, scale, smoothing)))
-    assert (drawn == 90).all()
+    above_label = drawn[:15]
+    assert (above_label == 90).all()
 
 
 def test_the_photo_glows_only_where_attention_is_more_than_even():
@@ -135,6 +136,13 @@ def test_shared_and_own_scale():
     *expected, alpha = heatmap.color_table("glow")[level] / 255
     painted = (1 - alpha) * 90 + alpha * 255 * np.array(expected)
     np.testing.assert_allclose(color(1, "shared", 150, 120), painted, atol=1)
+
+
+def test_own_scale_is_labelled(soft):
+    shared, own = (overlay.blend(soft, 0, PHOTO, Style(scale=scale)) for scale in ("shared", "own"))
+    rows, columns = np.nonzero((np.asarray(shared, int) != np.asarray(own, int)).any(2))
+    assert rows.min() > 110  # the colours are the same, because all maxima are 1
+    assert columns.min() < 10
 
 
 def test_hard_attention_outlines_the_chosen_cells():
@@ -197,6 +205,9 @@ def test_layers_and_heads(layer, head):
         (lambda caption: overlay.figure(caption), "give the image as photo="),
         (lambda caption: overlay.blend(caption, 4, PHOTO), "counted from 0 to 3"),
         (lambda caption: overlay.word_attention(caption), "details=True"),
+        (lambda _: overlay.page([]), "give one or more"),
+        (lambda caption: overlay.page([caption] * 2, [PHOTO]), "as many photos, got 1"),
+        (lambda caption: overlay.page([caption], [PHOTO] * 2), "as many photos, got 2"),
     ],
 )
 def test_wrong_calls(draw, message, soft):
@@ -305,6 +316,15 @@ def test_word_attention_is_drawn_in_rows_and_columns():
     assert overlay.word_attention(caption, 0, 1).size == overlay.word_attention(caption).size
     content = export.render(".past.png", caption, None, Style())
     assert Image.open(io.BytesIO(content)).size == overlay.word_attention(caption).size
+
+
+def test_drawings_have_no_limit_of_size(soft, monkeypatch):
+    caption = replace(soft, past=np.full((4, 1, 1, 4), 0.25, np.float32))
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 10_000)  # for photos; it stands for load's, too
+    for draw in (overlay.word_attention, lambda caption: overlay.figure(caption, PHOTO)):
+        drawn = draw(caption)
+        assert drawn.width * drawn.height > 20_000
+        assert drawn.getpixel((0, 0)) == (255, 255, 255)
 
 
 def test_json_and_npz_hold_the_models_numbers():

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from matplotlib import font_manager, rc_context
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from PIL import Image
@@ -51,6 +52,7 @@ def _settings() -> Iterator[None]:
     settings: Any = {
         "font.family": ["DejaVu Sans", *(name for name in OTHER_FONTS if name in installed)],
         "font.size": SMALL,
+        "figure.facecolor": "white",
         "text.color": GRAY,
         "text.parse_math": False,
         "svg.hashsalt": "fixed",
@@ -72,7 +74,7 @@ def figure(
 
     ``photo`` is the image, if the caption has no path; ``dpi`` are pixels per inch.
     """
-    return images.load(_file(_plot(caption, photo, style), "png", dpi))
+    return _image(_plot(caption, photo, style), dpi)
 
 
 @_settings()
@@ -109,7 +111,7 @@ def word_attention(
     shown_head = f"mean of {heads} heads" if head is None else f"head {head + 1}"
     note = f"row: the word written; column: the word read; {shown_layer}, {shown_head}"
     drawing.supxlabel(note, x=0.03, ha="left", size=SMALL)
-    return images.load(_file(drawing, "png", 150))
+    return _image(drawing, 150)
 
 
 @_settings()
@@ -204,6 +206,14 @@ def _draw_legend(axes: Axes, caption: Caption, style: Style, y: float) -> None:
         f"log-probability {caption.log_prob:.2f}"
     )
     axes.text(right + GAP, y, text, va="top")
+
+
+def _image(drawing: Figure, dpi: int) -> Image.Image:
+    """Return the figure as an image of any size: the limits of ``images.load`` are for photos."""
+    drawing.set_dpi(dpi)
+    canvas: Any = FigureCanvasAgg(drawing)
+    canvas.draw()
+    return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
 
 
 def _file(drawing: Figure, kind: str, dpi: int) -> bytes:

@@ -6,7 +6,7 @@ from functools import cache
 import contourpy
 import numpy as np
 from jaxtyping import Float, Float32, UInt8
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageFont
 
 from captioner import images
 from captioner.caption import Caption
@@ -53,11 +53,19 @@ def blend(
 ) -> Image.Image:
     """Return the image with the attention map of one word, in the size of the image.
 
-    Words are counted from 0. ``photo`` is the image, if the caption has no path.
+    Words are counted from 0. ``photo`` is the image, if the caption has no path. A map with its own
+    scale is labelled in the corner.
     """
     if not 0 <= index < len(caption.words):
         raise UsageError(f"words are counted from 0 to {len(caption.words) - 1}, got {index}")
-    return draw_map(caption, index, load_image(caption, photo), style)
+    drawn = draw_map(caption, index, load_image(caption, photo), style)
+    if style.scale == "own":
+        text = f"own scale, to {peaks(caption, style)[index]:.2g}"
+        corner, font = (6, drawn.height - 6), ImageFont.load_default(max(10, max(drawn.size) // 32))
+        draw = ImageDraw.Draw(drawn)
+        draw.rectangle(draw.textbbox(corner, text, font, "lb"), "black")
+        draw.text(corner, text, "white", font, "lb")
+    return drawn
 
 
 def draw_map(caption: Caption, index: int, image: Image.Image, style: Style) -> Image.Image:
