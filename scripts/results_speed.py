@@ -45,14 +45,12 @@ class SpeedTables:
     def files(self) -> str:
         """Filling the cache, captioning JPEG files, and the start of a command."""
         rows = self.rows("speed-files")
+        names = ("bare_cnn", "fast_off", "ours")
         timed = [row for row in rows if "bare_cnn" in row.get("images_per_second", {})]
         cells = [
             [
                 *(row["row"], row.get("beam", MISSING)),
-                *(
-                    number(row["images_per_second"].get(k))
-                    for k in ("bare_cnn", "fast_off", "ours")
-                ),
+                *(number(row["images_per_second"].get(name)) for name in names),
                 *(number(row.get("peak_megabytes", {}).get("ours"), 0), row["machine"]),
             ]
             for row in timed
@@ -103,9 +101,8 @@ def _compared(rows: Sequence[Record], keys: Sequence[str], times: str, unit: str
         held = row.get("peak_megabytes", {})
         values = [*(row[key] for key in keys), *(number(row[times].get(name)) for name in names)]
         megabytes = [number(held.get(name), 0) for name in ("plain_float32", "ours_float32")]
-        cells.append(
-            [*values, number(row.get("times_plain_float32"), 2), *megabytes, row["machine"]]
-        )
+        times_plain = number(row.get("times_plain_float32"), 2)
+        cells.append([*values, times_plain, *megabytes, row["machine"]])
     head = f"{' | '.join(keys)} | plain, {unit} | `CAPTIONER_FAST=0` | ours | ours, bfloat16"
     compared = table(f"{head} | × plain | MB plain | MB ours | machine", cells)
     ablation = _ablation(rows, keys, times, "ours_float32")
