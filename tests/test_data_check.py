@@ -171,6 +171,19 @@ def test_results_are_in_order(size, killers, workers, monkeypatch):
     assert list(map_files(doubled, iter(paths), workers)) == expected
 
 
+def digest(path: str) -> bytes:
+    return doubled(Path(path).name).encode()
+
+
+def test_a_file_that_kills_its_decoder_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(data_check, "_decode", digest)
+    files = [picture(tmp_path / f"{name}.jpg") for name in ("a", "killer", "b")]
+    problems = Problems()
+    inspect(Records(Record(0, str(file), (), "val") for file in files), problems, 1)
+    message = f"{tmp_path}/killer.jpg cannot be read: its decoder was killed"
+    assert problems.found == {"unreadable": [message]}
+
+
 # ── Numbers ───────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -41,7 +41,7 @@ def inspect(
         if isinstance(result, bytes):
             same[result].append(index)
         else:
-            killed = f"'{existing[index].path}' cannot be read: its decoder was killed"
+            killed = f"{existing[index].path} cannot be read: its decoder was killed"
             problems.add("unreadable", result or killed)
     for indices in same.values():
         if len(indices) > 1:
