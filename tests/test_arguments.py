@@ -231,6 +231,7 @@ WRONG = [
     ("demo --host=192.0.2.1", "7860: it is no address of this machine; check --host"),
     ("demo --allowed-host=http://x/", "must be a host name"),
     ("data check --data.name=coco --data.root=nowhere", "nowhere"),
+    ("data check --data.name=coco --data.root=~nobody_here/x", "is not a folder"),
     ("fit", "give --config FILE"),
     (f"fit {FLICKR}", "data set 'flickr8k' needs its folder"),
     ("fit --config=file", "'file' is no configuration"),

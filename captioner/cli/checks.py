@@ -151,7 +151,7 @@ def _check_file(_option: str, name: str) -> None:
 
 def check_folder(option: str, name: str, data: str | None = None) -> None:
     """Check a folder, such as that of a data set, or the file of a data set that is a table."""
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))  # noqa: PTH111 - never raises
     if not path.is_dir() and not (path.is_file() and data in TABLES):
         found = "it is a file" if path.exists() else "no such file or folder"
         raise UsageError(f"{option} '{name}' is not a folder: {found}; check the path")
