@@ -3,6 +3,7 @@
 import io
 import itertools
 import json
+import shutil
 import signal
 import socket
 import struct
@@ -34,6 +35,7 @@ from captioner.cli.main import main
 from captioner.decoding import Decoding
 from captioner.errors import UsageError
 from captioner.overlay import export
+from forgeries import resident
 
 
 @pytest.fixture(scope="module")
@@ -306,6 +308,13 @@ def test_models_are_named_by_their_runs(run_folder):
         several.get("x")
 
 
+def test_a_numbered_name_replaces_no_model(run_folder, tmp_path):
+    folders = [tmp_path / name for name in ("p/a", "q/a (3)", "r/a")]
+    for folder in folders:
+        shutil.copytree(run_folder / "model", folder)
+    assert Models(list(map(str, folders)), "cpu").names[:3] == ["a", "a (3)", "a (2)"]
+
+
 def test_other_hosts_are_refused(app):
     """Or a page elsewhere could reach the server by DNS rebinding."""
     headers = {"host": "evil.example", "origin": "http://evil.example"}
@@ -360,10 +369,33 @@ def test_malformed_bodies_are_never_a_server_error(app):
     assert httpx.get(app).status_code == 200
 
 
+@pytest.mark.parametrize("data", [{"index": 999}, {"index": "x"}, {"index": [1.5]}, {}, None, 1])
+def test_a_forged_choice_of_an_example_is_skipped(data, app):
+    config = httpx.get(f"{app}config").json()
+    (select,) = [
+        event["id"]
+        for event in config["dependencies"]
+        if any(target[1] == "select" for target in event["targets"])
+    ]
+    body = {"data": [], "fn_index": select, "event_data": data, "session_hash": "forged"}
+    httpx.post(f"{app}gradio_api/queue/join", json=body).raise_for_status()
+    url = f"{app}gradio_api/queue/data?session_hash=forged"
+    assert '"success":true' in httpx.get(url, timeout=30).text.replace(" ", "")
+
+
+def test_too_few_inputs_are_refused_in_words(app):
+    url = f"{app}gradio_api/"
+    direct = httpx.post(f"{url}run/caption", json={"data": ["x"]}, timeout=30)
+    assert (direct.status_code, "expected 4 inputs, got 1" in direct.text) == (422, True)
+    posted = httpx.post(f"{url}call/caption", json={"data": []}, timeout=30)
+    answer = httpx.get(f"{url}call/caption/{posted.json()['event_id']}", timeout=30)
+    assert "expected 4 inputs, got 0" in answer.text
+
+
 @pytest.mark.slow
 @pytest.mark.alone
 def test_eighty_uploads_at_once(app, scenes, run_folder):
-    """All are answered, or refused in words."""
+    """All are answered, or refused in words; memory does not grow with each such crowd."""
     photo = io.BytesIO()
     Image.open(scenes[0]).resize((2000, 1500)).save(photo, "JPEG")
 
@@ -373,8 +405,24 @@ def test_eighty_uploads_at_once(app, scenes, run_folder):
         assert event == "complete" or "full" in data["error"], data
         return event == "complete", time.perf_counter() - began
 
-    with ThreadPoolExecutor(80) as pool:
-        answered, waits = zip(*pool.map(visit, range(80)), strict=True)
+    def crowd():
+        with ThreadPoolExecutor(80) as pool:
+            return zip(*pool.map(visit, range(80)), strict=True)
+
+    crowd()
+    before = resident(process_of(app))
+    answered, waits = crowd()
+    grown = (resident(process_of(app)) - before) / 1e6
     half, most = np.quantile(waits, (0.5, 0.95))
-    print(f"p50 {half:.1f} s, p95 {most:.1f} s")
+    print(f"p50 {half:.1f} s, p95 {most:.1f} s, {grown:+.0f} MB")
     assert sum(answered) >= 40
+    assert grown < 100
+
+
+def process_of(app):
+    """The number of the process that serves this address."""
+    port = app.rstrip("/").rpartition(":")[2].encode()
+    for process in Path("/proc").glob("[0-9]*"):
+        if port in (process / "cmdline").read_bytes().split(b"\0"):
+            return int(process.name)
+    raise AssertionError(f"no process serves {app}")

@@ -52,9 +52,17 @@ LOOK: dict[str, Any] = {
 }
 
 
+class _Page(gr.Blocks):
+    def validate_inputs(self, block_fn: Any, inputs: list[Any]) -> None:
+        """Refuse a request with fewer inputs than its endpoint takes, in one line."""
+        if len(inputs) < len(block_fn.inputs):
+            text = f"expected {len(block_fn.inputs)} inputs, got {len(inputs)}; give all of them"
+            raise gr.Error(text, print_exception=False)
+
+
 def build(models: Models, examples: Sequence[Example]) -> gr.Blocks:
     """Return the page, ready for ``launch``, which opens with the first of these examples."""
-    with gr.Blocks(title="captioner", analytics_enabled=False, delete_cache=DELETE_CACHE) as page:
+    with _Page(title="captioner", analytics_enabled=False, delete_cache=DELETE_CACHE) as page:
         gr.HTML(TITLE, padding=False, elem_classes="title")
         path = gr.State(str(examples[0].path))
         with gr.Row(elem_classes="page"):
@@ -77,8 +85,10 @@ def build(models: Models, examples: Sequence[Example]) -> gr.Blocks:
             lambda new: gr.skip() if new is None else (None, new), photo, [photo, path], **PRIVATE
         )
 
-        def choose(event: gr.EventData) -> str:
-            return str(examples[event._data["index"]].path)
+        def choose(event: gr.EventData) -> Any:
+            data: Any = event._data  # a forged request can have any
+            index = data.get("index") if isinstance(data, dict) else None
+            return next((str(e.path) for i, e in enumerate(examples) if i == index), gr.skip())
 
         strip.select(choose, None, path, **PRIVATE)
         stage.connect(partial(gr.on, [path.change, page.load]), path, changes, query, style)

@@ -79,9 +79,11 @@ class Models:
         self._loaded: dict[str, tuple[Predictor, Predictor | None]] = {}  # and its sampler
         self._sources: dict[str, str] = {}
         for model in given:
-            name = _name(model)
-            taken = name in self._sources
-            self._sources[f"{name} ({len(self._sources) + 1})" if taken else name] = model
+            own = name = _name(model)
+            number = 2
+            while name in self._sources:
+                name, number = f"{own} ({number})", number + 1
+            self._sources[name] = model
         for name in self._sources:
             self._load(name)
         for name in bundled_models():
