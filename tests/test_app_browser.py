@@ -210,14 +210,17 @@ def test_a_given_sentence(page, scene):
 
 @thorough
 def test_keyboard_only(page, scene):
-    """Tab reaches the words, and dropdowns close behind it."""
+    """Tab reaches the words, the arrow keys move between them, and dropdowns close behind it."""
     upload(page, scene)
     for _ in range(40):
         page.keyboard.press("Tab")
         if page.evaluate("!!document.activeElement.closest('.words')"):
             break
+    first = image_of(page)
     page.keyboard.press("ArrowRight")
-    assert page.locator(".word").nth(1).get_attribute("aria-pressed") == "true"
+    page.keyboard.press("ArrowRight")
+    assert page.locator(".word").nth(2).get_attribute("aria-pressed") == "true"
+    assert not np.array_equal(first, image_of(page))
     page.get_by_label("Model", exact=True).focus()
     page.get_by_role("option").first.wait_for()
     page.keyboard.press("Tab")
