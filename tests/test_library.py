@@ -8,6 +8,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +18,7 @@ from captioner.batch import local_engine
 from captioner.batch.batch_captioner import BatchCaptioner
 from captioner.batch.local_engine import LocalEngine
 from captioner.batch.output_folder import Shards
+from captioner.batch.rows import FIELDS, from_columns
 from captioner.batch.sources import Sources
 from captioner.cli import caption as cli_caption
 from captioner.cli.main import main
@@ -190,6 +192,19 @@ def test_shards_are_resumed_from_what_is_on_disk(form, tmp_path):
     assert sorted(file.name for file in tmp_path.iterdir()) == [*shards, "manifest.json"]
 
 
+def test_rows_read_back_as_written(tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = [{**record("a"), "word_log_probs": [-1.0, -0.5], "model": "m"}, failed("b")]
+    for form in ("jsonl", "parquet"):
+        with Shards(tmp_path / form, form, IDENTITY).opened() as out:
+            for row in rows:
+                out.add(row)
+    assert libraries.records(tmp_path / "jsonl") == rows
+    table = parquet.read_table(tmp_path / "parquet" / "captions-000000.parquet")
+    assert tuple(table.column_names) == FIELDS
+    assert list(from_columns(table.to_pydict())) == rows
+
+
 def test_an_interruption_keeps_finished_records(tmp_path):
     with suppress(KeyboardInterrupt), open_jsonl(tmp_path) as out:
         out.add(record("a"))
@@ -245,8 +260,8 @@ def test_an_object_store_gives_the_captions_of_a_folder(photos, tiny_folder):
     (folder / "notes.txt").touch()
     (folder / "odd name #1%.jpg").write_bytes(Path(names[0]).read_bytes())
     sources = copy.copy(Sources([f"file://{folder}"]))
-    names = [name.removeprefix("file://") for name in sources]
-    assert sorted(names) == sorted(Sources([str(folder)]))
+    names = list(Sources([str(folder)]))
+    assert list(sources) == [f"file://{name}" for name in names]
     missing = f"file://{folder}/missing.jpg"
     local = BatchCaptioner(str(tiny_folder), "cpu")({"image": names})
     remote = BatchCaptioner(str(tiny_folder), "cpu", sources)({"image": [*sources, missing]})
@@ -273,6 +288,29 @@ def test_an_unreachable_store_is_reported_without_its_key(address, message, caps
     assert message in error
     assert "hush" not in error
     assert not Path("x").exists()
+
+
+def test_an_object_store_is_listed_folder_by_folder(photos):
+    pytest.importorskip("pyarrow")
+    folder, names = photos
+    stream = iter(Sources([f"file://{folder}"]))
+    assert next(stream) == f"file://{names[0]}"
+    (folder / "1" / "zzz.jpg").touch()
+    assert list(stream)[-1] == f"file://{folder}/1/zzz.jpg"
+
+
+def test_an_error_of_several_lines_is_reported_in_one():
+    pytest.importorskip("pyarrow")
+    sources = Sources(["file:///photos"])
+    (store,) = sources.stores
+
+    def fail(*_: object) -> None:
+        raise OSError("no\n  network")
+
+    store.filesystem = SimpleNamespace(get_file_info=fail, open_input_file=fail)
+    with pytest.raises(UsageError, match="cannot be reached: no network; check"):
+        list(sources)
+    assert "cannot be fetched (no network); check" in str(sources.open("file:///photos/a.jpg"))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from captioner import paths
 from captioner.errors import ImageError, UsageError
@@ -74,7 +73,10 @@ class _Store:
         self.prefix = f"{self.scheme}://{self.path}"
 
     def names(self) -> Iterator[str]:
-        """List the object itself, or the images in the folder and its subfolders, sorted."""
+        """Yield the object itself, or the images in the folder and its subfolders.
+
+        As in ``captioner.paths.walk``, a folder is listed when it is reached.
+        """
         with self._reached():
             info = self.filesystem.get_file_info(self.path)
         if info.type == self._types.NotFound:
@@ -82,19 +84,25 @@ class _Store:
         if info.type == self._types.File:
             yield f"{self.scheme}://{info.path}"
             return
-        with self._reached():
-            found = self.filesystem.get_file_info(self._selector(self.path, recursive=True))
-        photos = sorted(entry.path for entry in found if self._is_photo(entry))
-        if not photos:
+        path = None
+        for path in self._walk():
+            yield f"{self.scheme}://{path}"
+        if path is None:
             raise UsageError(
                 f"'{self.address}': no photo in it ({' '.join(paths.SUFFIXES)}); check the address"
             )
-        yield from (f"{self.scheme}://{path}" for path in photos)
 
-    def _is_photo(self, entry: Any) -> bool:
-        path = PurePosixPath(entry.path.removeprefix(self.path))
-        hidden = any(part.startswith(".") for part in path.parts)
-        return entry.is_file and not hidden and path.suffix.lower() in paths.SUFFIXES
+    def _walk(self) -> Iterator[str]:
+        pending = [self.path]
+        while pending:
+            with self._reached():
+                found = self.filesystem.get_file_info(self._selector(pending.pop()))
+            entries = {entry.path: entry for entry in found if not entry.base_name.startswith(".")}
+            for path in sorted(entries):
+                if entries[path].is_file and PurePosixPath(path).suffix.lower() in paths.SUFFIXES:
+                    yield path
+            folders = [path for path in entries if entries[path].type == self._types.Directory]
+            pending += sorted(folders, reverse=True)
 
     def fetch(self, name: str) -> BytesIO | ImageError:
         """Return the content of an object; errors about it show the stream's name."""
@@ -105,7 +113,7 @@ class _Store:
                 stream = BytesIO(file.read())
         except (OSError, ValueError) as error:
             return ImageError(
-                f"{name}: found an object that cannot be fetched ({error!s:.300}); check that it "
+                f"{name}: found an object that cannot be fetched ({_one_line(error)}); check that it "
                 "exists and may be read"
             )
         stream.name = name
@@ -117,6 +125,10 @@ class _Store:
             yield
         except (OSError, ValueError) as error:  # Arrow's errors are subclasses of these
             raise UsageError(
-                f"'{self.address}' cannot be reached: {error!s:.300}; check the address, your "
+                f"'{self.address}' cannot be reached: {_one_line(error)}; check the address, your "
                 "credentials and the network"
             ) from error
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:300]
