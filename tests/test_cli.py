@@ -138,6 +138,15 @@ def test_a_caption_has_weights_and_alternatives(images, model):
     assert all(other.text != caption.text for other in caption.alternatives)
 
 
+def test_an_image_can_be_a_path_bytes_a_stream_or_open(images, model):
+    path = images / "1.png"
+    expected = model.caption(path).text
+    with Image.open(path) as image, path.open("rb") as stream:
+        for source in (str(path), path.read_bytes(), stream, image):
+            assert model.caption(source).text == expected
+    assert model.caption([]) == []
+
+
 def test_output_appears_whole_or_not_at_all(images, run_folder, tmp_path, monkeypatch):
     output = tmp_path / "captions.jsonl"
     output.write_text('{"image": "precious"}')
