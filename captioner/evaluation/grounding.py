@@ -251,7 +251,7 @@ def _verdict(estimate: dict[str, float | None], ties: bool, images: int) -> str:
         return "50 %, which is chance: all pairs tie, so the maps do not depend on the word"
     result = f"{value:.1f} % [{low:.1f}, {high:.1f}] where chance is 50"
     if images < MIN_IMAGES:
-        return f"{result}, too few for a verdict: only {images} of {MIN_IMAGES} images"
+        return f"{result}, too few for a verdict: only {images} images, {MIN_IMAGES} are needed"
     if low > 50:
         return f"{result}, above chance: the maps depend on the word"
     if high < 50:
