@@ -45,6 +45,7 @@ def check(option: str, value: Any, expected: Number) -> None:
 
 
 SHARE = Number(0, 1, whole=False)
+RATE = Number(0, 1e6, whole=False, above=True)  # a learning rate
 TEMPERATURE = Number(1e-6, 1e6, whole=False)
 SUPERVISION = Number(0, 1e6, whole=False)  # the weight of mask supervision
 SEED = Number(0, 2**32 - 1)  # what numpy accepts

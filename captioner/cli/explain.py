@@ -92,7 +92,8 @@ def run(options: argparse.Namespace) -> int:
         files = {file: content for file, content in rendered.items() if content is not None}
         for file, content in files.items():
             write_bytes(Path(file), content)
-        print(path, caption.text, " ".join(files), sep="\t", flush=True)
+        row = (str(path), caption.text, " ".join(files))
+        print(*(printable(part, 4096) for part in row), sep="\t", flush=True)
     return report_failures(failed, len(paths))
 
 

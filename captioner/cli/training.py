@@ -8,6 +8,7 @@ writes it.
 import json
 import re
 import sys
+import zipfile
 from collections.abc import Iterator
 from contextlib import redirect_stdout, suppress
 from io import StringIO
@@ -72,6 +73,8 @@ _RANGES = {
     **{f"--data.shapes.{split}": limits.SCENES for split in ("train", "val", "test")},
     **{f"--model.decoding.{name}": number for name, number in limits.DECODING.items()},
     "--model.val_beam_size": limits.DECODING["beam_size"],
+    **{f"--model.{name}": limits.RATE for name in ("learning_rate", "encoder_learning_rate")},
+    "--trainer.max_epochs": limits.Number(1),
 }
 BEST, LAST, PREEMPTED = "checkpoints/best.ckpt", "checkpoints/last.ckpt", "hpc_ckpt_*.ckpt"
 _FIXED = ("model.encoder.", "model.neck.", "model.decoder.", "data.min_count.")
@@ -249,7 +252,7 @@ def _options(files: list[str], given: dict[str, list[str]]) -> dict[str, Any]:
 
 def _leaves(name: str, tree: Any, folder: Path) -> Iterator[tuple[str, Any]]:
     """The values in a tree by dotted names without ``class_path`` and ``init_args``."""
-    if isinstance(tree, str) and tree.endswith((".yaml", ".yml")):
+    if isinstance(tree, str) and tree.endswith((".yaml", ".yml")) and name != "ckpt_path":
         tree, folder = _read(str(folder / tree)), (folder / tree).parent
     elif isinstance(tree, str) and tree.startswith("{"):
         tree = _read(tree)
@@ -294,11 +297,13 @@ def _checkpoint(command: str, option: Any, root: Path) -> Path | None:
     named = {None: BEST, "best": BEST, "last": LAST}
     file = root / named[option] if option in named else Path(str(option))
     if not file.is_file():
-        near = did_you_mean(str(option), ("auto", "best", "last"))
+        near = "" if option in named else did_you_mean(str(option), ("auto", "best", "last"))
         raise UsageError(
             f"no checkpoint '{file}'{near}: train first with captioner fit, name the run folder with "
             "--trainer.default_root_dir DIR, or give a file with --ckpt_path FILE"
         )
+    if option not in named and not zipfile.is_zipfile(file):  # as torch writes checkpoints
+        raise UsageError(f"'{file}' is no checkpoint: give a .ckpt that captioner fit has written")
     return file
 
 
