@@ -83,7 +83,7 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Beam:
-    """The unfinished hypotheses of every image: K, at most the beam size, with t words each."""
+    """The unfinished hypotheses: K of t words for each image, where K is at most the beam size."""
 
     state: Any  # of the decoder before it reads the last word
     totals: Float[Tensor, "B K"]  # log-probabilities of the hypotheses
@@ -186,7 +186,7 @@ def _allowed_log_probs(
         runs = tokens.unfold(-1, run, 1)  # (B, K, t - run + 1, run)
         last = tokens[..., None, tokens.shape[-1] - run + 1 :]
         repeated = (runs[..., :-1] == last).all(-1)
-        # Ban the word that would repeat a run; elsewhere <pad>, which is banned anyway.
+        # Ban the words that would repeat a run. Where no run repeats, ban <pad>, which is always banned.
         log_probs.scatter_(-1, runs[..., -1].where(repeated, PAD), -torch.inf)
     return log_probs
 

@@ -77,7 +77,7 @@ def one_line(text: str) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """Return a number of things.
+    """Return a count and its noun, in the plural unless the count is 1.
 
     >>> plural(1, "photo"), plural(1200, "photo")
     ('1 photo', '1,200 photos')

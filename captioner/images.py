@@ -1,4 +1,4 @@
-"""Images of any form → upright RGB, and the way back from the annotation grid to the image."""
+"""Images in any form → upright RGB, and the mapping from the annotation grid to image pixels."""
 
 import base64
 import re
@@ -28,7 +28,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 MAX_PIXELS = 80_000_000  # above the images of common cameras, below Pillow's warning at 89 million
 MAX_PIPE = 1 << 28  # bytes of the largest file read from a pipe
 
-# The beginnings of files, for error messages. After a semicolon follows what to do.
+# The first bytes of files and the names of their formats, for error messages. Advice follows a ";".
 _KINDS = {
     rb"\xff\xd8\xff": "JPEG",
     rb"\x89PNG": "PNG",
@@ -114,6 +114,8 @@ class Geometry:
 
         A pixel on a border counts with the area that it shares with the cell.
         """
+        if mask.shape != (self.height, self.width):
+            raise ValueError(f"a mask of shape {mask.shape}: expected {self.height, self.width}")
         # The area that two boxes share is a product of lengths, so each axis has its own matrix.
         rows, columns = _overlaps(self.height, self.grid[0]), _overlaps(self.width, self.grid[1])
         # Zeros outside the mask's bounding box are left out.

@@ -9,7 +9,7 @@ from captioner.errors import UsageError
 
 @dataclass(frozen=True)
 class Number:
-    """A number in a range; NaN is in none."""
+    """A number in a range; NaN is not accepted."""
 
     low: float | int
     high: float | int = inf
@@ -17,7 +17,7 @@ class Number:
     above: bool = False  # whether it must be larger than ``low``
 
     def accepts(self, value: Any) -> bool:
-        """Return whether a value is such a number; True and False are none."""
+        """Return whether a value is such a number; True and False are not."""
         number = isinstance(value, int if self.whole else int | float)
         inside = number and not isinstance(value, bool) and self.low <= value <= self.high
         return bool(inside and not (self.above and value == self.low))
@@ -67,6 +67,6 @@ DATA = {
 SCENE = {"seed": Number(0), "image_size": Number(32, 4096), "max_objects": Number(1, 6)}
 SCENES = Number(1, 999_999)
 # Hypotheses × paths that are searched together. Each takes memory for every word of the vocabulary,
-# so that fewer images are searched together with a larger beam.
+# so a larger beam means that fewer images are searched together.
 MAX_ROWS = 1000
 BATCH = Number(1, 512)  # images that are read and encoded together

@@ -81,7 +81,7 @@ def on_terminal(command: list[str]) -> str:
 
 
 def serve(connection, options, threads) -> None:
-    """A worker without a model; one photo kills its process, one never finishes, one is an error."""
+    """Serve like a worker, without a model; ``options`` names photos that kill, hang or fail."""
     connection.send(options.get("greeting", {"identity": {}, "device": "cpu"}))
     while True:
         try:

@@ -353,7 +353,7 @@ def test_a_resumed_run_must_have_the_options_it_began_with(options, message, fol
 
 
 def test_the_newest_checkpoint_is_resumed(tmp_path):
-    """It is last.ckpt or the file that Lightning saves before SLURM ends a job."""
+    """The newest may be last.ckpt or the file that Lightning saves before SLURM ends a job."""
     assert training._checkpoint("fit", "auto", tmp_path) is None
     last, saved = tmp_path / "checkpoints" / "last.ckpt", tmp_path / "hpc_ckpt_2.ckpt"
     last.parent.mkdir()

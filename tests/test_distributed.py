@@ -206,7 +206,7 @@ def run(*arguments: str) -> None:
 @pytest.mark.alone
 @pytest.mark.parametrize(("objective", "epochs"), [("Likelihood", 10), ("SelfCritical", 1)])
 def test_two_processes_train_like_one(objective, epochs, tmp_path, shapes_cache):
-    """The same losses, captions and scores.
+    """Losses, captions and scores are the same.
 
     SelfCritical trains for one epoch: later, rounding can decide which captions a beam keeps.
     """

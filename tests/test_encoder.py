@@ -164,7 +164,7 @@ def test_resnet_equals_the_librarys_network_without_its_head(name):
 
 @pytest.mark.parametrize("weights", [None, "DEFAULT"])
 def test_googlenet_normalises_its_input_itself(weights):
-    """But only with pretrained weights."""
+    """It does so only with pretrained weights."""
     encoder = CNNEncoder("torchvision/googlenet", image_size=64, weights=weights)
     encoder.load_state_dict(encoder.state_dict())  # untrained, but marked as loaded
     whole = torchvision.models.googlenet(

@@ -246,7 +246,7 @@ def test_log_probs_are_those_of_the_predictor(model, scenes):
 
 
 def test_attention_or_images_that_do_not_matter(model, scenes):
-    """Equal weights give three random orders; a blind model loses nothing."""
+    """With equal weights, all orders are random; a blind model's log-probabilities do not drop."""
     for parameter in model.captioner.decoder.attention.score.parameters():
         torch.nn.init.zeros_(parameter)
     result = scores(measure(model, scenes[:60]))

@@ -1,4 +1,4 @@
-"""Attention learns to look at the right place: strings written backwards, and one cell that matters."""
+"""Attention learns the right positions: in reversed strings, and in grids with one informative cell."""
 
 from functools import partial
 
@@ -85,7 +85,7 @@ def test_ten_digits_are_written_backwards(score):
 
 
 def scenes(count, cells=9, kinds=6, width=12):
-    """One of nine cells determines the word, the others are noise."""
+    """Return images in which one of nine cells determines the word; the others are noise."""
     kind, cell = torch.randint(kinds, (count,)), torch.randint(cells, (count,))
     vectors = torch.randn(count, cells, width) / 2
     vectors[torch.arange(count), cell] = 3.0 * F.one_hot(kind, width).index_fill(

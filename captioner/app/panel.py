@@ -33,7 +33,7 @@ BUSY, IDLE = (
     for change in ("add", "remove")
 )
 
-Answers = tuple[Answer, ...]  # the state of an open page: what each model says about its photo
+Answers = tuple[Answer, ...]  # the state of an open page: each model's answer for its photo
 Listen = Callable[..., Any]
 Update = dict[Any, Any]
 
@@ -114,7 +114,9 @@ class Stage:
         query: list[Any],
         style: list[Any],
     ) -> None:
-        """Connect the stage with the controls of the page: of ``ask`` and of ``style_of``.
+        """Connect the stage with the controls of the page.
+
+        ``query`` are the inputs of ``ask``, and ``style`` those of ``style_of``.
 
         ``new_photo`` listens to the events after which there is a new photo at ``path``; ``changes``
         listen to those after which the models answer again.

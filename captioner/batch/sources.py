@@ -109,7 +109,7 @@ class _Store:
         try:
             with self.filesystem.open_input_file(name.removeprefix(f"{self.scheme}://")) as file:
                 if file.size() > MAX_BYTES:
-                    raise OSError(f"{file.size()} bytes, at most {MAX_BYTES} are fetched")
+                    raise OSError(f"it has {file.size():,} bytes, expected at most {MAX_BYTES:,}")
                 stream = BytesIO(file.read())
         except (OSError, ValueError) as error:
             return ImageError(

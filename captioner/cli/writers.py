@@ -61,8 +61,8 @@ def write_coco(results: Results, stream: "TextIO") -> None:
 
 WRITERS = {"text": write_text, "jsonl": write_jsonl, "csv": write_csv, "coco": write_coco}
 _FORMATS = {"": "text", ".txt": "text", ".jsonl": "jsonl", ".csv": "csv", ".json": "coco"}
-# The beginnings of the files that the writers make. Not every photo has one of these suffixes; the
-# captions of others are told from tables by their words.
+# The beginnings of the files that the writers produce. In text files, a photo may have another suffix;
+# its line is then recognised by a caption of several words, which tables rarely contain.
 _OWN = re.compile(
     rf"[^\t\n]+({'|'.join(SUFFIXES)})\t|[^\t\n]+\t[^\t\n]+ [^\t\n]+\n|"
     r'\{"image": "|image,caption,log_prob,error\r?\n|\[\n \{\n  "image_id": |\[\]\n|\Z',

@@ -16,10 +16,10 @@ PANELS_PER_ROW = 3
 def draw(comparison: Comparison) -> dict[str, bytes]:
     """Return PNG files by name, one per group of the table."""
     files: dict[str, bytes] = {}
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for group in comparison.groups:
-        seen[group.section] += 1
-        number = seen[group.section]
+        counts[group.section] += 1
+        number = counts[group.section]
         name = group.section if number == 1 else f"{group.section}-{number}"
         stream = BytesIO()
         _plot(group, comparison.columns).savefig(stream, format="png", dpi=120)

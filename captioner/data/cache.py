@@ -114,7 +114,11 @@ class AnnotationCache:
                 lock.unlink(missing_ok=True)
         except OSError as error:
             raise DataError(f"cannot write the annotation cache '{folder}': {error}") from error
-        notes = [shard.notes() or {"grid": None, "failed": {}} for shard in shards]
+        notes = [n for shard in shards if (n := shard.notes()) is not None]
+        if len(notes) < len(shards):
+            raise DataError(
+                f"files of the annotation cache '{folder}' were deleted meanwhile; start again"
+            )
         failed = {paths[int(row)]: message for n in notes for row, message in n["failed"].items()}
         if len(failed) == len(set(paths)):
             first = next(iter(failed.values()))
@@ -190,20 +194,18 @@ def _fill(
     missing: Sequence[_Shard], encoder: Any, batch_size: int, device: torch.device | str
 ) -> Iterator[PixelBatch]:
     """Yield every computed batch: first of unlocked shards, then of those left unfinished."""
-    to_fit = missing  # checked with the first batch, whose size is known
     for timeout in (0, -1):  # -1 waits until another process releases its lock
         for shard in missing:
             if shard.is_finished():
                 continue
             with suppress(Timeout), FileLock(shard.file.with_suffix(".lock"), timeout=timeout):
                 if not shard.is_finished():
-                    yield from _fill_shard(shard, to_fit, encoder, batch_size, device)
-                    to_fit = ()
+                    yield from _fill_shard(shard, missing, encoder, batch_size, device)
 
 
 def _fill_shard(
     shard: _Shard,
-    to_fit: Sequence[_Shard],
+    missing: Sequence[_Shard],
     encoder: Any,
     batch_size: int,
     device: torch.device | str,
@@ -211,7 +213,7 @@ def _fill_shard(
     """Compute and write one shard; the rows of unreadable images are zeros.
 
     Raises:
-        DataError: the shards ``to_fit`` will not fit on the disk.
+        DataError: the ``missing`` shards will not fit on the disk.
     """
     size = len(shard.paths)
     notes: dict[str, Any] = {"grid": None, "failed": {}}
@@ -227,15 +229,15 @@ def _fill_shard(
             if encoded.keys is not None:
                 rows["keys"] = encoded.keys.vectors
                 notes["key_grid"] = encoded.keys.grid
-            is_first = not arrays
-            for name, tensor in rows.items():
-                half = tensor if tensor.dtype == torch.uint8 else tensor.half()
-                array = np.asarray(half.cpu())
-                if name not in arrays:
-                    arrays[name] = np.zeros((size, *array.shape[1:]), array.dtype)
+            halves = {
+                name: np.asarray((tensor if tensor.dtype == torch.uint8 else tensor.half()).cpu())
+                for name, tensor in rows.items()
+            }
+            if not arrays:
+                _check_free_space(missing, sum(array[0].nbytes for array in halves.values()))
+                arrays = {n: np.zeros((size, *a.shape[1:]), a.dtype) for n, a in halves.items()}
+            for name, array in halves.items():
                 arrays[name][batch.indices] = array
-            if is_first:
-                _check_free_space(to_fit, sum(array[0].nbytes for array in arrays.values()))
         yield batch
     arrays = arrays or {"values": np.zeros((size, 0), np.float16)}  # no image can be read
     notes["sha256"] = _sha256(arrays)
@@ -245,13 +247,13 @@ def _fill_shard(
 
 def _check_free_space(shards: Sequence[_Shard], row_bytes: int) -> None:
     """Raise DataError if the unfinished of these shards will not fit on the disk."""
-    for folder in {shard.file.parent for shard in shards}:
-        needed = row_bytes * sum(len(shard.paths) for shard in shards if shard.notes() is None)
-        if needed > (free := shutil.disk_usage(folder).free):
-            raise DataError(
-                f"the annotation cache needs {needed / 1e9:.1f} GB, '{folder.parent}' has "
-                f"{free / 1e9:.1f} GB free; choose another folder with --data.cache_dir"
-            )
+    folder = shards[0].file.parent
+    needed = row_bytes * sum(len(shard.paths) for shard in shards if shard.notes() is None)
+    if needed > (free := shutil.disk_usage(folder).free):
+        raise DataError(
+            f"the annotation cache needs {needed / 1e9:.1f} GB, '{folder.parent}' has "
+            f"{free / 1e9:.1f} GB free; choose another folder with --data.cache_dir"
+        )
 
 
 def _file(folder: Path, shard: int) -> Path:

@@ -63,7 +63,7 @@ def _decode(path: str) -> bytes | str:
 
 
 def map_files(function: Callable[[str], Any], paths: Iterable[str], workers: int) -> Iterator[Any]:
-    """Apply a function to files in several processes; a file that kills a process gives None.
+    """Apply a function to files in several processes; the result of a file that kills a process is None.
 
     The results are in the order of the paths. Only a few paths are in flight at a time.
     """
@@ -75,7 +75,7 @@ def map_files(function: Callable[[str], Any], paths: Iterable[str], workers: int
                 for result in pool.map(function, chunk):
                     yield result
                     done += 1
-            except BrokenProcessPool:  # run the others of the chunk one per process
+            except BrokenProcessPool:  # run the rest of the chunk with one process per file
                 pool = _pool(workers)
                 for path in chunk[done:]:
                     with _pool(1) as alone:
@@ -89,7 +89,8 @@ def map_files(function: Callable[[str], Any], paths: Iterable[str], workers: int
 
 
 def _pool(workers: int) -> ProcessPoolExecutor:
-    # Not forked from this process: a fork breaks the threads of torch and of a progress bar.
+    # Workers are not forked from this process, because a fork breaks the threads
+    # of torch and of a progress bar.
     methods = multiprocessing.get_all_start_methods()
     context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
     context.set_forkserver_preload([__name__])

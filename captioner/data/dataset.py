@@ -44,11 +44,11 @@ class Draw(NamedTuple):
     """The index of an image in its data set, and the seed of its random augmentation in this epoch."""
 
     row: int
-    seed: int | None  # None does not change the image
+    seed: int | None  # None disables augmentation
 
 
 class Item(NamedTuple):
-    """One image before collation; the longest caption is first, because decoders drop ended rows."""
+    """One image before collation; its longest caption is first, so that decoders can drop ended rows."""
 
     image_id: int | str
     values: Tensor
@@ -65,9 +65,9 @@ class CaptionDataset(Dataset[Item | None]):
         captions: the token ids of each image's captions.
         source: reads the annotation vectors or the pixels of a path.
         rows: R, the number of captions per image in a batch.
-        mirror: the probability of mirroring an image that is drawn with a seed, unless a caption says
-            left or right. Colours do not change, because captions name them.
-        crop: the least fraction of the area that a crop of such an image keeps; 1 does not crop.
+        mirror: the probability of mirroring an image in training, unless one of its captions contains
+            "left" or "right". Colours are not augmented, because captions name them.
+        crop: the smallest fraction of the area that a random crop keeps; 1 disables cropping.
         supervision: gives the target masks of captions, if attention is supervised.
     """
 

@@ -10,7 +10,6 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from difflib import SequenceMatcher
-from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 from xml.etree import ElementTree
@@ -48,9 +47,9 @@ class EntityPhoto(NamedTuple):
     """
 
     size: tuple[int, int]
-    captions: dict[tuple[str, ...], list[Phrase]]
+    captions: dict[tuple[str, ...], tuple[Phrase, ...]]
 
-    def phrases_of(self, words: Sequence[str]) -> list[Phrase]:
+    def phrases_of(self, words: Sequence[str]) -> Sequence[Phrase]:
         """Return the phrases of a caption; none if no sentence is similar to it.
 
         The sentences of the data set are corrected captions of Flickr30k. If none equals the
@@ -106,7 +105,6 @@ def _file(folder: Path, part: str, path: str) -> Path:
     return folder / part / f"{Path(path).stem.partition('_')[0]}.{suffix}"
 
 
-@lru_cache(maxsize=8)  # the captions of a photo follow each other
 def read_photo(folder: Path, path: str, tokenizer: Tokenizer) -> EntityPhoto:
     """Read the annotations of the photo at ``path``; ``tokenizer`` splits the sentences into words.
 
@@ -127,7 +125,7 @@ def read_photo(folder: Path, path: str, tokenizer: Tokenizer) -> EntityPhoto:
                 phrases.append(Phrase(tuple(range(first, len(words))), tuple(boxes[match[1]])))
         words += tokenizer(line[position:])
         if words:
-            captions[tuple(words)] = phrases
+            captions[tuple(words)] = tuple(phrases)
     return EntityPhoto(size, captions)
 
 

@@ -1,4 +1,4 @@
-"""The common form of every data set: records and tokenized captions in memory that processes share.
+"""The common format of all data sets: records and tokenized captions in shared memory.
 
 Reading a Python object changes its reference count, so each forked worker of a ``DataLoader`` soon
 holds its own copy of a long list. Here every item is pickled into one tensor of bytes. PyTorch passes

@@ -106,7 +106,7 @@ class _Phrase:
         return f"{article} {words}"
 
     def referents(self, objects: Sequence[SceneObject]) -> list[int]:
-        """The indices of the objects it refers to; none if there are more or fewer than it says."""
+        """The indices of the objects that the phrase names; empty unless exactly ``count`` match."""
         matching = [
             index
             for index, o in enumerate(objects)

@@ -45,7 +45,7 @@ class Supervision:
 
         ``number`` is the index of the caption. ``ids`` begins with ``<start>`` and may be cut.
         Tokens without a target, and ``<unk>``, get zeros. A target that fills the image carries no
-        information and counts as none.
+        information and is left out.
         """
         found = self._targets.get((record.image_id, number))
         if found is None:
@@ -103,20 +103,28 @@ class BoxSupervision(Supervision):
     def __init__(self, folder: Path, grid: tuple[int, int]) -> None:
         super().__init__(grid)
         self.folder = folder
+        self._latest: tuple[str, entities.EntityPhoto | None] = "", None
 
     def find(self, record: Record, words: Sequence[str]) -> Iterator[Target]:
         """Yield the phrases that have boxes."""
-        if not entities.has(self.folder, record.path):
-            return
-        try:
-            photo = entities.read_photo(self.folder, record.path, self._tokenizer)
-        except DataError as error:
-            _LOG.warning("left out: %s", error)
+        if record.path != self._latest[0]:  # the captions of a photo follow each other
+            self._latest = record.path, self._read(record.path)
+        photo = self._latest[1]
+        if photo is None:
             return
         for phrase in photo.phrases_of(words):
             content = tuple(word for word in phrase.words if words[word] not in FUNCTION_WORDS)
             if content and phrase.boxes:
                 yield content, photo.coverage(phrase.boxes, self.grid).ravel()
+
+    def _read(self, path: str) -> entities.EntityPhoto | None:
+        if not entities.has(self.folder, path):
+            return None
+        try:
+            return entities.read_photo(self.folder, path, self._tokenizer)
+        except DataError as error:
+            _LOG.warning("left out: %s", error)
+            return None
 
 
 def masks_of(records: Sequence[Record]) -> dict[Path, list[Record]]:

@@ -117,7 +117,7 @@ def _ranks(
     masked = (~mask).to(weights.dtype)
 
     def ranks(*keys: Tensor) -> Int[Tensor, "P L"]:
-        """Rank by the last key; the keys before it break ties, then a random order does."""
+        """Rank by the last key; break ties by the keys before it, then at random."""
         order = torch.rand(mask.shape, generator=generator, device=mask.device).argsort(-1)
         for key in keys:
             order = order.gather(-1, key.gather(-1, order).argsort(dim=-1, stable=True))

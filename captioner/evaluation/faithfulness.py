@@ -73,12 +73,12 @@ class DeletionCurves:
             tokens = list(map(self._vocabulary.encode, words))
         self._ids += [self._records[index].image_id for index in batch.indices]
         self._captions += [tuple(self._vocabulary.decode(ids)) for ids in tokens]
-        spoken = [number for number, ids in enumerate(tokens) if ids]
-        if not spoken:
+        nonempty = [number for number, ids in enumerate(tokens) if ids]
+        if not nonempty:
             return
-        chosen = torch.tensor(spoken, device=batch.annotations.vectors.device)
+        chosen = torch.tensor(nonempty, device=batch.annotations.vectors.device)
         annotations = index_batch(batch.annotations, chosen)
-        captions = [tokens[number] for number in spoken]
+        captions = [tokens[number] for number in nonempty]
         for drop in word_drops(self._decoder, annotations, captions, seed=batch.seed):
             most, random, least = drop.areas.T
             measures = [drop.log_probs, most, random, least, most - random, random - least]

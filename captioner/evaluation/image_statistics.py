@@ -38,12 +38,12 @@ class ImageStatistics:
 
     The measure of several images is the total of the sums divided by the total of the numbers. CIDEr-D
     has the document frequencies of *all* images in every resample. Two models are compared only if
-    ``asked`` is the same for both; it is None for captions that the model generates.
+    ``asked``, the fingerprint of what was scored, is equal. It is None for generated captions.
     """
 
     image_id: int | str
     ratios: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # measure → sum, number
-    caption: str | None = None  # that was scored
+    caption: str | None = None  # the scored caption
     # Lengths of the caption and of the closest reference; matching n-grams, all n-grams for n = 1 … 4.
     bleu: tuple[int, ...] | None = None
     meteor: tuple[float, ...] | None = None  # the statistics that METEOR's program prints
@@ -67,8 +67,8 @@ def of_images(
 ) -> list[ImageStatistics]:
     """Return the statistics of images.
 
-    ``ids`` maps the index of each image to its id; ``asked`` has the words or mentions that are
-    scored in each image.
+    ``ids`` maps the index of each image to its id; ``asked`` contains the scored words or mentions of
+    each image.
     """
     return [
         ImageStatistics(

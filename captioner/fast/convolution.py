@@ -8,7 +8,7 @@ from torch import Size, Tensor, nn
 
 
 class Conv2d(nn.Conv2d):
-    """``nn.Conv2d`` for float32 weights on a CPU that no longer change.
+    """``nn.Conv2d`` on a CPU for float32 weights that no longer change.
 
     oneDNN computes torch's convolutions on a CPU. It needs the weights in an order that depends on
     the shape of the input, and torch reorders them at every call. This class keeps a reordered copy

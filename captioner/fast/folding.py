@@ -110,8 +110,9 @@ def _trace(
 ) -> tuple[list[tuple[str, str]], dict[str, tuple[Size, Size]], list[Tensor]]:
     """Run a network and record what ``fold`` needs.
 
-    Returns pairs of a convolution and the norm of its output, by name, each called once; input and
-    output sizes of convolutions with ``SAME`` padding; the feature maps.
+    Returns:
+        The names of every convolution and of the norm after it, if each is called once; the input and
+        output sizes of convolutions with ``SAME`` padding; the feature maps.
     """
     calls: Counter[str] = Counter()
     producers: dict[int, tuple[str, Tensor]] = {}  # holds the tensors, so that ids stay unique

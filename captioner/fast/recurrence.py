@@ -77,7 +77,7 @@ def _update(gates: Float[Tensor, "N gates"], cell: Float[Tensor, "N n"]) -> Memo
 
 
 class _WeightGradient(torch.autograd.Function):
-    """Zeros that are added to the gates of every step and collect the gradient of the weights."""
+    """Zeros that are added to the gates of every step; their gradients yield that of the weights."""
 
     @staticmethod
     def forward(

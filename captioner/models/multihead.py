@@ -130,7 +130,7 @@ class SelfAttention(nn.Module):
     ) -> tuple[Float[Tensor, "N T d"], Float[Tensor, "N T h P"]]:
         """Return contexts and weights, without the input and output projections.
 
-        With ``head_window``, the weight of a vector is the sum over the heads attended to.
+        With ``head_window``, the weight of a vector is summed over the heads of the window.
         """
         query = split_heads(query, self.heads)  # (N, h, T, e)
         key, value = (split_heads(part, self.heads) for part in key_value.chunk(2, -1))

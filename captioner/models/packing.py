@@ -16,8 +16,8 @@ class Packing:
     def __init__(self, valid_mask: Bool[Tensor, "B *R T"]) -> None:
         self.valid_mask = valid_mask
         counts = valid_mask.flatten(1).sum(1)
-        places = torch.arange(max(1, int(counts.max())), device=counts.device)
-        self._group_mask = places < counts.unsqueeze(1)  # (B, W)
+        index = torch.arange(max(1, int(counts.max())), device=counts.device)
+        self._group_mask = index < counts.unsqueeze(1)  # (B, W)
         self._steps, self._places = (
             mask.flatten().nonzero().squeeze(1) for mask in (valid_mask, self._group_mask)
         )
@@ -43,7 +43,7 @@ class Packing:
 
 
 def _scatter(values: Tensor, index: Tensor, mask: Tensor) -> Tensor:
-    """Put rows where the mask is True, ``index`` among its elements; zeros elsewhere."""
+    """Put rows at ``index``, the positions where the flat mask is True; the others are zero."""
     padded = values.new_zeros(mask.numel(), *values.shape[1:]).index_copy(0, index, values)
     return padded.view(*mask.shape, *values.shape[1:])
 
@@ -64,7 +64,7 @@ def missing_rows(count: int) -> int:
 
 
 def pad_to_multiple(valid_mask: Bool[Tensor, "B *R T"]) -> Bool[Tensor, "B *R T"]:
-    """Mark ``missing_rows`` steps of padding, or all there are, as valid, spread over the images."""
+    """Mark evenly spaced padding steps as valid: ``missing_rows`` of them, or all if there are fewer."""
     flat = valid_mask.flatten()
     padding = (~flat).nonzero().squeeze(1)
     missing = missing_rows(int(flat.sum()))

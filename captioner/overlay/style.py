@@ -1,4 +1,4 @@
-"""Drawing options, the weights that they select, and what a map says in words."""
+"""Drawing options, the weights that they select, and descriptions of maps in words."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -16,7 +16,7 @@ Look = Literal["glow", "paper"]
 Scale = Literal["shared", "own"]
 Smoothing = Literal["bicubic", "gaussian", "none"]
 
-FLAT = 0.9  # share of the cells from which attention counts as nearly even
+FLAT = 0.9  # share of effective cells from which a map counts as nearly uniform
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Style:
         layer: layer to show, from 0; None for the weights that the decoder reports, or for the mean
             over layers if ``head`` is given.
         head: head to show, from 0; None for the mean over heads.
-        look: ``glow`` colours only cells with more than even attention, 1 / (number of cells);
+        look: ``glow`` colours only cells with more than uniform attention, 1 / (number of cells);
             ``paper`` is a grey photo under a map from black (0) to white, as in Xu et al. 2015.
         contours: also draw a line at half of the colour scale.
         content_words: figures and animations leave out function words such as "a" and "of".
@@ -92,7 +92,7 @@ def describe_mechanism(caption: Caption, style: Style = DEFAULT_STYLE) -> str:
 
 
 def entropies(weights: Float32[np.ndarray, "T rows columns"]) -> Float32[np.ndarray, " T"]:
-    """Return the entropy in nats of each normalised map: 0 (one cell) to ln(rows · columns) (even).
+    """Return the entropy in nats of each normalised map: 0 (one cell) to ln(rows · columns) (uniform).
 
     Its exponential is the effective number of cells. A map of zeros has entropy 0.
     """
@@ -102,7 +102,7 @@ def entropies(weights: Float32[np.ndarray, "T rows columns"]) -> Float32[np.ndar
 
 
 def describe_location(weights: Float32[np.ndarray, "rows columns"]) -> str:
-    """Return where a map is strongest, in words: "everywhere" if it is nearly even."""
+    """Return where a map is strongest, in words: "everywhere" if it is nearly uniform."""
     if np.exp(entropies(weights[None])[0]) > FLAT * weights.size:
         return "everywhere"
     row, column = np.unravel_index(int(weights.argmax()), weights.shape)
@@ -112,7 +112,7 @@ def describe_location(weights: Float32[np.ndarray, "rows columns"]) -> str:
 
 
 def describe_spread(caption: Caption, index: int, style: Style) -> str:
-    """Say over how many cells the attention of a word spreads."""
+    """Describe over how many cells the attention of a word is spread."""
     weights = maps(caption, style)[index]
     cells = np.exp(entropies(weights[None])[0])
     return (

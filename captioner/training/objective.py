@@ -53,8 +53,8 @@ class Objective(Component, kind="objective"):
         label_smoothing: probability mass spread over the whole vocabulary.
         supervision: λ of the supervision of attention, which needs object masks or ``data.entities``;
             0 omits the term.
-        supervision_loss: ``cross_entropy`` asks attention to fill the mask (Liu et al. 2017); ``mass``
-            asks it to stay inside, which suits boxes.
+        supervision_loss: ``cross_entropy`` is minimal if attention fills the mask (Liu et al. 2017);
+            ``mass``, if attention is inside the mask, which suits boxes.
     """
 
     dropout = True  # whether the model trains with dropout
@@ -130,8 +130,8 @@ class Objective(Component, kind="objective"):
     ) -> dict[str, Tensor]:
         """Return the terms ``doubly_stochastic`` and ``supervision``, unless their λ is 0.
 
-        They apply to the attention weights; with sampled locations, to the probabilities. Only steps
-        that are ``valid``, with a target, count.
+        They are computed from the attention weights or, with sampled locations, from the probabilities.
+        Only ``valid`` steps, whose target is not ``<pad>``, count.
         """
         probs = decoded.weights if decoded.probs is None else decoded.probs
         terms = {}

@@ -143,7 +143,7 @@ class Reinforce(Objective):
             return others.view_as(reward)
         if self.baseline == "moving_average":
             return self._running_mean(reward, valid, 1).expand_as(reward)
-        words = self._reward(valid.to(reward.dtype))  # how many are in each reward
+        words = self._reward(valid.to(reward.dtype))  # the number of words in each reward
         return self._running_mean(reward / words.clamp(min=1), valid, reward.shape[-1]) * words
 
     def _running_mean(

@@ -91,7 +91,7 @@ class SelfCritical(Objective):
         generated = generated.to(tokens.device)
         generated = generated.where(valid[:, None, None] | (generated == START), PAD)
         order = (generated != PAD).sum(-1).argsort(1, descending=True)
-        # The longest captions first, which makes decoding faster.
+        # Decoding is faster if the longest captions come first.
         generated = generated.gather(1, order.unsqueeze(-1).expand_as(generated))
         references = [[r for r in _words(rows) if r] for rows in tokens.tolist()]
         rewards = self._reward(map(_words, generated.tolist()), references).to(tokens.device)

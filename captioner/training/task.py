@@ -117,7 +117,7 @@ class CaptioningTask(pl.LightningModule):
         if not batch.image_ids:
             if distributed.count() == 1:
                 return None
-            batch = self._stand_in(batch)  # the other processes wait for the gradients
+            batch = self._stand_in(batch)  # the other processes wait for gradients from this one
         seeds = [global_seed(), self.current_epoch, batch_idx, self.global_rank]
         torch.manual_seed(int(np.random.SeedSequence(seeds).generate_state(1)[0]))
         loss, measures = self._loss(batch)

@@ -1,4 +1,4 @@
-"""Model cards from docs/results, the recipes and seen.toml, which holds what was seen by eye."""
+"""Model cards from docs/results, the recipes and seen.toml, which has observations made by eye."""
 
 import json
 import tomllib
