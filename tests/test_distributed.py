@@ -11,10 +11,13 @@ import torch.distributed as dist
 import runs
 from captioner import distributed
 from captioner.cli.main import main
-from captioner.data.dataset import Draw, EpochSampler
+from captioner.data.dataset import CaptionDataset, Draw, EpochSampler
+from captioner.data.pixels import ImageFiles
+from captioner.data.records import TRAIN, Record
 from captioner.errors import DataError
 from captioner.models.annotations import Annotations
 from captioner.models.decoder import Decoded
+from captioner.models.encoder import Preprocessing
 from captioner.models.neck import Blind
 from captioner.text import PAD
 from captioner.training import Likelihood, Objective, Reinforce, SelfCritical
@@ -170,6 +173,21 @@ def test_messages_between_processes(two):
         assert merged == {"of 0": 0, "of 1": 1, "both": 7}
 
 
+def test_padding_of_a_batch_reads_no_image():
+    record, read = Record(1, "1.png", ("a dog",), TRAIN), []
+
+    class Source(ImageFiles):
+        def __getitem__(self, path):
+            read.append(path)
+            return torch.zeros(3, 2, 2, dtype=torch.uint8)
+
+    source = Source(Preprocessing(2, 2, "bilinear", (0.0, 0.0, 0.0), (1.0, 1.0, 1.0)))
+    data = CaptionDataset([record] * 3, [[[1, 2]]] * 3, source, rows=1)
+    assert data.collate([data[Draw(2, 0)], data[None]]).image_ids == [1]
+    assert data.collate([data[None]]).image_ids == []
+    assert read == ["1.png"]
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_run_destroys_the_process_group(fails, tmp_path, monkeypatch):
     """But not after an error, when the other processes may be gone."""
@@ -229,3 +247,18 @@ def test_two_processes_train_like_one(objective, epochs, tmp_path, shapes_cache)
     assert len({row["image_id"] for row in captions}) == len(captions) == 8
     one, two = (json.loads((r / "results" / "val-beam5.json").read_text()) for r in roots)
     assert one["scores"] == two["scores"]
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_hard_attention_trains_in_two_processes(tmp_path, shapes_cache):
+    """Locations differ between processes, running means do not. One validation image for both."""
+    options = [
+        "--model.decoder.init_args.attention.init_args.distribution={class_path: Hard}",
+        *("--model.objective=Reinforce", "--model.objective.init_args.baseline=per_step"),
+        *("--data.shapes.train=17", "--data.shapes.val=1", "--trainer.log_every_n_steps=1"),
+    ]
+    run(*runs.arguments(tmp_path, shapes_cache, *options, *TOGETHER))
+    assert len(runs.logged(tmp_path, "train/baseline")) == 4
+    content = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
+    assert content["state_dict"]["objective.means"].count_nonzero() > 3

@@ -46,3 +46,13 @@ def test_saturated_pairs_are_plus_or_minus_one(dtype):
     gradients = torch.autograd.grad(total.sum(), (query, key, weight))
     assert all(gradient.isfinite().all() for gradient in gradients)
     assert gradients[0][0, 0].tolist() == pytest.approx([0, 0, 0, 8, 0])
+
+
+def test_backward_keeps_no_tensor_of_all_pairs():
+    kept = []
+    query, key, weight = inputs()
+    key = exponential(key)
+    pack = lambda t: kept.append(t.numel()) or t  # noqa: E731
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        module.energies(query, key, weight)
+    assert sum(kept) == B * T * A + B * L * A + A

@@ -58,7 +58,7 @@ def root(tmp_path):
 def test_phrases_have_the_boxes_of_their_chain(root):
     photo = read_photo(root, PHOTO, Tokenizer())
     assert photo.size == (40, 20)
-    assert photo.phrases_of(WORDS) == [
+    assert list(photo.phrases_of(WORDS)) == [
         Phrase((0, 1), ((0, 0, 20, 20),)),
         Phrase((3, 4, 5), ((10, 10, 20, 20), (30, 0, 40, 10))),
         Phrase((8, 9), ((10, 10, 20, 20),)),

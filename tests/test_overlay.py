@@ -80,6 +80,12 @@ def test_gaussian_is_a_normalised_sum():
         assert drawn[y, x] == pytest.approx((weights * cells).sum() / weights.sum())
 
 
+def test_opacity_0_shows_the_photo():
+    caption = make_caption(one_hot(CELLS), PHOTO.size)
+    drawn = overlay.blend(caption, 0, PHOTO, Style(opacity=0))
+    assert np.array_equal(drawn, PHOTO)
+
+
 @pytest.mark.parametrize("smoothing", ["bicubic", "gaussian", "none"])
 @pytest.mark.parametrize("scale", ["shared", "own"])
 def test_even_attention_paints_nothing(smoothing, scale):
@@ -233,6 +239,9 @@ def test_every_format_of_every_shape(suffix, size):
     else:
         assert content.startswith(signatures[suffix])
         assert content == export.render(suffix, caption, gray(size), Style())  # no date, no chance
+    if suffix == ".png":
+        with Image.open(io.BytesIO(content)) as image:
+            assert image.info["dpi"] == pytest.approx((300, 300), abs=1)
 
 
 def test_a_very_long_photo_is_stretched():

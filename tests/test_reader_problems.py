@@ -12,7 +12,7 @@ from layouts import coco, entry, flickr8k, karpathy, write
 FLICKR = {TRAIN: {"2.jpg": ["a dog"]}, VAL: {"3.jpg": ["a man"]}, TEST: {"1.jpg": ["a boy"]}}
 TOKENS, LIST = "Flickr8k_text/Flickr8k.token.txt", "Flickr8k_text/Flickr_8k.devImages.txt"
 LATIN = "a café\n".encode("latin-1")
-BARS = b"image_name| comment_number| comment\n1.jpg| 0| a dog\n"
+BAR_HEADER = b"image_name| comment_number| comment\n1.jpg| 0| a dog\n"
 COMMAS = b"image_name,comment_number,comment\n1.jpg,0,a dog\n"
 
 
@@ -79,7 +79,12 @@ COCO, KARPATHY = "annotations/captions_val2014.json", "dataset_coco.json"
 BROKEN = [
     ("flickr8k", TOKENS, b"a.jpg#0\tfine\n\na.jpg#1 no tab\n", "line 3: expected 'name.jpg#0<TAB>"),
     ("flickr8k", LIST, b"\n  \n", "is empty; expected one image name per line"),
-    ("flickr30k", "results.csv", BARS + b"1.jpg| a dog\n", "line 3: expected 'image_name| comment"),
+    (
+        "flickr30k",
+        "results.csv",
+        BAR_HEADER + b"1.jpg| a dog\n",
+        "line 3: expected 'image_name| comment",
+    ),
     ("flickr30k", "captions.txt", COMMAS + b"1.jpg,0\n", "line 3: expected 'image_name,comment_nu"),
     ("flickr30k", "captions.txt", b"image|comment\n1.jpg|a", "header with image and caption"),
     ("flickr30k", "captions.txt", b'image,caption\n1.jpg,"a\n2.jpg,"b"\n', "line 3: expected CSV"),

@@ -66,7 +66,7 @@ TOKENS = """1000092795.jpg#0\tTwo young guys , one "cool" , talk | look .
 1000092795.jpg#1\tTwo men .
 2199200615.jpg#4\tA dog runs across the grass .
 """
-BARS = """image_name| comment_number| comment
+BAR_HEADER = """image_name| comment_number| comment
 1000092795.jpg| 0| Two young guys , one "cool" , talk | look .
 1000092795.jpg| 1| Two men .
 2199200615.jpg| 4   A dog runs across the grass .
@@ -77,7 +77,7 @@ COMMAS = """image_name,comment_number,comment
 2199200615.jpg, 3, A dog runs across the grass .
 2199200615.jpg, 4   A dog runs across the grass .,
 """  # the last line has its caption in the wrong column
-FILES_30K = {"results_20130124.token": TOKENS, "results.csv": BARS, "captions.txt": COMMAS}
+FILES_30K = {"results_20130124.token": TOKENS, "results.csv": BAR_HEADER, "captions.txt": COMMAS}
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_flickr30k(name, images, texts, tmp_path):
 def test_split_lists_of_flickr30k_entities(tmp_path):
     splits = {"train": "1 2", "val": "3", "test": "4"}
     rows = "".join(f"{i}.jpg| 0| a {i}\n" for i in range(1, 6))
-    write(tmp_path / "results.csv", BARS.splitlines()[0] + "\n" + rows)
+    write(tmp_path / "results.csv", BAR_HEADER.splitlines()[0] + "\n" + rows)
     for split, numbers in splits.items():
         write(tmp_path / "flickr30k_entities" / f"{split}.txt", numbers.replace(" ", "\n") + "\n")
     for i in range(1, 6):

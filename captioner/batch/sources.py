@@ -68,7 +68,7 @@ class _Store:
                 f"'{self.address}' is in an object store, which needs pyarrow: {INSTALL}"
             ) from error
         self._selector, self._types = fs.FileSelector, fs.FileType
-        with self._reached():
+        with self._store_errors():
             self.filesystem, self.path = fs.FileSystem.from_uri(uri)
         self.prefix = f"{self.scheme}://{self.path}"
 
@@ -77,7 +77,7 @@ class _Store:
 
         As in ``captioner.paths.walk``, a folder is listed when it is reached.
         """
-        with self._reached():
+        with self._store_errors():
             info = self.filesystem.get_file_info(self.path)
         if info.type == self._types.NotFound:
             raise UsageError(f"'{self.address}': no such object or folder in the store; check it")
@@ -95,7 +95,7 @@ class _Store:
     def _walk(self) -> Iterator[str]:
         pending = [self.path]
         while pending:
-            with self._reached():
+            with self._store_errors():
                 found = self.filesystem.get_file_info(self._selector(pending.pop()))
             entries = {entry.path: entry for entry in found if not entry.base_name.startswith(".")}
             for path in sorted(entries):
@@ -120,7 +120,7 @@ class _Store:
         return stream
 
     @contextmanager
-    def _reached(self) -> Iterator[None]:
+    def _store_errors(self) -> Iterator[None]:
         try:
             yield
         except (OSError, ValueError) as error:  # Arrow's errors are subclasses of these

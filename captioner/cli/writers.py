@@ -63,7 +63,7 @@ WRITERS = {"text": write_text, "jsonl": write_jsonl, "csv": write_csv, "coco": w
 _FORMATS = {"": "text", ".txt": "text", ".jsonl": "jsonl", ".csv": "csv", ".json": "coco"}
 # The beginnings of the files that the writers produce. In text files, a photo may have another suffix;
 # its line is then recognised by a caption of several words, which tables rarely contain.
-_OWN = re.compile(
+_CAPTIONS_FILE = re.compile(
     rf"[^\t\n]+({'|'.join(SUFFIXES)})\t|[^\t\n]+\t[^\t\n]+ [^\t\n]+\n|"
     r'\{"image": "|image,caption,log_prob,error\r?\n|\[\n \{\n  "image_id": |\[\]\n|\Z',
     re.IGNORECASE,
@@ -86,7 +86,7 @@ def check_replaced(file: Path) -> None:
     if file.is_file():
         with file.open(encoding="utf-8", errors="replace", newline="") as stream:
             beginning = stream.read(5000)
-        if not _OWN.match(beginning):
+        if not _CAPTIONS_FILE.match(beginning):
             raise UsageError(
                 f"'{file}' exists and holds something other than captions: give another name, or "
                 "--overwrite to replace it"

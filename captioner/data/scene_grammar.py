@@ -141,9 +141,9 @@ class _Statement:
         if not all(groups) or len(set(referents)) < len(referents):
             return False
         pairs = itertools.product(*groups) if self.relation else ()
-        return all(self._holds(objects[a], objects[b]) for a, b in pairs)
+        return all(self._relation_holds(objects[a], objects[b]) for a, b in pairs)
 
-    def _holds(self, a: SceneObject, b: SceneObject) -> bool:
+    def _relation_holds(self, a: SceneObject, b: SceneObject) -> bool:
         """Whether the relation clearly holds between two objects.
 
         The circles around the two must be separated along the axis, and the distance along the axis

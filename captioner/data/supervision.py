@@ -24,7 +24,7 @@ from captioner.errors import DataError
 from captioner.text import UNK, Tokenizer
 from captioner.word_classes import FUNCTION_WORDS
 
-REMEMBERED = 32_768  # captions whose targets stay in memory: about 100 MB on a grid of 16 × 16
+MAX_CACHED = 32_768  # captions whose targets stay in memory: about 100 MB on a grid of 16 × 16
 _LOG = logging.getLogger(__name__)
 
 Target = tuple[tuple[int, ...], Float[np.ndarray, " L"]]
@@ -55,7 +55,7 @@ class Supervision:
                 for at, mask in self.find(record, words)
                 if mask.min() < 1
             ]
-            if len(self._targets) < REMEMBERED:
+            if len(self._targets) < MAX_CACHED:
                 self._targets[record.image_id, number] = found
         targets = np.zeros((len(ids), self.grid[0] * self.grid[1]), np.float32)
         for at, mask in found:

@@ -18,7 +18,7 @@ SIGMA = 20 / 16
 MARK_COLOR = "#19e6ff"  # cyan, which inferno does not contain
 LEAST_PEAK = 3  # the least top of a shared colour scale, as a multiple of even attention
 CONTOUR_STEPS = 8  # points of a contour line per cell
-LONGEST = 6  # longer shapes are stretched to 6 : 1 where they are shown
+MAX_ASPECT = 6  # longer shapes are stretched to 6 : 1 where they are shown
 Line = tuple[float, float, float, float]
 
 
@@ -43,7 +43,7 @@ def load_image(caption: Caption, photo: images.Source | None = None) -> Image.Im
 
 def fit(image: Image.Image, width: int, height: int) -> Image.Image:
     """Resize an image to fit a box; an image longer than 6 : 1 is stretched to 6 : 1."""
-    wide, high = (max(side, max(image.size) / LONGEST) for side in image.size)
+    wide, high = (max(side, max(image.size) / MAX_ASPECT) for side in image.size)
     factor = min(width / wide, height / high)
     return image.resize((round(wide * factor), round(high * factor)), Image.Resampling.LANCZOS)
 

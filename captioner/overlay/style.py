@@ -16,7 +16,7 @@ Look = Literal["glow", "paper"]
 Scale = Literal["shared", "own"]
 Smoothing = Literal["bicubic", "gaussian", "none"]
 
-FLAT = 0.9  # share of effective cells from which a map counts as nearly uniform
+NEAR_UNIFORM = 0.9  # share of effective cells from which a map counts as nearly uniform
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def entropies(weights: Float32[np.ndarray, "T rows columns"]) -> Float32[np.ndar
 
 def describe_location(weights: Float32[np.ndarray, "rows columns"]) -> str:
     """Return where a map is strongest, in words: "everywhere" if it is nearly uniform."""
-    if np.exp(entropies(weights[None])[0]) > FLAT * weights.size:
+    if np.exp(entropies(weights[None])[0]) > NEAR_UNIFORM * weights.size:
         return "everywhere"
     row, column = np.unravel_index(int(weights.argmax()), weights.shape)
     vertical = ("top", "middle", "bottom")[int(3 * (row + 0.5) / weights.shape[0])]
@@ -117,7 +117,7 @@ def describe_spread(caption: Caption, index: int, style: Style) -> str:
     cells = np.exp(entropies(weights[None])[0])
     return (
         "looked everywhere"
-        if cells > FLAT * weights.size
+        if cells > NEAR_UNIFORM * weights.size
         else f"{cells:.1f} of {weights.size} cells"
     )
 

@@ -17,7 +17,7 @@ from captioner.errors import DataError
 
 Captions = dict[str, list[str]]  # by image name
 
-BARS = "image_name| comment_number| comment"
+BAR_HEADER = "image_name| comment_number| comment"
 """The header of results.csv, which has no quotes."""
 _TOKEN_LINE = re.compile(r"([^\t]*)#[^\t]*\t(.*)")
 # One row of results.csv lacks the second bar.
@@ -79,11 +79,11 @@ def _captions(file: Path, problems: Problems) -> Iterator[tuple[str, list[str]]]
         return
     pattern, expected = _TOKEN_LINE, "name.jpg#0<TAB>caption"
     if file.suffix == ".csv":
-        pattern, expected = _BAR_LINE, BARS
+        pattern, expected = _BAR_LINE, BAR_HEADER
     for number, line in enumerate(read_lines(file), 1):
         if match := pattern.fullmatch(line):
             yield match[1].strip(), [match[2]]
-        elif line and line != BARS:
+        elif line and line != BAR_HEADER:
             problems.bad_line(file, number, expected, line)
 
 
