@@ -1,6 +1,6 @@
 """A caption: the words of a sentence, their probabilities and where the model attended for each."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from html import escape
 from pathlib import Path
 from typing import Any, Literal
@@ -16,6 +16,8 @@ Attends = Literal["soft", "argmax", "sample"]
 @dataclass(frozen=True, eq=False, repr=False)
 class Caption:
     """A sentence about an image; notebooks show its attention figure.
+
+    Two captions are equal if all their attributes are.
 
     Attributes:
         image: path of the image; None if the source was not a path.
@@ -67,6 +69,18 @@ class Caption:
             f"Caption({self.text!r}, image={self.image!r}, model={self.model!r}, "
             f"log_prob={self.log_prob:.2f}{f', {unknown=}' if unknown else ''})"
         )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Caption):
+            return NotImplemented
+        pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
+        return all(
+            np.array_equal(a, b) if isinstance(a, np.ndarray) else a is b or a == b
+            for a, b in pairs
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.image, self.text, self.log_prob, self.model))
 
     def save(self, file: str | Path) -> None:
         """Write the attention in the format of the suffix: see ``captioner.overlay.save``."""

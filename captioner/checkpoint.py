@@ -6,6 +6,7 @@ Loading is strict and runs no code from the folder.
 import copy
 import json
 import tempfile
+import zipfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,17 +16,13 @@ import torch
 from safetensors.torch import save_model
 from torch import Tensor
 
-from captioner import __version__, schema, untrusted, upgrade
+from captioner import __version__, model_folder, schema, untrusted, upgrade
 from captioner.decoding import Decoding
-from captioner.errors import CaptionerError, CheckpointError, printable, unknown
+from captioner.errors import CheckpointError, unknown
+from captioner.model_folder import BEST, CARD, CONFIG, FORMAT_VERSION, MODEL, VOCABULARY, WEIGHTS
 from captioner.models.captioner import PARTS, Captioner
 from captioner.resources import bundled_models
-from captioner.text import MAX_WORD, Tokenizer, Vocabulary, is_plain
-
-FORMAT_VERSION = 2
-CONFIG, WEIGHTS, VOCABULARY, CARD = "config.json", "model.safetensors", "vocab.json", "README.md"
-BEST = Path("checkpoints") / "best.ckpt"
-MODEL = "model"
+from captioner.text import Tokenizer, Vocabulary
 
 
 @dataclass(frozen=True)
@@ -121,25 +118,19 @@ def load(source: str | Path) -> Stored:
             ranges of ``schema``; a newer format; weights, vocabulary or encoder of another model.
     """
     path = Path(source).expanduser()
-    try:
-        for folder in (path, path / MODEL):
-            if (folder / CONFIG).is_file():
-                return _load_folder(folder)
+    with model_folder.named(path):
+        if (folder := model_folder.find(path)) is not None:
+            return _load_folder(folder)
         for file in (path.resolve(), path / BEST):
-            if file.is_file():
+            if file.is_file() and (file.suffix == BEST.suffix or zipfile.is_zipfile(file)):
                 return _load_lightning(file)
-    except (CaptionerError, OSError, RecursionError, MemoryError, ArithmeticError) as error:
-        reason = printable(str(error) or type(error).__name__, limit=600)
-        if str(path) not in reason:
-            reason = f"'{path}' cannot be loaded: {reason}"
-        raise CheckpointError(reason) from error
     if not path.exists():
         raise CheckpointError(
             f"{unknown('model', str(source), bundled_models())}; or give an existing path"
         )
     raise CheckpointError(
         f"'{path}' holds no model; expected a model folder ({CONFIG}, {WEIGHTS}, {VOCABULARY}), "
-        f"a run folder ({MODEL}/ or {BEST}), or a .ckpt file"
+        f"a run folder ({MODEL}/ or {BEST}), a .ckpt file, or a bundled name"
     )
 
 
@@ -153,19 +144,8 @@ def read_card(source: Path) -> str | None:
 
 
 def _load_folder(folder: Path) -> Stored:
-    config = untrusted.read_json(folder / CONFIG)
-    version = config.get("format_version")
-    if not isinstance(version, int) or version < 1:
-        raise CheckpointError(f"'{folder / CONFIG}' has no format_version; is this a model folder?")
-    if version > FORMAT_VERSION:
-        raise CheckpointError(
-            f"'{folder}' has format version {version}, this captioner ({__version__}) reads up to "
-            f"{FORMAT_VERSION}: pip install --upgrade captioner"
-        )
-    schema.check(config)
+    config, words = model_folder.read(folder)
     weights = folder / WEIGHTS
-    untrusted.check_file(weights)
-    words = untrusted.read_json(folder / VOCABULARY).get("words")
     captioner = _build(upgrade.config(config.get("model")), words, config, weights)
     expected = config["vocabulary"]["fingerprint"]
     if captioner.vocabulary.fingerprint != expected:
@@ -215,12 +195,7 @@ def _load_lightning(file: Path) -> Stored:
 
 
 def _build(tree: Any, words: Any, config: Mapping[str, Any], weights: Path) -> Captioner:
-    if not isinstance(words, list) or not all(isinstance(w, str) and is_plain(w) for w in words):
-        raise CheckpointError(
-            f"it has no list of words of at most {MAX_WORD} letters without control characters; its "
-            "vocabulary is missing or damaged"
-        )
-    vocabulary = Vocabulary(words)
+    vocabulary = Vocabulary(model_folder.check_words(words))
     schema.check_model(tree)
     search = Decoding().with_options(config.get("decoding", {}))
     schema.check_size(tree, search.beam_size * search.samples, len(vocabulary))

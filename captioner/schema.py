@@ -1,7 +1,8 @@
-"""The schema of ``config.json``: the type and the range of every field that is read.
+"""The schema of ``config.json``: the type and the range of every field.
 
 Model folders come from strangers. Ranges are wide enough for every useful model, and sizes that
-multiply have a common limit, so that no configuration can take much memory or time.
+multiply have a common limit, so that no configuration can take much memory or time. Only the options
+of classes need torch, so that other errors in a configuration are found without importing it.
 """
 
 import types
@@ -12,9 +13,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from captioner.errors import ModelError
 from captioner.limits import DECODING, SHARE, SUPERVISION, TEMPERATURE, Number
-from captioner.models.captioner import PARTS
-from captioner.models.registry import arguments, find
-from captioner.text import MAX_WORD
+from captioner.text import MAX_WORD, SPECIALS, Tokenizer
 
 MAX_NUMBERS = 1 << 28  # of four bytes, in the largest tensor that one image needs
 MAX_LIST = 8  # values in a list
@@ -82,10 +81,20 @@ WHOLE = Number(1, 16_384)
 FRACTION = Number(-1e6, 1e6, whole=False)
 # Besides "model", whose fields are the options of the classes that it names.
 CONFIG: dict[str, Any] = {
+    "captioner_version": TEXT,
+    "preprocessing": {
+        **dict.fromkeys(("height", "width"), RANGES["image_size"]),
+        "interpolation": one_of(("bicubic", "bilinear")),
+        **dict.fromkeys(("mean", "std"), list_of(FRACTION)),
+    },
     "decoding": DECODING,
     "supervision": SUPERVISION,
-    "vocabulary": {"fingerprint": TEXT},
-    "encoder_weights": {"sha256": TEXT},
+    "vocabulary": {
+        "size": Number(len(SPECIALS)),
+        "fingerprint": TEXT,
+        "tokenizer": one_of((Tokenizer.name,)),
+    },
+    "encoder_weights": {"stored": BOOLEAN, "sha256": TEXT},
 }
 # What is read of a Lightning checkpoint besides the words, the parts and the weights.
 CHECKPOINT: dict[str, Any] = {
@@ -135,6 +144,8 @@ def option(name: str, annotation: Any) -> Field | Number | None:
 
 def check_model(trees: Any) -> None:
     """Check the trees of the encoder, the neck and the decoder, like ``check_part``."""
+    from captioner.models.captioner import PARTS
+
     check(trees, {part: {} for part in PARTS}, "the model")
     for part in PARTS:
         check_part(part, trees[part])
@@ -142,6 +153,8 @@ def check_model(trees: Any) -> None:
 
 def check_part(kind: str, tree: Any) -> None:
     """Raise ModelError if a part, or a part inside it, does not fit the arguments of its class."""
+    from captioner.models.registry import arguments, find
+
     check(tree, {"class_path": TEXT}, f"the {kind}")
     options = tree.get("init_args") or {}
     if not isinstance(options, Mapping):
@@ -180,6 +193,8 @@ def check_size(trees: Mapping[str, Any], rows: int, words: int) -> None:
 
 def _sizes(kind: str, tree: Mapping[str, Any]) -> dict[str, int]:
     """Return the whole numbers among the options of a part and its inner parts, or their defaults."""
+    from captioner.models.registry import arguments, find
+
     sizes: dict[str, int] = {}
     options = tree.get("init_args") or {}
     cls = find(kind, tree["class_path"])

@@ -11,15 +11,15 @@ import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
-from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from captioner.errors import CheckpointError, ModelError
 from captioner.upgrade import tensor_name
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
 
 # Upper limits of what a model file may contain.
 SIZES = {".json": 8 << 20, ".md": 1 << 20, ".safetensors": 8 << 30, ".ckpt": 32 << 30}  # bytes
@@ -44,8 +44,10 @@ def check_file(file: Path) -> None:
     """Raise CheckpointError unless a path is a regular file of a reasonable size, not a link."""
     try:
         status = file.lstat()
+    except FileNotFoundError as error:
+        raise CheckpointError(f"'{file}' is missing: copy the whole folder again") from error
     except OSError as error:
-        raise CheckpointError(f"'{file}' cannot be read: {error}") from error
+        raise CheckpointError(f"'{file}' cannot be read: {error.strerror}") from error
     if not stat.S_ISREG(status.st_mode):
         kind = "a link" if stat.S_ISLNK(status.st_mode) else "no regular file"
         raise CheckpointError(f"'{file}' is {kind}: copy the file itself into the folder")
@@ -80,10 +82,12 @@ def no_larger_than(weights: Path) -> Iterator[None]:
     A short configuration can ask for a layer of many gigabytes, or for a million layers. Parameters
     are counted when they are registered, before their memory is touched.
     """
+    from torch.nn.modules.module import register_module_parameter_registration_hook
+
     limit = weights.stat().st_size // 2 + SPARE  # at least two bytes per number
     sizes: dict[int, int] = {}
 
-    def count(_: torch.nn.Module, __: str, parameter: torch.nn.Parameter | None) -> None:
+    def count(_: "nn.Module", __: str, parameter: "nn.Parameter | None") -> None:
         if parameter is not None and not parameter.is_meta:
             sizes[id(parameter)] = parameter.numel()
             if len(sizes) > MAX_TENSORS or sum(sizes.values()) > limit:
@@ -98,7 +102,7 @@ def no_larger_than(weights: Path) -> Iterator[None]:
         handle.remove()
 
 
-def read_weights(file: Path) -> dict[str, Tensor]:
+def read_weights(file: Path) -> "dict[str, Tensor]":
     """Read a safetensors file; raise CheckpointError if it is damaged.
 
     A tensor with two names, such as tied embeddings, is stored once; the metadata lists the other.

@@ -18,7 +18,7 @@ import pytest
 from PIL import Image
 
 import runs
-from captioner import checkpoint, limits
+from captioner import limits
 from captioner.cli import checks, training
 from captioner.cli.list_models import GOOD_FOR
 from captioner.cli.main import COMMANDS, _parser, main
@@ -93,12 +93,8 @@ def declared():
 def test_names_are_those_of_the_modules_that_are_not_imported():
     """The checks repeat them, because the imports take longer than the checks."""
     assert tuple(sorted(READERS)) == checks.DATA
-    in_run = Path(checkpoint.MODEL) / checkpoint.CONFIG
-    assert tuple(map(str, (checkpoint.CONFIG, in_run, checkpoint.BEST))) == checks.MODEL_FILES
     assert GOOD_FOR.keys() == bundled_models().keys()
     assert checks.STATISTICS == ENDING
-    stored = checkpoint.CONFIG, checkpoint.WEIGHTS, checkpoint.VOCABULARY, checkpoint.CARD
-    assert stored == checks.STORED
     assert {*checks.SCENE_OPTIONS} < {*inspect.signature(shapes_dataset.write).parameters}
     assert limits.SCENE["max_objects"].high == len(COUNTS)
     assert limits.SCENES.high == shapes_dataset.SPLIT_ROOM - 1
@@ -194,13 +190,15 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("[]")
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "empty").mkdir()
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.json").write_text('{"format_version": "two"}')
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
 FLICKR = "--config=configs/flickr8k.yaml"
 WRONG = [
-    ("nonsense", "unknown value 'nonsense'"),
+    ("nonsense", "unexpected value 'nonsense'"),
     ("captoin x.png", "did you mean caption?"),
     ("caption nowhere.jpg", "nowhere.jpg: no such file"),
     ("caption --modle=transformer x.png", "did you mean --model?"),
@@ -220,6 +218,11 @@ WRONG = [
     (f"explain x.png --output=out --caption='{'a ' * 300}'", "at most 200 words of 100 letters"),
     ("explain x.png --output=. --formats png", "it is an input or holds one"),
     ("evaluate file --references=nowhere.json", "nowhere.json"),
+    ("caption --model=broken x.png", "has format_version 'two', expected a whole number from 1 to"),
+    ("fit --data.name=shapes --model.init_from=broken", "broken/config.json' has format_version"),
+    ("evaluate file --references=file", "file has no reference captions"),
+    ("ground --images=. --captions=file --instances=file", "file has no reference captions"),
+    ("data check --data.name=coco --data.root=.", "no 'annotations/captions_*.json'"),
     ("evaluate x.png --references=file", "'x.png' is not JSON"),
     ("ground --scenes=1000000", "--scenes: expected a whole number from 1 to 999,999"),
     ("ground --images=file --captions=file --instances=file", "is not a folder"),
@@ -284,7 +287,7 @@ def test_a_wrong_value_is_refused_within_a_second(call, message, folder):
     assert line.startswith("captioner: ")
     assert message in line
     assert seconds <= SECONDS
-    assert {file.name for file in folder.iterdir()} == {"x.png", "file", "empty", "loop"}
+    assert {file.name for file in folder.iterdir()} == {"x.png", "file", "empty", "loop", "broken"}
 
 
 def test_right_values_of_training_pass(folder):
@@ -326,7 +329,10 @@ def write_run(root: Path, saved: str = SAVED) -> None:
     [
         ("", "already holds a run: resume it with --ckpt_path last"),
         ("--ckpt_path=null", "already holds a run"),
-        ("--ckpt_path=last --trainer.max_epochs=31", "began with trainer.max_epochs 3, got 31"),
+        (
+            "--ckpt_path=last --trainer.max_epochs=31",
+            "--model.init_from runs/flickr8k --trainer.default_root_dir DIR",
+        ),
         ("--ckpt_path=auto --data.batch_size=16", "began with data.batch_size 32, got 16"),
         ("--ckpt_path=last --data.min_count 6", "began with data.min_count 5, got 6"),
         ("--ckpt_path=last --model.decoder.hidden=9", "began with model.decoder.hidden 256, got 9"),

@@ -161,7 +161,9 @@ def test_the_decoding_is_kept(run_folder, tmp_path):
     ("changes", "message"),
     [
         ({"vocabulary": None}, "vocabulary is None, expected names and values"),
-        ({"encoder_weights": {}}, "encoder_weights has no 'sha256'"),
+        ({"encoder_weights": {}}, "encoder_weights has no 'stored'"),
+        ({"preprocessing": "none"}, "preprocessing is 'none', expected names and values"),
+        ({"captioner_version": 1}, "captioner_version is 1, expected text of at most 100"),
         ({"model": 3}, "the model is 3"),
         ({"decoding": {"beam": 3}}, "beam"),
         ({"decoding": {"length_penalty": math.nan}}, "length_penalty is nan, expected a number"),
@@ -195,8 +197,10 @@ def test_nothing_to_load(tmp_path, tiny):
     assert "or give an existing path" in refused(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
     assert "holds no model" in refused(tmp_path / "empty")
+    (tmp_path / "photo.jpg").write_bytes(b"no model")
+    assert "holds no model; expected a model folder" in refused(tmp_path / "photo.jpg")
     (tiny / "model.safetensors").unlink()
-    assert "model.safetensors' cannot be read" in refused(tiny)
+    assert "model.safetensors' is missing: copy the whole folder" in refused(tiny)
     for content in (b"", b"text", b"PK\x03\x04 no zip"):
         (tmp_path / "model.ckpt").write_bytes(content)
         assert "give a complete file of captioner fit" in refused(tmp_path / "model.ckpt")

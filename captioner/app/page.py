@@ -12,13 +12,15 @@ from captioner.app.api import add_endpoints
 from captioner.app.example_photos import Example
 from captioner.app.panel import ALL, PRIVATE, Stage
 from captioner.app.served_models import MAX_BEAM, OWN, Models
-from captioner.app.upload import PhotoInput
+from captioner.app.upload import PhotoInput, one_line_html
 from captioner.overlay import Style
 from captioner.overlay.html import FOLDER as OVERLAY
 
 TITLE = """<h1>captioner</h1>
 <p>Describes a photo and shows where the model looked for each word. Point at a word.</p>"""
 NONE = "no other"
+NUMBER: Any = ("a number", int | float)
+TYPES = {"string": ("a text", str), "number": NUMBER, "integer": NUMBER}  # by JSON schema
 LOOKS = [("glow", "glow"), ("as in the paper", "paper")]
 SCALES = [("shared by all words", "shared"), ("one for each word", "own")]
 SMOOTHINGS = [("smooth", "bicubic"), ("gaussian", "gaussian"), ("cells", "none")]
@@ -53,11 +55,28 @@ LOOK: dict[str, Any] = {
 
 
 class _Page(gr.Blocks):
+    """Refuses requests with inputs that do not fit in one line, without a traceback in the log."""
+
     def validate_inputs(self, block_fn: Any, inputs: list[Any]) -> None:
-        """Refuse a request with fewer inputs than its endpoint takes, in one line."""
+        """Check the number of inputs, and their types for the endpoints of ``app/api.py``."""
         if len(inputs) < len(block_fn.inputs):
             text = f"expected {len(block_fn.inputs)} inputs, got {len(inputs)}; give all of them"
             raise gr.Error(text, print_exception=False)
+        if block_fn.api_visibility == "public":
+            for block, value in zip(block_fn.inputs, inputs, strict=False):
+                name, expected = TYPES.get(block.api_info().get("type"), ("a file", dict | None))
+                if not isinstance(value, expected):
+                    text = f"{block.label} must be {name}, got {value!r:.40}"
+                    raise gr.Error(one_line_html(text), print_exception=False)
+
+    async def preprocess_data(self, block_fn: Any, inputs: list[Any], *options: Any) -> Any:
+        """Convert the inputs to what the functions take."""
+        try:
+            return await super().preprocess_data(block_fn, inputs, *options)
+        except Exception as error:
+            wrong = "an input has the wrong form; the API page shows what each takes"
+            text = error.message if isinstance(error, gr.Error) else wrong
+            raise gr.Error(one_line_html(text), print_exception=False) from error
 
 
 def build(models: Models, examples: Sequence[Example]) -> gr.Blocks:

@@ -11,9 +11,9 @@ from PIL import Image
 
 from captioner import images
 from captioner.caption import Caption
-from captioner.checkpoint import BEST, MODEL
 from captioner.errors import ImageError, UsageError, unknown
 from captioner.limits import Number, check
+from captioner.model_folder import BEST, MODEL
 from captioner.predictor import Predictor, load
 from captioner.resources import bundled_models
 from captioner.text import MAX_WORD, Tokenizer

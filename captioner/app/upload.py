@@ -15,7 +15,7 @@ from gradio.utils import get_upload_folder
 from PIL import Image
 
 from captioner.caption import Caption
-from captioner.errors import CaptionerError
+from captioner.errors import CaptionerError, one_line
 from captioner.images import Source
 from captioner.overlay import Style, export
 
@@ -62,10 +62,14 @@ def show_errors(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return function(*arguments)
         except CaptionerError as error:
-            # The page renders messages as HTML, and a file may be named <img …>.
-            raise gr.Error(escape(str(error), quote=False), print_exception=False) from error
+            raise gr.Error(one_line_html(str(error)), print_exception=False) from error
 
     return handler
+
+
+def one_line_html(message: str) -> str:
+    """Return a message for the page, which renders it as HTML; a file may be named <img …>."""
+    return escape(one_line(message), quote=False)
 
 
 def write_export(caption: Caption, photo: Source, name: str, style: Style) -> str:

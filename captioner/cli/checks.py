@@ -16,17 +16,17 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from captioner import paths, resources
+from captioner import model_folder, paths, resources
 from captioner.batch.output_folder import refuse_foreign
 from captioner.batch.sources import INSTALL
 from captioner.cli.arguments import writes_folder
 from captioner.cli.parser import did_you_mean
 from captioner.errors import UsageError, printable
 from captioner.limits import DECODING, SCENE
+from captioner.model_folder import BEST, CARD, CONFIG, MODEL, VOCABULARY, WEIGHTS
 from captioner.text import MAX_WORD
 
-MODEL_FILES = ("config.json", "model/config.json", "checkpoints/best.ckpt")
-STORED = ("config.json", "model.safetensors", "vocab.json", "README.md")
+MODEL_FILES = (CONFIG, f"{MODEL}/{CONFIG}", str(BEST))
 DATA = (
     *("coco", "coco2014", "coco2017", "csv", "flickr30k", "flickr8k", "folder", "jsonl"),
     *("karpathy", "karpathy-coco", "karpathy-flickr30k", "karpathy-flickr8k"),
@@ -72,7 +72,12 @@ def check(command: str, options: argparse.Namespace) -> None:
 
 def _check_model(_option: str, name: str) -> None:
     bundled, path = resources.bundled_models(), Path(name).expanduser()
-    if name in bundled or any((path / file).is_file() for file in MODEL_FILES):
+    if name in bundled:
+        return
+    if (folder := model_folder.find(path)) is not None:
+        with model_folder.named(path):
+            model_folder.read(folder)
+    if folder is not None or (path / BEST).is_file():
         return
     if not path.exists():
         raise UsageError(
@@ -203,18 +208,18 @@ def _inputs(given: dict[str, Any]) -> Iterator[Path]:
         root = Path(given["root"]).expanduser()
         yield from root.rglob("*") if root.is_dir() else [root]
     if "model" in given:
-        model = _model_path(given["model"])
+        model = resources.find_model(given["model"])
         yield model
         yield from (model / name for name in ("config.yaml", *MODEL_FILES))
-        yield from (folder / name for folder in (model, model / "model") for name in STORED)
+        yield from (
+            folder / name
+            for folder in (model, model / "model")
+            for name in (CONFIG, WEIGHTS, VOCABULARY, CARD)
+        )
     photos = given.get("inputs", [])
     if "images" in given:
         photos = [str(Path(given["images"]).expanduser())]
     yield from paths.iterate([name for name in photos if "://" not in name])
-
-
-def _model_path(name: str) -> Path:
-    return resources.bundled_models().get(name, Path(name).expanduser())
 
 
 def _check_output(command: str, options: argparse.Namespace, given: dict[str, Any]) -> None:
@@ -224,7 +229,7 @@ def _check_output(command: str, options: argparse.Namespace, given: dict[str, An
         return
     output = Path(options.output)
     if command == "explain":
-        folders = [_model_path(given["model"])] if "model" in given else []
+        folders = [resources.find_model(given["model"])] if "model" in given else []
         inputs = list(map(Path, options.inputs))
         # A figure among the photos could replace a photo of its name, and would be captioned next time.
         beside = [path.parent for path in inputs if not path.is_dir()]

@@ -6,6 +6,8 @@ captioner export model --model runs/flickr8k/checkpoints/best.ckpt --half
 
 import argparse
 
+from captioner.resources import find_model
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``export``."""
@@ -19,7 +21,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write the model folder and return the exit status."""
     from captioner import checkpoint
-    from captioner.predictor import find_model
 
     source = find_model(options.model)
     stored = checkpoint.load(source)

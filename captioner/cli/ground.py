@@ -75,14 +75,15 @@ def run(options: argparse.Namespace) -> int:
         )
     with TemporaryDirectory() as scratch, stages() as show:
         show("reading masks and captions")
-        from captioner import predictor
         from captioner.cli.ground_images import READERS, evaluate
-        from captioner.cli.ground_tables import page
         from captioner.fast.malloc import keep_memory
 
         keep_memory()
-        images = READERS[kind](options, Path(scratch))
+        images = READERS[kind](options, Path(scratch))  # before torch is imported
         show("loading the model")
+        from captioner import predictor
+        from captioner.cli.ground_tables import page
+
         model = predictor.load(options.model, options.device)
         model.decoding = model.decoding.with_options({"beam_size": options.beam_size})
         report, statistics = evaluate(model, images, options, show)

@@ -4,23 +4,22 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
-from captioner.checkpoint import MODEL
 from captioner.data import masks, readers, shapes_dataset
 from captioner.data.readers.files import MALFORMED
 from captioner.data.records import SPLITS, VAL, Record
 from captioner.errors import UsageError
-from captioner.evaluation.attention_maps import batches
-from captioner.evaluation.faithfulness import DeletionCurves
-from captioner.evaluation.grounding import GroundingData
 from captioner.evaluation.image_statistics import Evaluation, Regime
 from captioner.evaluation.metrics import read_references
 from captioner.limits import SCENE
-from captioner.predictor import Predictor, find_model
-from captioner.provenance import provenance
+from captioner.model_folder import MODEL
+from captioner.resources import find_model
+
+if TYPE_CHECKING:
+    from captioner.predictor import Predictor
 
 SCENES = 200  # size of the test split of configs/data/shapes.yaml
 OPTIONS = {"image_size": 112, "max_objects": 3}
@@ -95,9 +94,14 @@ READERS: dict[str, Callable[[argparse.Namespace, Path], Images]] = {
 
 
 def evaluate(
-    model: Predictor, images: Images, options: argparse.Namespace, show: Callable[..., None]
+    model: "Predictor", images: Images, options: argparse.Namespace, show: Callable[..., None]
 ) -> Evaluation:
     """Evaluate every regime and describe the model, the data and the settings."""
+    from captioner.evaluation.attention_maps import batches
+    from captioner.evaluation.faithfulness import DeletionCurves
+    from captioner.evaluation.grounding import GroundingData
+    from captioner.provenance import provenance
+
     both: tuple[Regime, ...] = ("forced", "generated")
     regimes = both if options.regime == "both" else (options.regime,)
     captioner, masked, total = model.captioner, images.masked, len(images.photos)

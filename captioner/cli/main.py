@@ -73,8 +73,8 @@ def main(arguments: list[str] | None = None) -> int:
             return 2
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 2
-    except KeyboardInterrupt:
-        print("captioner: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(f"captioner: interrupted{error}", file=sys.stderr)
         return 130
 
 

@@ -52,7 +52,7 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
             known = list(map(str, action.choices))
-            message = f"unknown value {value!r}{did_you_mean(str(value), known)}"
+            message = f"unexpected value {value!r}{did_you_mean(str(value), known)}"
             raise argparse.ArgumentError(action, f"{message}; expected {', '.join(known)}")
 
 

@@ -97,7 +97,17 @@ def run(arguments: list[str]) -> int:
             run.main([command, "--help"])
         print(re.sub(r",\s+default:\s+null\)", ")", text.getvalue()))
         return 0
-    run.main([command, *rest, *chosen])
+    try:
+        run.main([command, *rest, *chosen])
+    except KeyboardInterrupt:
+        if command != "fit":
+            raise
+        root = Path(chosen[0].partition("=")[2])
+        saved = any(root.glob(LAST))
+        hint = (
+            "resume it with --ckpt_path last" if saved else "no epoch was finished; start it again"
+        )
+        raise KeyboardInterrupt(f": the run in '{root}': {hint}") from None
     distributed.leave()
     return 0
 
@@ -313,9 +323,14 @@ def _check_fits(root: Path, options: dict[str, Any], training: bool) -> None:
     saved = _options([str(file)], {}) if file.is_file() else {}
     for name in (name for name in options if f"{name}.".startswith(fixed) and name in saved):
         if _plain(options[name]) != _plain(saved[name]):
+            advice = "resume with the options it began with, or start a new run with "
+            if f"{name}.".startswith(_FIXED_IN_FIT):
+                advice = (
+                    "the learning rate of every step depends on it; resume without it, or start from "
+                    f"the weights of this run: --model.init_from {root} "
+                )
             raise UsageError(
-                f"the run in '{root}' began with {name} {saved[name]}, got {options[name]}: "
-                "resume with the options it began with, or start a new run with "
+                f"the run in '{root}' began with {name} {saved[name]}, got {options[name]}: {advice}"
                 "--trainer.default_root_dir DIR"
             )
 

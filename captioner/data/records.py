@@ -10,13 +10,14 @@ import pickle
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from captioner.text import END, START, Tokenizer, Vocabulary
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Item = TypeVar("Item")
 
@@ -28,6 +29,8 @@ class SharedList(Sequence[Item]):
     """An immutable list of picklable items, each of which is unpickled when it is read."""
 
     def __init__(self, items: Iterable[Item] = ()) -> None:
+        import torch  # takes seconds; a data set with errors is refused before
+
         data, ends = bytearray(), array("q", [0])
         for item in items:
             data += pickle.dumps(item, pickle.HIGHEST_PROTOCOL)
@@ -36,10 +39,10 @@ class SharedList(Sequence[Item]):
         tensor = torch.frombuffer(data or bytearray(1), dtype=torch.uint8).clone()
         self.__setstate__((tensor, torch.frombuffer(ends, dtype=torch.int64).clone()))
 
-    def __getstate__(self) -> tuple[Tensor, Tensor]:
+    def __getstate__(self) -> "tuple[Tensor, Tensor]":
         return self._tensors
 
-    def __setstate__(self, tensors: tuple[Tensor, Tensor]) -> None:
+    def __setstate__(self, tensors: "tuple[Tensor, Tensor]") -> None:
         self._tensors = tensors
         # Indexing a memoryview is ten times as fast as indexing a tensor.
         self._data, self._ends = (tensor.numpy().data for tensor in tensors)

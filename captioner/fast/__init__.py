@@ -7,8 +7,10 @@ variable ``CAPTIONER_FAST=0`` to keep the plain modules. docs/speed.md lists the
 
 import os
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
-from torch import nn
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def enabled() -> bool:
@@ -16,7 +18,7 @@ def enabled() -> bool:
     return os.environ.get("CAPTIONER_FAST", "1") != "0"
 
 
-def accelerate(model: nn.Module) -> dict[str, type[nn.Module]]:
+def accelerate(model: "nn.Module") -> "dict[str, type[nn.Module]]":
     """Swap in the faster versions of a model's modules, in place.
 
     A faster version is a subclass of the plain module with the same parameters, so only the class of
@@ -37,7 +39,7 @@ def accelerate(model: nn.Module) -> dict[str, type[nn.Module]]:
     return replaced
 
 
-def restore(model: nn.Module, replaced: Mapping[str, type[nn.Module]]) -> None:
+def restore(model: "nn.Module", replaced: "Mapping[str, type[nn.Module]]") -> None:
     """Undo ``accelerate``, given its result: give the modules their plain classes back."""
     for name, plain in replaced.items():
         model.get_submodule(name).__class__ = plain

@@ -47,7 +47,7 @@ class Captioner(nn.Module):
         for part in PARTS:
             message = f"the model's configuration has no {part!r}; it needs {', '.join(PARTS)}"
             require(part in config, message)
-        for part in set(config) - set(PARTS):
+        for part in sorted(set(config) - set(PARTS)):
             raise ModelError(unknown("part of a captioner", part, PARTS))
         encoder = build("encoder", config["encoder"])
         neck = build("neck", config["neck"], **encoder.widths)

@@ -105,7 +105,7 @@ def build(kind: str, tree: object, /, *leading: Any, **sizes: Any) -> Any:
     if not isinstance(init_args, Mapping):
         raise ModelError(f"init_args of {name} must map options to values, got {init_args!r:.80}")
     sizes |= zip(inspect.signature(cls).parameters, leading, strict=False)
-    for fixed in set(init_args) & set(sizes):
+    for fixed in sorted(set(init_args) & set(sizes)):
         raise ModelError(f"option {fixed} of {name} is determined by the other parts: leave it out")
     known, given = set(arguments(cls)) - set(sizes), dict(init_args)
     for option, value in init_args.items():

@@ -62,6 +62,8 @@ def save(caption: "Caption", file: str | Path, style: "Style | None" = None) -> 
     if not isinstance(file, str | Path):
         raise UsageError(f"expected a path such as 'dog.png', got {type(file).__name__}")
     path, known = Path(file), [f".{name}" for name in names()]
+    if not path.name:
+        raise UsageError(f"expected the name of a file, such as 'dog.png', got {str(file)!r}")
     suffix = path.suffix.lower()
     if suffix not in known:
         raise UsageError(f"cannot write '{path}': {unknown('suffix', path.suffix, known)}")

@@ -23,7 +23,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 
-from captioner import checkpoint, distributed
+from captioner import checkpoint, distributed, model_folder
 from captioner.data import entities
 from captioner.data.module import CaptionDataModule
 from captioner.data.records import TRAIN, VAL
@@ -200,7 +200,7 @@ class CLI(LightningCLI):
 
     def after_fit(self) -> None:
         """Score the best checkpoint on the development split and export it as a model folder."""
-        trainer, model, best = self.trainer, self.model, self.root / checkpoint.BEST
+        trainer, model, best = self.trainer, self.model, self.root / model_folder.BEST
         if trainer.interrupted:
             return
         if not best.is_file():
@@ -219,7 +219,7 @@ class CLI(LightningCLI):
         resumed = self._get(self.config, "ckpt_path") is not None
         epochs = {"epoch": content["epoch"] + 1, "epochs": trainer.current_epoch}
         record = self._result(VAL, training_seconds=seconds, resumed=resumed, **epochs)
-        card, folder = model_card(model.captioner.config, record), self.root / checkpoint.MODEL
+        card, folder = model_card(model.captioner.config, record), self.root / model_folder.MODEL
         checkpoint.save(model.captioner, folder, card, model.decoding, model.supervision)
         for image_id, caption in list(model.generated.items())[:3]:
             print(f"{image_id}: {caption}")
@@ -285,6 +285,10 @@ def main(arguments: list[str]) -> None:
     except (ArgumentError, MisconfigurationException) as error:
         message = " ".join(str(error).split())
         raise UsageError(f"{message} (see captioner {arguments[0]} --help-all)") from error
+    except SystemExit as error:
+        if isinstance(error.__context__, KeyboardInterrupt):  # Lightning exits with status 1
+            raise error.__context__ from None
+        raise
     finally:
         sys.argv = original
 
@@ -300,6 +304,8 @@ def _quiet() -> None:
         r"The '\w+_dataloader' does not have many workers",  # the cache needs none
     ):
         warnings.filterwarnings("ignore", message)
-    unneeded = re.compile("Seed set to|GPU available: False|TPU available: False|.*litlogger")
+    unneeded = re.compile(
+        "Seed set to|\nDetected KeyboardInterrupt|GPU available: False|TPU available: False|.*litlogger"
+    )
     for name in ("lightning_fabric.utilities.seed", "pytorch_lightning.utilities.rank_zero"):
         logging.getLogger(name).addFilter(lambda record: not unneeded.match(record.getMessage()))
