@@ -8,16 +8,22 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 
 @contextmanager
-def running(*options: str, stop: int = signal.SIGINT) -> Iterator[str]:
-    """Run ``captioner demo`` and yield its address; fail if it does not end after the signal."""
+def running(*options: str, stop: int = signal.SIGINT, log: Path | None = None) -> Iterator[str]:
+    """Run ``captioner demo`` and yield its address; fail if it does not end after the signal.
+
+    ``log`` receives what it writes to standard error.
+    """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "captioner", "demo", "--port", str(port), *options]
     with (
-        tempfile.TemporaryFile("w+") as errors,  # a pipe would fill up while nobody reads it
+        log.open("w+")
+        if log
+        else tempfile.TemporaryFile("w+") as errors,  # a pipe would fill up while nobody reads it
         subprocess.Popen(
             command,
             stdout=subprocess.PIPE,

@@ -116,10 +116,16 @@ def hard_folder(run_folder, tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def app(run_folder, hard_folder):
+def app_log(tmp_path_factory):
+    """The file that receives what the running app writes to standard error."""
+    return tmp_path_factory.mktemp("app") / "log"
+
+
+@pytest.fixture(scope="session")
+def app(run_folder, hard_folder, app_log):
     """The address of the running app with two models, of soft and of hard attention."""
     models = ["--model", str(run_folder), "--model", str(hard_folder)]
-    with apps.running(*models, "--device=cpu") as url:
+    with apps.running(*models, "--device=cpu", log=app_log) as url:
         yield url
 
 

@@ -78,6 +78,17 @@ class Kill(pl.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+class Interrupt(pl.Callback):
+    """Sends SIGINT to its own process, as Ctrl-C does, after an epoch and a batch."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        if trainer.current_epoch == self.epoch:
+            os.kill(os.getpid(), signal.SIGINT)
+
+
 class Watch(pl.Callback):
     """Records the encoder after every epoch, and the learning rates of every step by group."""
 

@@ -163,6 +163,31 @@ def test_errors_are_one_line(options, message, client, scenes):
     assert "Traceback" not in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({0: 5}, "photo must be a file, got 5"),
+        ({0: {"path": 5}}, "an input has the wrong form"),
+        ({0: {"path": "/etc/passwd"}}, "download the photo and upload it"),
+        ({1: None}, "model must be a text, got None"),
+        ({1: ["x"]}, "model must be a text, got ['x']"),
+        ({1: "x"}, "not in the list of choices"),
+        ({2: "x"}, "beam_size must be a number, got 'x'"),
+        ({3: {}}, "length_penalty must be a number, got {}"),
+        ({3: 1e300}, "greater than maximum"),
+    ],
+)
+def test_inputs_that_do_not_fit_get_one_line_and_no_traceback(
+    inputs, message, app, app_log, run_folder
+):
+    before = app_log.read_text()
+    data = [inputs.get(i, given) for i, given in enumerate((None, run_folder.name, 3, 1.0))]
+    answer = httpx.post(f"{app}gradio_api/run/caption", json={"data": data}, timeout=60)
+    assert (answer.status_code, message in answer.json()["error"]) == (422, True)
+    assert "\n" not in answer.json()["error"]
+    assert app_log.read_text() == before
+
+
 def encode(form, mode="RGB", size=(60, 40)):
     stream = io.BytesIO()
     Image.new(mode, size).save(stream, form)

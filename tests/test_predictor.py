@@ -246,6 +246,7 @@ for call in (
     lambda: caption.save("caption.bmp"),
     lambda: caption.save(3),
     lambda: caption.save("nowhere/caption.png"),
+    lambda: caption.save(""),
     lambda: model,
     lambda: caption.save(sys.argv[2]),
 ):
@@ -281,6 +282,7 @@ def test_wrong_arguments_get_a_sentence(tiny_folder, image, photo):
         "UsageError: cannot write 'caption.bmp': unknown suffix",
         "UsageError: expected a path such as 'dog.png', got int",
         "UsageError: cannot write 'nowhere/caption.png': the folder 'nowhere' does not exist",
+        "UsageError: expected the name of a file, such as 'dog.png', got ''",
         f"Predictor('{tiny_folder}', 'LSTMDecoder: Additive × Soft', device='cpu')",
         "UsageError: '",
     )
@@ -303,6 +305,9 @@ def test_a_caption_at_the_prompt(tiny_folder, photo, tmp_path):
     assert len(repr(caption)) < len(start) + 20
     assert caption.to_dict()["words"] == list(caption.words)
     assert "unknown" not in caption.to_dict()
+    others = [model.caption(photo, beam_size=1), replace(caption, weights=caption.weights * 2)]
+    assert [other == caption for other in [model.caption(photo), *others]] == [True, False, False]
+    assert len({caption, model.caption(photo)}) == 1
     for name in ("x.png", "x.GIF", "x.html", "x.json", "x.npz", "x.pdf", "x.svg"):
         caption.save(tmp_path / name)
         assert (tmp_path / name).stat().st_size > 500

@@ -207,6 +207,23 @@ def all_equal(whole: Path, cut: Path) -> None:
         assert names(cut / folder) == names(whole / folder)
 
 
+@pytest.mark.parametrize(
+    ("epoch", "hint"),
+    [(0, "no epoch was finished; start it again"), (1, "resume it with --ckpt_path last")],
+)
+def test_ctrl_c_says_how_to_resume(epoch, hint, tmp_path, shapes_cache, capfd):
+    # pytest may have been started with SIGINT ignored, and Lightning ignores it while it ends.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    stop = ("--trainer.callbacks+=runs.Interrupt", f"--trainer.callbacks.epoch={epoch}")
+    try:
+        assert main(runs.arguments(tmp_path / "run", shapes_cache, *stop)) == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
+    text = capfd.readouterr().err
+    assert f"captioner: interrupted: the run in '{tmp_path / 'run'}': {hint}" in text
+    assert "KeyboardInterrupt" not in text
+
+
 @pytest.mark.slow
 def test_resumed_within_an_epoch_equals_undisturbed(tmp_path, shapes_cache):
     options = [

@@ -109,8 +109,8 @@ class CaptioningTask(pl.LightningModule):
             raise UsageError(
                 f"the checkpoint belongs to a training of {cycle.total_steps - 1:,} steps, and this "
                 f"run would take {self._steps() - 1:,}: the learning rate follows one cycle over all "
-                "steps; resume with the max_epochs and batch size it began with, or start a new run from "
-                "its weights with --model.init_from"
+                "steps; resume with the max_epochs and batch size it began with, or start a new run "
+                "from its weights with --model.init_from"
             )
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
