@@ -55,7 +55,7 @@ LOOK: dict[str, Any] = {
 
 
 class _Page(gr.Blocks):
-    """Refuses requests with inputs that do not fit in one line, without a traceback in the log."""
+    """Answers requests with wrong inputs in one line, and leaves no traceback in the log."""
 
     def validate_inputs(self, block_fn: Any, inputs: list[Any]) -> None:
         """Check the number of inputs, and their types for the endpoints of ``app/api.py``."""
