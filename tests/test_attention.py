@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from captioner.errors import ModelError, UsageError
 from captioner.models import Annotations
@@ -123,6 +124,32 @@ def test_gradient_reaches_every_parameter(name, score, distribution, inputs):
 @pytest.mark.parametrize("mode", ["argmax", "sample", "expectation"])
 def test_modes_of_hard_attention(mode, gradient):
     scores = torch.tensor([0.5, 2.0, -1.0, 1.0]).log_softmax(0).expand(2, 3000, 4)
+@pytest.mark.parametrize(
+    ("name", "score"),
+    [("Attention", score) for score in names("score") if score != "Location"]
+    + [(name, None) for name in names("attention") if name != "Attention"],
+)
+def test_a_sentinel_competes_like_one_more_region(name, score, inputs):
+    queries, vectors, mask = inputs
+    module, sentinels = make(name, score, "Soft"), torch.randn(B, T, WIDTH)
+    keys = module.prepare(Annotations(vectors, (ROWS, COLUMNS), mask))
+    output = module(queries, keys, sentinel=sentinels)
+    for t in range(T):
+        longer = torch.cat([vectors, sentinels[:, t : t + 1]], 1)
+        keys = module.prepare(Annotations(longer, (1, L + 1), F.pad(mask, (0, 1), value=True)))
+        expected = module(queries[:, t], keys)
+        torch.testing.assert_close(output.context[:, t], expected.context)
+        torch.testing.assert_close(output.weights[:, t], expected.weights[:, :L])
+
+
+def test_a_sentinel_is_mixed_with_every_candidate(inputs):
+    module = make("Attention", "Additive", "Hard", gradient="marginal").train()
+    keys = module.prepare(Annotations(inputs[1], (ROWS, COLUMNS)))
+    output = module(inputs[0], keys, sentinel=torch.randn(B, T, WIDTH))
+    mean = (output.candidate_probs.unsqueeze(-1) * output.candidate_values).sum(-2)
+    torch.testing.assert_close(mean, output.context)
+
+
     torch.manual_seed(0)
     if gradient:  # in training mode, Sampling overrides the gradient's own mode
         hard, context = Hard(1, gradient=gradient), context_of(3000, 2, sampling=Sampling(mode))

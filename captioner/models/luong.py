@@ -20,6 +20,9 @@ from captioner.models.recurrent import (
     expectation,
     mixture,
 )
+from captioner.models.registry import require
+from captioner.models.scores import Location
+from captioner.models.sentinel import Sentinel
 
 
 class LuongDecoder(RecurrentDecoder):
@@ -33,15 +36,23 @@ class LuongDecoder(RecurrentDecoder):
         p(y_t) = softmax(W_s h̃_t)               eq. 6
 
     Two MLPs of the mean annotation give h_0 and c_0, as in Xu et al. 2015; h̃_0 = 0. Feeding h̃ into
-    the next step is described in §3.3. Without it, teacher forcing computes all words at once.
+    the next step is described in §3.3. Without it, teacher forcing computes all words at once,
+    unless there is a sentinel, which needs every c_t.
 
     Args:
         input_feeding: make h̃_{t-1} part of the input.
+        sentinel: let a visual sentinel compete with the regions: adaptive attention (Lu et al. 2017),
+            see ``Sentinel``. h_0 and c_0 replace the paper's v_g, the mean annotation in every input.
         options: as for ``RecurrentDecoder``; ``embedding`` is also the width of h̃.
     """
 
     def __init__(
-        self, vocab_size: int, annotation_dim: int, input_feeding: bool = True, **options: Any
+        self,
+        vocab_size: int,
+        annotation_dim: int,
+        input_feeding: bool = True,
+        sentinel: bool = False,
+        **options: Any,
     ) -> None:
         super().__init__(
             vocab_size, annotation_dim, lambda m: 2 * m if input_feeding else m, **options
@@ -50,6 +61,16 @@ class LuongDecoder(RecurrentDecoder):
         self.lstm = nn.LSTM(self.input_dim, self.hidden, batch_first=True)
         width = annotation_dim + self.hidden
         self.attentional = nn.Linear(width, self.embedding.embedding_dim, bias=False)
+        self.sentinel = Sentinel(self.input_dim, self.hidden, annotation_dim) if sentinel else None
+        require(
+            not (sentinel and isinstance(getattr(self.attention, "score", None), Location)),
+            "the Location score ignores keys, so a sentinel has no score: choose another score, or "
+            "set sentinel: false",
+        )
+
+    @property
+    def mechanism(self) -> str:
+        return super().mechanism + ("" if self.sentinel is None else ", visual sentinel")
 
     def train(self, mode: bool = True) -> "LuongDecoder":
         """Keep the LSTM, which has no dropout, in training mode: cuDNN requires it for gradients."""
@@ -70,7 +91,10 @@ class LuongDecoder(RecurrentDecoder):
             feed = torch.zeros_like(embedded) if feed is None else feed.to(embedded.dtype)
             inputs = torch.cat([embedded, feed], -1)
         memory, past_weights = self.update(inputs, state.memory, cell)
-        attention = self.attention(memory.hidden, state.keys, state.words)
+        sentinel = None
+        if self.sentinel is not None:
+            sentinel = self.sentinel(inputs, state.memory.hidden, memory.cell)  # s_t
+        attention = self.attention(memory.hidden, state.keys, state.words, sentinel)
         attentional = self._attentional(attention, memory.hidden)
         if self.input_feeding:
             probs = attention.candidate_probs
@@ -96,7 +120,7 @@ class LuongDecoder(RecurrentDecoder):
         self, embedded: Embedded, active: Bool[Tensor, "B R T"], state: LSTMState
     ) -> StepOutput:
         """Run all steps: at once if no step needs the attention of the one before."""
-        if self.input_feeding or self.intra is not None:
+        if self.input_feeding or self.intra is not None or self.sentinel is not None:
             return super().unroll(embedded, active, state)
         memory = (state.memory.hidden, state.memory.cell)
         initial = tuple(part.flatten(0, 1).unsqueeze(0) for part in memory)

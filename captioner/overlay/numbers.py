@@ -14,7 +14,7 @@ from captioner.overlay.style import DEFAULT_STYLE, Style, describe_mechanism, en
 
 def record(caption: Caption, style: Style = DEFAULT_STYLE) -> dict[str, Any]:
     """Return a caption and the weights of its grid cells as a JSON object."""
-    weights = maps(caption, style)
+    weights, grounding = maps(caption, style), caption.visual_grounding
     return {
         "image": caption.image,
         "size": [caption.geometry.width, caption.geometry.height],
@@ -28,6 +28,11 @@ def record(caption: Caption, style: Style = DEFAULT_STYLE) -> dict[str, Any]:
                 **({"unknown": True} if index in caption.unknown else {}),
                 "log_prob": round(caption.word_log_probs[index], 4),
                 "entropy": round(float(entropies(weights[index : index + 1])[0]), 4),
+                **(
+                    {}
+                    if grounding is None
+                    else {"visual_grounding": round(float(grounding[index]), 4)}
+                ),
                 # The shortest decimals that round to the same float32 values.
                 "weights": [[float(str(value)) for value in row] for row in weights[index]],
             }
@@ -37,9 +42,16 @@ def record(caption: Caption, style: Style = DEFAULT_STYLE) -> dict[str, Any]:
 
 
 def npz(caption: Caption, style: Style = DEFAULT_STYLE) -> bytes:
-    """Return an NPZ file with ``weights`` (T, rows, columns) float32 and ``words`` (T,)."""
+    """Return an NPZ file with ``weights`` (T, rows, columns) float32 and ``words`` (T,).
+
+    With a visual sentinel, the file also holds ``visual_grounding`` (T,) float32.
+    """
+    arrays: dict[str, Any] = {"weights": maps(caption, style)}
+    arrays["words"] = np.array(caption.words, str)
+    if caption.visual_grounding is not None:
+        arrays["visual_grounding"] = caption.visual_grounding
     stream = BytesIO()
-    np.savez_compressed(stream, weights=maps(caption, style), words=np.array(caption.words, str))
+    np.savez_compressed(stream, **arrays)
     return stream.getvalue()
 
 
