@@ -72,6 +72,7 @@ RANGES = {
     "trainable": Number(0, 10_000),
     **dict.fromkeys(("stride", "extra_strides", "layers", "heads", "block"), Number(1, 64)),
     **dict.fromkeys(("margin", "window", "head_window"), Number(0, 64)),
+    "feed_forward": Number(0, 16_384),
     "positions": Number(0, 65_536),
     "top": Number(1, 65_536),
     "temperature": TEMPERATURE,

@@ -108,6 +108,25 @@ def test_transformer_equals_torchs_encoder():
     close(neck(given).vectors, expected(neck, given, None))
 
 
+def test_the_aoa_refiner_equals_its_equation():
+    """Torch's attention, then one gate for every region by loops."""
+    neck, given = make("AoARefiner", feed_forward=0), annotations()
+    projected = neck.layers(given.vectors)
+    x = projected + grid_sinusoids(given.grid, DIM, projected)
+    for layer in neck.stack:
+        theirs = nn.MultiheadAttention(DIM, HEADS, batch_first=True).double()
+        ours, both = layer.attention.attention, layer.attention.gate.both
+        load_attention(theirs, ours, ours.key_value)
+        q = layer.norms[0](x)
+        context = theirs(q, q, q)[0]
+        new = torch.zeros_like(x)
+        for b, i in itertools.product(range(B), range(L)):
+            rows = both.weight @ torch.cat([q[b, i], context[b, i]]) + both.bias
+            new[b, i] = x[b, i] + rows[:DIM] * torch.sigmoid(rows[DIM:])
+        x = new
+    close(neck(given).vectors, neck.norm(x))
+
+
 @pytest.mark.parametrize(("block", "margin"), [(1, 0), (2, 1), (3, 2)])
 @pytest.mark.parametrize("grid", [(ROWS, COLUMNS), (1, 7)])
 def test_local_2d_attends_to_the_memory_block(block, margin, grid):
@@ -202,6 +221,7 @@ def test_blind_returns_the_training_mean_whatever_the_image():
         ("Convolutional", {"window": 0}, "window of 1 cell or more, got 0"),
         ("Local2D", {"block": 0}, "block of 1 cell or more"),
         ("SAGAN", {"dim": 4}, "8 or more, got 4"),
+        ("TransformerNeck", {"feed_forward": -1}, "1 or more here, got -1"),
         ("Projection", {"positions": -1}, "0 positions or more, got -1"),
     ],
 )

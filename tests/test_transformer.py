@@ -100,6 +100,7 @@ def test_equals_torchs_decoder(annotation_dim):
         ({"dim": 9, "heads": 3}, "even width"),
         ({"dim": 8, "heads": 3}, "3 heads do not divide a width of 8"),
         ({"layers": 0}, "1 layer or more"),
+        ({"feed_forward": 0}, "1 or more here, got 0"),
     ],
 )
 def test_impossible_sizes_are_refused(options, message):

@@ -9,6 +9,7 @@ from pkgutil import iter_modules
 
 from captioner.models.annotations import Annotations
 from captioner.models.attention import Attention
+from captioner.models.attention_on_attention import AoARefiner, AttentionOnAttention
 from captioner.models.captioner import Captioner
 from captioner.models.decoder import Decoded, Decoder
 from captioner.models.distributions import Distribution, Entmax, Hard, Soft, Sparsemax
