@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from captioner.models import Additive, Annotations, Attention, LSTMDecoder, LuongDecoder
+from captioner.models import (
+    Additive,
+    Annotations,
+    Attention,
+    LSTMDecoder,
+    LuongDecoder,
+    TopDownDecoder,
+)
 from captioner.models.scores import General
 from captioner.text import UNK
 
@@ -84,10 +91,33 @@ def luong(decoder, vectors, tokens):
     fed, logits, weights = np.zeros(SIZES["embedding"]), [], []
     for token in tokens.tolist():
         x = m.p["embedding.weight"][token]
-        m.lstm(np.concatenate([x, fed]) if decoder.input_feeding else x, "_l0")
+        x = np.concatenate([x, fed]) if decoder.input_feeding else x
+        if decoder.sentinel is not None:
+            g = sigmoid(m.linear("sentinel.input", x) + m.linear("sentinel.hidden", m.h))
+        m.lstm(x, "_l0")
+        if decoder.sentinel is not None:  # Lu et al. 2017: one more vector beside the regions
+            m.a = np.concatenate(
+                [vectors.numpy(), m.linear("sentinel.output", g * np.tanh(m.c))[None]]
+            )
         alpha = softmax(np.array([m.h @ m.p["attention.score.key.weight"] @ a_i for a_i in m.a]))
         fed = np.tanh(m.p["attentional.weight"] @ np.concatenate([alpha @ m.a, m.h]))
+        alpha = alpha[: len(vectors)]
         logits.append(m.linear("output", fed))
+        weights.append(alpha)
+    return logits, weights, None
+
+
+def top_down(decoder, vectors, tokens):
+    """Two LSTMs, with attention between them."""
+    m, language = Equations(decoder, vectors), Equations(decoder, vectors)
+    language.p = {k.replace("language", "lstm"): p for k, p in m.p.items() if k[:5] != "lstm."}
+    language.h, language.c = np.zeros_like(m.h), np.zeros_like(m.c)
+    logits, weights = [], []
+    for token in tokens.tolist():
+        m.lstm(np.concatenate([language.h, m.a.mean(0), m.p["embedding.weight"][token]]))
+        alpha = softmax(np.array([m.h @ m.p["attention.score.key.weight"] @ a_i for a_i in m.a]))
+        language.lstm(np.concatenate([alpha @ m.a, m.h]))
+        logits.append(m.linear("output", m.linear("output_hidden", language.h)))
         weights.append(alpha)
     return logits, weights, None
 
@@ -100,6 +130,8 @@ def luong(decoder, vectors, tokens):
         (LSTMDecoder, SMALL, show_attend_and_tell, {"intra": True}),
         (LuongDecoder, General, luong, {"tied": False}),
         (LuongDecoder, General, luong, {"input_feeding": False}),
+        (LuongDecoder, General, luong, {"sentinel": True}),
+        (TopDownDecoder, General, top_down, {}),
     ],
 )
 def test_equals_the_equations(kind, score, equations, options):

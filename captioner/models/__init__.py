@@ -40,6 +40,7 @@ from captioner.models.scores import (
     Score,
 )
 from captioner.models.transformer import TransformerDecoder
+from captioner.models.top_down import TopDownDecoder
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")
