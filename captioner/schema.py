@@ -168,7 +168,10 @@ def check_size(trees: Mapping[str, Any], rows: int, words: int) -> None:
     regions = max(sides, default=0) ** 2
     width = max([*neck.values(), *_sizes("decoder", trees["decoder"]).values()], default=1)
     block = neck.get("block", 0)
-    window = (block + 2 * neck.get("margin", 0)) ** 2 if block else regions
+    slots = neck.get("slots", 0)
+    if slots:  # the outputs of all layers are concatenated
+        width = max(width, neck["dim"] * neck["layers"])
+    window = (block + 2 * neck.get("margin", 0)) ** 2 if block else regions + slots
     scores = regions * window * neck.get("heads", 1)
     gathered = regions * window * width // block**2 if block else 0
     numbers = max(scores, gathered, rows * max(regions * width, words))

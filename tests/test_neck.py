@@ -16,7 +16,7 @@ from test_transformer import close, load_attention, load_rest
 B, ROWS, COLUMNS, D, DIM, HEADS = 2, 3, 4, 6, 16, 4
 L = ROWS * COLUMNS
 MASK = torch.rand(B, L, generator=torch.Generator().manual_seed(1)) < 0.6
-SMALL = {"dim": DIM, "heads": HEADS, "feed_forward": 5, "layers": 2}
+SMALL = {"dim": DIM, "heads": HEADS, "feed_forward": 5, "layers": 2, "slots": 3}
 every_neck = pytest.mark.parametrize("name", names("neck"))
 
 
@@ -136,6 +136,31 @@ def test_local_2d_attends_to_the_memory_block(block, margin, grid):
     for r, c in itertools.product(range(rows), range(columns)):
         top, left = r - r % block - margin, c - c % block - margin
         for y in range(max(top, 0), min(top + block + 2 * margin, rows)):
+@torch.no_grad()
+def test_the_memory_neck_equals_its_equations():
+    """Slots among the keys and values, by loops; the outputs of all layers."""
+    neck, given = make("MemoryNeck"), annotations()
+    projected, width, levels = neck.layers(given.vectors), DIM // HEADS, []
+    x = projected + grid_sinusoids(given.grid, DIM, projected)
+    for layer in neck.stack:
+        attention, slots = layer.attention.attention, layer.attention.slots
+        x = x.clone()
+        normed = layer.norms[0](x)
+        for b in range(B):
+            key_value = torch.cat([normed[b] @ attention.key_value.weight.T, slots])
+            for i in range(L):
+                q, heads = attention.query.weight @ normed[b, i], []
+                for part in (slice(h * width, (h + 1) * width) for h in range(HEADS)):
+                    keys, values = (half[:, part] for half in key_value.chunk(2, 1))
+                    scores = torch.stack([q[part] @ k / math.sqrt(width) for k in keys])
+                    pairs = zip(scores.softmax(0), values, strict=True)
+                    heads.append(sum(s * v for s, v in pairs))
+                x[b, i] += attention.output.weight @ torch.cat(heads)
+        x = x + layer.feed_forward(layer.norms[1](x))
+        levels.append(neck.norm(x))
+    close(neck(given).vectors, torch.cat(levels, -1))
+
+
             for x in range(max(left, 0), min(left + block + 2 * margin, columns)):
                 blocked[r * columns + c, y * columns + x] = False
     close(neck(given).vectors, expected(neck, given, blocked))
@@ -231,6 +256,8 @@ def test_impossible_sizes_are_refused(neck, options, message):
 
 
 def test_projection_equals_its_equation():
+        ("TransformerNeck", {"feed_forward": -1}, "1 or more here, got -1"),
+        ("MemoryNeck", {"key_dim": 4}, "one stream: choose TransformerNeck"),
     neck, given = make("Projection"), annotations()
     norm, linear, _, _ = neck.layers
     a = given.vectors[1, 2]

@@ -17,6 +17,7 @@ from captioner.models.encoder import CNNEncoder, Encoder, TwoStreamEncoder, ViTE
 from captioner.models.local_attention import LocalM, LocalP, LocalP2D
 from captioner.models.lstm import LSTMDecoder
 from captioner.models.luong import LuongDecoder
+from captioner.models.meshed import MemoryNeck, MeshedDecoder
 from captioner.models.multihead import MultiHead
 from captioner.models.neck import (
     SAGAN,
@@ -39,8 +40,8 @@ from captioner.models.scores import (
     ScaledDot,
     Score,
 )
-from captioner.models.transformer import TransformerDecoder
 from captioner.models.top_down import TopDownDecoder
+from captioner.models.transformer import TransformerDecoder
 
 for _module in iter_modules(__path__):
     import_module(f"{__name__}.{_module.name}")

@@ -198,10 +198,16 @@ class TransformerNeck(Projection):
             valid = projected.mask.unsqueeze(1)  # (B, 1, L)
             mask = valid if mask is None else valid & mask
         vectors = projected.vectors
-        vectors = vectors + grid_sinusoids(projected.grid, self.out_dim, vectors)
+        vectors = vectors + grid_sinusoids(projected.grid, vectors.shape[-1], vectors)
+        outputs = []
         for layer in self.stack:
             vectors = layer(vectors, mask)
-        return replace(projected, vectors=self.norm(vectors))
+            outputs.append(vectors)
+        return replace(projected, vectors=self.read_out(outputs))
+
+    def read_out(self, outputs: list[Float[Tensor, "B L d"]]) -> Float[Tensor, "B L _"]:
+        """Return the new annotation vectors from the outputs of all layers."""
+        return self.norm(outputs[-1])
 
     def reach(self, row: Axis, column: Axis) -> Bool[Tensor, "1 L L"] | None:
         """Return True where a region (second axis) may attend to a region (third); None for all."""
@@ -282,6 +288,6 @@ class EncoderLayer(nn.Module):
         self, x: Float[Tensor, "B L d"], mask: Bool[Tensor, "#B #L L"] | None
     ) -> Float[Tensor, "B L d"]:
         x = x + self.dropout(self.attention(self.norms[0](x), mask))
-        return x + self.dropout(self.feed_forward(self.norms[1](x)))
         if self.feed_forward is None:
             return x
+        return x + self.dropout(self.feed_forward(self.norms[1](x)))
