@@ -74,6 +74,15 @@ def test_gradient_reaches_every_parameter(name):
         assert parameter.grad.any(), parameter_name
 
 
+@pytest.mark.parametrize("name", [n for n in names("neck") if n != "Identity"])
+@pytest.mark.parametrize("grid", [(ROWS, COLUMNS), (5, 5)])  # one neck for any grid
+def test_positions_tell_equal_regions_apart(name, grid):
+    equal = torch.ones(1, grid[0] * grid[1], D, dtype=torch.double)
+    vectors = make(name, positions=2)(Annotations(equal, grid)).vectors[0]
+    distances = torch.cdist(vectors, vectors) + torch.eye(len(vectors))
+    assert distances.min() > 1e-3
+
+
 def test_grid_positions_are_sines_of_row_and_column():
     encoded = grid_sinusoids((ROWS, COLUMNS), DIM, torch.zeros((), dtype=torch.double))
     for cell in range(L):
@@ -127,15 +136,6 @@ def test_the_aoa_refiner_equals_its_equation():
     close(neck(given).vectors, neck.norm(x))
 
 
-@pytest.mark.parametrize(("block", "margin"), [(1, 0), (2, 1), (3, 2)])
-@pytest.mark.parametrize("grid", [(ROWS, COLUMNS), (1, 7)])
-def test_local_2d_attends_to_the_memory_block(block, margin, grid):
-    neck, given = make("Local2D", block=block, margin=margin), annotations(grid=grid)
-    rows, columns = grid
-    blocked = torch.ones(rows * columns, rows * columns, dtype=torch.bool)
-    for r, c in itertools.product(range(rows), range(columns)):
-        top, left = r - r % block - margin, c - c % block - margin
-        for y in range(max(top, 0), min(top + block + 2 * margin, rows)):
 @torch.no_grad()
 def test_the_memory_neck_equals_its_equations():
     """Slots among the keys and values, by loops; the outputs of all layers."""
@@ -161,6 +161,15 @@ def test_the_memory_neck_equals_its_equations():
     close(neck(given).vectors, torch.cat(levels, -1))
 
 
+@pytest.mark.parametrize(("block", "margin"), [(1, 0), (2, 1), (3, 2)])
+@pytest.mark.parametrize("grid", [(ROWS, COLUMNS), (1, 7)])
+def test_local_2d_attends_to_the_memory_block(block, margin, grid):
+    neck, given = make("Local2D", block=block, margin=margin), annotations(grid=grid)
+    rows, columns = grid
+    blocked = torch.ones(rows * columns, rows * columns, dtype=torch.bool)
+    for r, c in itertools.product(range(rows), range(columns)):
+        top, left = r - r % block - margin, c - c % block - margin
+        for y in range(max(top, 0), min(top + block + 2 * margin, rows)):
             for x in range(max(left, 0), min(left + block + 2 * margin, columns)):
                 blocked[r * columns + c, y * columns + x] = False
     close(neck(given).vectors, expected(neck, given, blocked))
@@ -246,8 +255,9 @@ def test_blind_returns_the_training_mean_whatever_the_image():
         ("Convolutional", {"window": 0}, "window of 1 cell or more, got 0"),
         ("Local2D", {"block": 0}, "block of 1 cell or more"),
         ("SAGAN", {"dim": 4}, "8 or more, got 4"),
-        ("TransformerNeck", {"feed_forward": -1}, "1 or more here, got -1"),
         ("Projection", {"positions": -1}, "0 positions or more, got -1"),
+        ("TransformerNeck", {"feed_forward": -1}, "1 or more here, got -1"),
+        ("MemoryNeck", {"key_dim": 4}, "one stream: choose TransformerNeck"),
     ],
 )
 def test_impossible_sizes_are_refused(neck, options, message):
@@ -256,8 +266,6 @@ def test_impossible_sizes_are_refused(neck, options, message):
 
 
 def test_projection_equals_its_equation():
-        ("TransformerNeck", {"feed_forward": -1}, "1 or more here, got -1"),
-        ("MemoryNeck", {"key_dim": 4}, "one stream: choose TransformerNeck"),
     neck, given = make("Projection"), annotations()
     norm, linear, _, _ = neck.layers
     a = given.vectors[1, 2]
