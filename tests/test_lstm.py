@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from captioner.errors import ModelError
 from captioner.models import (
     Additive,
     Annotations,
@@ -14,7 +15,7 @@ from captioner.models import (
     LuongDecoder,
     TopDownDecoder,
 )
-from captioner.models.scores import General
+from captioner.models.scores import General, Location
 from captioner.text import UNK
 
 B, R, T, L, D, V = 2, 3, 5, 6, 7, 9  # all different, so that mixed-up axes are found
@@ -153,3 +154,8 @@ def test_equals_the_equations(kind, score, equations, options):
             for one, other in zip(found, expected, strict=True):
                 other = torch.tensor(np.array(other))
                 torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
+
+
+def test_a_sentinel_is_refused_with_a_score_that_reads_no_keys():
+    with pytest.raises(ModelError, match="ignores keys"):
+        LuongDecoder(V, D, sentinel=True, attention=partial(Attention, score=Location))

@@ -16,6 +16,7 @@ from captioner.models.attention import (
     Sentinels,
     Step,
 )
+from captioner.models.distributions import Distribution
 from captioner.models.multihead import Mask, MultiHead, SelfAttention
 from captioner.models.neck import TransformerNeck
 from captioner.models.scores import PreparedKeys, Queries, Vectors
@@ -37,7 +38,7 @@ class InformationGate(nn.Module):
         """Gate the context of each query, or those of its k candidates."""
         if context.ndim > query.ndim:
             query = query.unsqueeze(2).expand(*context.shape[:-1], -1)
-        return F.glu(self.both(torch.cat([query.to(context.dtype), context], -1)))
+        return F.glu(self.both(torch.cat([query, context], -1)))
 
 
 class AttentionOnAttention(AttentionBase):
@@ -55,8 +56,11 @@ class AttentionOnAttention(AttentionBase):
     ) -> None:
         super().__init__()
         self.attention = attention(query_dim, key_dim)
-        self.distribution = self.attention.distribution
         self.gate = InformationGate(query_dim, key_dim)
+
+    @property
+    def distribution(self) -> Distribution:  # type: ignore[override]
+        return self.attention.distribution
 
     @property
     def mechanism(self) -> str:

@@ -63,7 +63,7 @@ class LuongDecoder(RecurrentDecoder):
         self.attentional = nn.Linear(width, self.embedding.embedding_dim, bias=False)
         self.sentinel = Sentinel(self.input_dim, self.hidden, annotation_dim) if sentinel else None
         require(
-            not (sentinel and isinstance(getattr(self.attention, "score", None), Location)),
+            not (sentinel and any(isinstance(p, Location) for p in self.attention.modules())),
             "the Location score ignores keys, so a sentinel has no score: choose another score, or "
             "set sentinel: false",
         )

@@ -17,6 +17,7 @@ from captioner.models.attention import (
     Sentinels,
     Step,
 )
+from captioner.models.distributions import Distribution
 from captioner.models.multihead import Mask, MultiHead, SelfAttention
 from captioner.models.neck import TransformerNeck
 from captioner.models.registry import require
@@ -96,8 +97,11 @@ class MeshedAttention(AttentionBase, abstract=True):
     ) -> None:
         super().__init__()
         self.attention = attention(query_dim, key_dim)
-        self.distribution = self.attention.distribution
         self.gates = nn.ModuleList(nn.Linear(query_dim + key_dim, key_dim) for _ in range(levels))
+
+    @property
+    def distribution(self) -> Distribution:  # type: ignore[override]
+        return self.attention.distribution
 
     @property
     def mechanism(self) -> str:

@@ -14,7 +14,7 @@ from captioner.overlay.style import DEFAULT_STYLE, Style, describe_mechanism, en
 
 def record(caption: Caption, style: Style = DEFAULT_STYLE) -> dict[str, Any]:
     """Return a caption and the weights of its grid cells as a JSON object."""
-    weights, grounding = maps(caption, style), caption.visual_grounding
+    weights = maps(caption, style)
     return {
         "image": caption.image,
         "size": [caption.geometry.width, caption.geometry.height],
@@ -28,17 +28,19 @@ def record(caption: Caption, style: Style = DEFAULT_STYLE) -> dict[str, Any]:
                 **({"unknown": True} if index in caption.unknown else {}),
                 "log_prob": round(caption.word_log_probs[index], 4),
                 "entropy": round(float(entropies(weights[index : index + 1])[0]), 4),
-                **(
-                    {}
-                    if grounding is None
-                    else {"visual_grounding": round(float(grounding[index]), 4)}
-                ),
+                **_grounding(caption, index),
                 # The shortest decimals that round to the same float32 values.
                 "weights": [[float(str(value)) for value in row] for row in weights[index]],
             }
             for index, word in enumerate(caption.words)
         ],
     }
+
+
+def _grounding(caption: Caption, index: int) -> dict[str, float]:
+    """Return the visual grounding of a word for its record; nothing without a visual sentinel."""
+    grounding = caption.visual_grounding
+    return {} if grounding is None else {"visual_grounding": round(float(grounding[index]), 4)}
 
 
 def npz(caption: Caption, style: Style = DEFAULT_STYLE) -> bytes:
