@@ -92,6 +92,7 @@ def luong(decoder, vectors, tokens):
     fed, logits, weights = np.zeros(SIZES["embedding"]), [], []
     for token in tokens.tolist():
         x = m.p["embedding.weight"][token]
+        x = np.concatenate([x, vectors.numpy().mean(0)]) if decoder.global_feature else x
         x = np.concatenate([x, fed]) if decoder.input_feeding else x
         if decoder.sentinel is not None:
             g = sigmoid(m.linear("sentinel.input", x) + m.linear("sentinel.hidden", m.h))
@@ -115,7 +116,7 @@ def top_down(decoder, vectors, tokens):
     language.h, language.c = np.zeros_like(m.h), np.zeros_like(m.c)
     logits, weights = [], []
     for token in tokens.tolist():
-        m.lstm(np.concatenate([language.h, m.a.mean(0), m.p["embedding.weight"][token]]))
+        m.lstm(np.concatenate([language.h, m.p["embedding.weight"][token], m.a.mean(0)]))
         alpha = softmax(np.array([m.h @ m.p["attention.score.key.weight"] @ a_i for a_i in m.a]))
         language.lstm(np.concatenate([alpha @ m.a, m.h]))
         logits.append(m.linear("output", m.linear("output_hidden", language.h)))
@@ -132,6 +133,7 @@ def top_down(decoder, vectors, tokens):
         (LuongDecoder, General, luong, {"tied": False}),
         (LuongDecoder, General, luong, {"input_feeding": False}),
         (LuongDecoder, General, luong, {"sentinel": True}),
+        (LuongDecoder, General, luong, {"input_feeding": False, "global_feature": True}),
         (TopDownDecoder, General, top_down, {}),
     ],
 )

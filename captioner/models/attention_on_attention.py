@@ -44,8 +44,9 @@ class InformationGate(nn.Module):
 class AttentionOnAttention(AttentionBase):
     """Any attention, followed by ``InformationGate`` (Huang et al. 2019, §3.1).
 
-    The decoder of AoANet (§3.2.2) is a ``LuongDecoder`` with input feeding and this attention with
-    ``MultiHead``; h̃ replaces the paper's context vector in the input and in the output layer.
+    The decoder of AoANet (§3.2.2) is a ``LuongDecoder`` with input feeding, ``global_feature`` and this
+    attention with ``MultiHead``. Its h̃ takes the place of the paper's context vector in the input and
+    in the output layer.
 
     Args:
         attention: makes the attention whose result is gated.

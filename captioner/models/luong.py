@@ -17,6 +17,7 @@ from captioner.models.recurrent import (
     Memory,
     RecurrentDecoder,
     StepOutput,
+    append_mean,
     expectation,
     mixture,
 )
@@ -42,7 +43,9 @@ class LuongDecoder(RecurrentDecoder):
     Args:
         input_feeding: make h̃_{t-1} part of the input.
         sentinel: let a visual sentinel compete with the regions: adaptive attention (Lu et al. 2017),
-            see ``Sentinel``. h_0 and c_0 replace the paper's v_g, the mean annotation in every input.
+            see ``Sentinel``.
+        global_feature: make the mean annotation ā part of every input, as Lu et al. and Huang et al.
+            (2019, AoANet) do.
         options: as for ``RecurrentDecoder``; ``embedding`` is also the width of h̃.
     """
 
@@ -52,12 +55,14 @@ class LuongDecoder(RecurrentDecoder):
         annotation_dim: int,
         input_feeding: bool = True,
         sentinel: bool = False,
+        global_feature: bool = False,
         **options: Any,
     ) -> None:
-        super().__init__(
-            vocab_size, annotation_dim, lambda m: 2 * m if input_feeding else m, **options
-        )
-        self.input_feeding = input_feeding
+        def input_dim(m: int) -> int:
+            return m * (2 if input_feeding else 1) + (annotation_dim if global_feature else 0)
+
+        super().__init__(vocab_size, annotation_dim, input_dim, **options)
+        self.input_feeding, self.global_feature = input_feeding, global_feature
         self.lstm = nn.LSTM(self.input_dim, self.hidden, batch_first=True)
         width = annotation_dim + self.hidden
         self.attentional = nn.Linear(width, self.embedding.embedding_dim, bias=False)
@@ -87,9 +92,11 @@ class LuongDecoder(RecurrentDecoder):
         self, embedded: Embedded, state: LSTMState, cell: Cell
     ) -> tuple[StepOutput, LSTMState]:
         inputs, feed = embedded, state.memory.attentional  # h̃_{t-1}; None at the first word
+        if self.global_feature:
+            inputs = append_mean(inputs, state.mean)
         if self.input_feeding:
             feed = torch.zeros_like(embedded) if feed is None else feed.to(embedded.dtype)
-            inputs = torch.cat([embedded, feed], -1)
+            inputs = torch.cat([inputs, feed], -1)
         memory, past_weights = self.update(inputs, state.memory, cell)
         sentinel = None
         if self.sentinel is not None:
@@ -122,6 +129,8 @@ class LuongDecoder(RecurrentDecoder):
         """Run all steps: at once if no step needs the attention of the one before."""
         if self.input_feeding or self.intra is not None or self.sentinel is not None:
             return super().unroll(embedded, active, state)
+        if self.global_feature:
+            embedded = append_mean(embedded, state.mean)
         memory = (state.memory.hidden, state.memory.cell)
         initial = tuple(part.flatten(0, 1).unsqueeze(0) for part in memory)
         hidden, _ = self.lstm(embedded.flatten(0, 1), initial)

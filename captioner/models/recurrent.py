@@ -246,6 +246,14 @@ def run_cell(
     return hidden.view(*inputs.shape[:-1], -1), cells.view(*inputs.shape[:-1], -1)
 
 
+def append_mean(
+    embedded: Float[Tensor, "B *rows m"], mean: Float[Tensor, "B D"]
+) -> Float[Tensor, "B *rows mD"]:
+    """Append the mean annotation of its image to every embedding: [E y; ā]."""
+    mean = mean.view(len(mean), *[1] * (embedded.ndim - 2), -1).to(embedded.dtype)
+    return torch.cat([embedded, mean.expand(*embedded.shape[:-1], -1)], -1)
+
+
 def _pad_rows(values: Shaped[Tensor, "B R *more"], rows: int) -> Shaped[Tensor, "B K *more"]:
     """Return the first ``rows`` rows of each image, with rows of zeros if there are fewer."""
     missing = max(0, rows - values.shape[1])

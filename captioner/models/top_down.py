@@ -15,6 +15,7 @@ from captioner.models.recurrent import (
     LSTMState,
     RecurrentDecoder,
     StepOutput,
+    append_mean,
     expectation,
     mixture,
     over_candidates,
@@ -27,7 +28,7 @@ class TopDownDecoder(RecurrentDecoder):
 
     At step t, with E the word embeddings, a the annotations and ā their mean::
 
-        h¹_t, c¹_t = LSTM([h²_{t-1}; ā; E y_{t-1}], h¹_{t-1}, c¹_{t-1})      the attention LSTM, eq. 2
+        h¹_t, c¹_t = LSTM([h²_{t-1}; E y_{t-1}; ā], h¹_{t-1}, c¹_{t-1})      the attention LSTM, eq. 2
         ẑ_t = A(h¹_t, a)                                                     eq. 3 to 5
         h²_t, c²_t = LSTM([ẑ_t; h¹_t], h²_{t-1}, c²_{t-1})                   the language LSTM, eq. 6
         p(y_t) = softmax(W_p h²_t)                                           eq. 7
@@ -54,8 +55,8 @@ class TopDownDecoder(RecurrentDecoder):
         """Update the attention LSTM, attend, update the language LSTM."""
         memory = state.memory
         language = memory.language or (torch.zeros_like(memory.hidden),) * 2  # h²_{t-1}, c²_{t-1}
-        mean = state.mean.unsqueeze(1).expand(-1, embedded.shape[1], -1).to(embedded.dtype)
-        inputs = torch.cat([language[0].to(embedded.dtype), mean, embedded], -1)
+        inputs = append_mean(embedded, state.mean)  # [E y_{t-1}; ā]
+        inputs = torch.cat([language[0].to(embedded.dtype), inputs], -1)
         memory, past_weights = self.update(inputs, memory, cell)  # h¹_t, c¹_t
         attention = self.attention(memory.hidden, state.keys, state.words)
 
