@@ -27,7 +27,7 @@ class Caption:
         word_log_probs: log-probability in nats of each word given those before it.
         score: log_prob / length ** length_penalty, by which the search ranks captions; the length
             includes the end. For a sentence given to ``Predictor.explain``, the mean per token.
-        weights: attention weights of each word.
+        weights: attention weights of each word; their sum is 1 - β if there is a sentinel.
         geometry: the position of the annotation grid in the original image.
         model: name of the model.
         mechanism: description of the attention, e.g. ``LSTMDecoder: Additive × Soft``; with the
@@ -40,6 +40,7 @@ class Caption:
             have weight 0.
         centre: centre (row, column) of local attention in cells; cell r covers [r, r + 1).
         window: cells on each side of the centre that local attention covers.
+        has_sentinel: whether a visual sentinel takes the rest of the attention, β (Lu et al. 2017).
         alternatives: the other captions of the beam, best first.
         unknown: indices of the words that the model does not know and reads as ``<unk>``; only a
             sentence given to ``Predictor.explain`` has any.
@@ -60,6 +61,7 @@ class Caption:
     past: Float32[np.ndarray, "T layers past_heads T"] | None = None
     centre: Float32[np.ndarray, "T 2"] | None = None
     window: int | None = None
+    has_sentinel: bool = False
     alternatives: tuple["Caption", ...] = ()
     unknown: tuple[int, ...] = ()
 
@@ -81,6 +83,14 @@ class Caption:
 
     def __hash__(self) -> int:
         return hash((self.image, self.text, self.log_prob, self.model))
+
+    @property
+    def visual_grounding(self) -> Float32[np.ndarray, " T"] | None:
+        """The visual grounding probability 1 - β of each word: how much the model looked at the image.
+
+        None without a visual sentinel.
+        """
+        return self.weights.sum((1, 2), dtype=np.float32) if self.has_sentinel else None
 
     def save(self, file: str | Path) -> None:
         """Write the attention in the format of the suffix: see ``captioner.overlay.save``."""

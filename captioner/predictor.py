@@ -228,6 +228,7 @@ class Predictor:
             past=array(hypothesis.past_weights),
             centre=array(hypothesis.centre),
             window=decoder.window,
+            has_sentinel=decoder.has_sentinel,
             unknown=tuple(i for i, token in enumerate(hypothesis.tokens) if token == UNK),
         )
 

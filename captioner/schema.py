@@ -71,6 +71,7 @@ RANGES = {
     "trainable": Number(0, 10_000),
     **dict.fromkeys(("stride", "extra_strides", "layers", "heads", "block"), Number(1, 64)),
     **dict.fromkeys(("margin", "window", "head_window"), Number(0, 64)),
+    "feed_forward": Number(0, 16_384),
     "positions": Number(0, 65_536),
     "top": Number(1, 65_536),
     "temperature": TEMPERATURE,
@@ -180,7 +181,10 @@ def check_size(trees: Mapping[str, Any], rows: int, words: int) -> None:
     regions = max(sides, default=0) ** 2
     width = max([*neck.values(), *_sizes("decoder", trees["decoder"]).values()], default=1)
     block = neck.get("block", 0)
-    window = (block + 2 * neck.get("margin", 0)) ** 2 if block else regions
+    slots = neck.get("slots", 0)
+    if slots:  # the outputs of all layers are concatenated
+        width = max(width, neck["dim"] * neck["layers"])
+    window = (block + 2 * neck.get("margin", 0)) ** 2 if block else regions + slots
     scores = regions * window * neck.get("heads", 1)
     gathered = regions * window * width // block**2 if block else 0
     numbers = max(scores, gathered, rows * max(regions * width, words))

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from captioner.errors import ModelError, UsageError
 from captioner.models import Annotations
@@ -26,6 +27,8 @@ every_pair = pytest.mark.parametrize(("name", "score", "distribution"), GRID)
 def tree(name: str, **options) -> dict:
     kind = next(kind for kind in ("attention", "score", "distribution") if name in names(kind))
     known = arguments(find(kind, name))
+    if kind == "attention" and "attention" in known and "distribution" in options:
+        options = {"attention": tree("MultiHead", **options)}
     small = {option: value for option, value in SMALL.items() if option in known}
     return {"class_path": name, "init_args": {**small, **options}}
 
@@ -84,7 +87,8 @@ def test_weights_are_a_distribution_over_unmasked_positions(
     assert output.weights.dtype == torch.float32
     assert output.context.dtype == dtype
     assert output.context.isfinite().all()
-    assert (output.context[2] == 0).all()  # every position is masked
+    nothing = attend(module, queries.to(dtype), torch.zeros_like(vectors).to(dtype), mask)
+    assert torch.equal(output.context[2], nothing.context[2])  # every position is masked
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
@@ -117,6 +121,32 @@ def test_gradient_reaches_every_parameter(name, score, distribution, inputs):
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
         assert parameter.grad.any(), name
+
+
+@pytest.mark.parametrize(
+    ("name", "score"),
+    [("Attention", score) for score in names("score") if score != "Location"]
+    + [(name, None) for name in names("attention") if name != "Attention"],
+)
+def test_a_sentinel_competes_like_one_more_region(name, score, inputs):
+    queries, vectors, mask = inputs
+    module, sentinels = make(name, score, "Soft"), torch.randn(B, T, WIDTH)
+    keys = module.prepare(Annotations(vectors, (ROWS, COLUMNS), mask))
+    output = module(queries, keys, sentinel=sentinels)
+    for t in range(T):
+        longer = torch.cat([vectors, sentinels[:, t : t + 1]], 1)
+        keys = module.prepare(Annotations(longer, (1, L + 1), F.pad(mask, (0, 1), value=True)))
+        expected = module(queries[:, t], keys)
+        torch.testing.assert_close(output.context[:, t], expected.context)
+        torch.testing.assert_close(output.weights[:, t], expected.weights[:, :L])
+
+
+def test_a_sentinel_is_mixed_with_every_candidate(inputs):
+    module = make("Attention", "Additive", "Hard", gradient="marginal").train()
+    keys = module.prepare(Annotations(inputs[1], (ROWS, COLUMNS)))
+    output = module(inputs[0], keys, sentinel=torch.randn(B, T, WIDTH))
+    mean = (output.candidate_probs.unsqueeze(-1) * output.candidate_values).sum(-2)
+    torch.testing.assert_close(mean, output.context)
 
 
 @pytest.mark.parametrize("gradient", [None, "score_function", "marginal"])

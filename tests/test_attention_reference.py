@@ -160,7 +160,20 @@ def several_heads(module, p, q, memory, valid, t):
     return mean, times(module.output.weight, joined)
 
 
-ATTENTIONS = {"Attention": one_head, "MultiHead": several_heads}
+def on_attention(module, p, q, memory, valid, t):
+    weights, context = several_heads(module.attention, p, q, memory, valid, t)
+    both = module.gate.both
+    rows = zip(times(both.weight, [*q, *context]), both.bias.tolist(), strict=True)
+    rows = [product + bias for product, bias in rows]
+    pairs = zip(rows[:WIDTH], rows[WIDTH:], strict=True)
+    return weights, [information / (1 + math.exp(-gate)) for information, gate in pairs]
+
+
+ATTENTIONS = {
+    "Attention": one_head,
+    "MultiHead": several_heads,
+    "AttentionOnAttention": on_attention,
+}
 
 
 @pytest.mark.parametrize("accelerated", [False, True])

@@ -15,7 +15,7 @@ ROWS, COLUMNS = 2, 3
 L = ROWS * COLUMNS
 MASK = torch.tensor([[1, 1, 0, 1, 1, 1], [0, 1, 1, 0, 0, 1]], dtype=torch.bool)
 SMALL = {"hidden": 6, "embedding": 4, "dropout": 0.3, "dim": 8, "layers": 2, "heads": 2}
-SMALL["feed_forward"] = 5
+SMALL |= {"feed_forward": 5, "levels": 2}
 
 
 def variants(name: str) -> list[dict]:

@@ -20,7 +20,9 @@ RESULTS = ROOT / "docs" / "results"
 CARDS = [folder / "README.md" for folder in resources.bundled_models().values()]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 README = (ROOT / "README.md").read_text("utf-8")
-ATTENTION = (ROOT / "docs" / "attention.md").read_text("utf-8")
+ATTENTION, EXTENDING = (
+    (ROOT / "docs" / f"{name}.md").read_text("utf-8") for name in ("attention", "extending")
+)
 
 
 def test_the_results_page_is_up_to_date():
@@ -101,13 +103,13 @@ def test_commands_and_files_exist():
             assert recorded or (ROOT / name).is_file(), f"{page.name} names {name}"
 
 
-@pytest.mark.parametrize("code", re.findall(r"(?<!-->\n)```python\n(.*?)```", ATTENTION, re.DOTALL))
-def test_the_examples_of_the_attention_page_run(code, monkeypatch):
+@pytest.mark.parametrize("code", re.findall(r"(?<!-->\n)```python\n(.*?)```", EXTENDING, re.DOTALL))
+def test_the_examples_of_the_page_on_extending_run(code, monkeypatch):
     monkeypatch.setattr(registry, "_TABLE", copy.deepcopy(registry._TABLE))
     exec(code, {"__name__": "example"})
 
 
 def test_the_attention_page_lists_every_part():
     listed = set(re.findall(r"^\| `(\w+)` \|", ATTENTION, re.MULTILINE))
-    kinds = ("score", "distribution", "decoder", "neck")
+    kinds = ("score", "distribution", "attention", "decoder", "neck")
     assert listed == {name for kind in kinds for name in registry.names(kind)}

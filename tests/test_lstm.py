@@ -6,8 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from captioner.models import Additive, Annotations, Attention, LSTMDecoder, LuongDecoder
-from captioner.models.scores import General
+from captioner.errors import ModelError
+from captioner.models import (
+    Additive,
+    Annotations,
+    Attention,
+    LSTMDecoder,
+    LuongDecoder,
+    TopDownDecoder,
+)
+from captioner.models.scores import General, Location
 from captioner.text import UNK
 
 B, R, T, L, D, V = 2, 3, 5, 6, 7, 9  # all different, so that mixed-up axes are found
@@ -84,10 +92,34 @@ def luong(decoder, vectors, tokens):
     fed, logits, weights = np.zeros(SIZES["embedding"]), [], []
     for token in tokens.tolist():
         x = m.p["embedding.weight"][token]
-        m.lstm(np.concatenate([x, fed]) if decoder.input_feeding else x, "_l0")
+        x = np.concatenate([x, vectors.numpy().mean(0)]) if decoder.global_feature else x
+        x = np.concatenate([x, fed]) if decoder.input_feeding else x
+        if decoder.sentinel is not None:
+            g = sigmoid(m.linear("sentinel.input", x) + m.linear("sentinel.hidden", m.h))
+        m.lstm(x, "_l0")
+        if decoder.sentinel is not None:  # Lu et al. 2017: one more vector beside the regions
+            m.a = np.concatenate(
+                [vectors.numpy(), m.linear("sentinel.output", g * np.tanh(m.c))[None]]
+            )
         alpha = softmax(np.array([m.h @ m.p["attention.score.key.weight"] @ a_i for a_i in m.a]))
         fed = np.tanh(m.p["attentional.weight"] @ np.concatenate([alpha @ m.a, m.h]))
+        alpha = alpha[: len(vectors)]
         logits.append(m.linear("output", fed))
+        weights.append(alpha)
+    return logits, weights, None
+
+
+def top_down(decoder, vectors, tokens):
+    """Two LSTMs, with attention between them."""
+    m, language = Equations(decoder, vectors), Equations(decoder, vectors)
+    language.p = {k.replace("language", "lstm"): p for k, p in m.p.items() if k[:5] != "lstm."}
+    language.h, language.c = np.zeros_like(m.h), np.zeros_like(m.c)
+    logits, weights = [], []
+    for token in tokens.tolist():
+        m.lstm(np.concatenate([language.h, m.p["embedding.weight"][token], m.a.mean(0)]))
+        alpha = softmax(np.array([m.h @ m.p["attention.score.key.weight"] @ a_i for a_i in m.a]))
+        language.lstm(np.concatenate([alpha @ m.a, m.h]))
+        logits.append(m.linear("output", m.linear("output_hidden", language.h)))
         weights.append(alpha)
     return logits, weights, None
 
@@ -100,6 +132,9 @@ def luong(decoder, vectors, tokens):
         (LSTMDecoder, SMALL, show_attend_and_tell, {"intra": True}),
         (LuongDecoder, General, luong, {"tied": False}),
         (LuongDecoder, General, luong, {"input_feeding": False}),
+        (LuongDecoder, General, luong, {"sentinel": True}),
+        (LuongDecoder, General, luong, {"input_feeding": False, "global_feature": True}),
+        (TopDownDecoder, General, top_down, {}),
     ],
 )
 def test_equals_the_equations(kind, score, equations, options):
@@ -121,3 +156,8 @@ def test_equals_the_equations(kind, score, equations, options):
             for one, other in zip(found, expected, strict=True):
                 other = torch.tensor(np.array(other))
                 torch.testing.assert_close(one, other, rtol=0, atol=1e-10)
+
+
+def test_a_sentinel_is_refused_with_a_score_that_reads_no_keys():
+    with pytest.raises(ModelError, match="ignores keys"):
+        LuongDecoder(V, D, sentinel=True, attention=partial(Attention, score=Location))

@@ -43,9 +43,10 @@ def test_every_mechanism_is_built_with_all_its_options(name, capsys):
         actual = actual["class_path"].rpartition(".")[2] if isinstance(actual, dict) else actual
         assert str(actual).lower() == value.lower()
     trees = {part: model[part] for part in PARTS}
-    decoder = Captioner.from_config(trees, Vocabulary(["a", "ring"])).decoder
+    captioner = Captioner.from_config(trees, Vocabulary(["a", "ring"]))
+    decoder = captioner.decoder
     build("objective", model["objective"]).check(decoder)
-    annotations = Annotations(torch.randn(1, 49, 256), (7, 7))
+    annotations = Annotations(torch.randn(1, 49, captioner.neck.out_dim), (7, 7))
     assert decoder(annotations, torch.full((1, 3), START)).weights.shape == (1, 3, 49)
 
 

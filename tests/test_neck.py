@@ -16,7 +16,7 @@ from test_transformer import close, load_attention, load_rest
 B, ROWS, COLUMNS, D, DIM, HEADS = 2, 3, 4, 6, 16, 4
 L = ROWS * COLUMNS
 MASK = torch.rand(B, L, generator=torch.Generator().manual_seed(1)) < 0.6
-SMALL = {"dim": DIM, "heads": HEADS, "feed_forward": 5, "layers": 2}
+SMALL = {"dim": DIM, "heads": HEADS, "feed_forward": 5, "layers": 2, "slots": 3}
 every_neck = pytest.mark.parametrize("name", names("neck"))
 
 
@@ -74,6 +74,15 @@ def test_gradient_reaches_every_parameter(name):
         assert parameter.grad.any(), parameter_name
 
 
+@pytest.mark.parametrize("name", [n for n in names("neck") if n != "Identity"])
+@pytest.mark.parametrize("grid", [(ROWS, COLUMNS), (5, 5)])  # one neck for any grid
+def test_positions_tell_equal_regions_apart(name, grid):
+    equal = torch.ones(1, grid[0] * grid[1], D, dtype=torch.double)
+    vectors = make(name, positions=2)(Annotations(equal, grid)).vectors[0]
+    distances = torch.cdist(vectors, vectors) + torch.eye(len(vectors))
+    assert distances.min() > 1e-3
+
+
 def test_grid_positions_are_sines_of_row_and_column():
     encoded = grid_sinusoids((ROWS, COLUMNS), DIM, torch.zeros((), dtype=torch.double))
     for cell in range(L):
@@ -106,6 +115,50 @@ def expected(neck, given, blocked):
 def test_transformer_equals_torchs_encoder():
     neck, given = make("TransformerNeck"), annotations()
     close(neck(given).vectors, expected(neck, given, None))
+
+
+def test_the_aoa_refiner_equals_its_equation():
+    """Torch's attention, then one gate for every region by loops."""
+    neck, given = make("AoARefiner", feed_forward=0), annotations()
+    projected = neck.layers(given.vectors)
+    x = projected + grid_sinusoids(given.grid, DIM, projected)
+    for layer in neck.stack:
+        theirs = nn.MultiheadAttention(DIM, HEADS, batch_first=True).double()
+        ours, both = layer.attention.attention, layer.attention.gate.both
+        load_attention(theirs, ours, ours.key_value)
+        q = layer.norms[0](x)
+        context = theirs(q, q, q)[0]
+        new = torch.zeros_like(x)
+        for b, i in itertools.product(range(B), range(L)):
+            rows = both.weight @ torch.cat([q[b, i], context[b, i]]) + both.bias
+            new[b, i] = x[b, i] + rows[:DIM] * torch.sigmoid(rows[DIM:])
+        x = new
+    close(neck(given).vectors, neck.norm(x))
+
+
+@torch.no_grad()
+def test_the_memory_neck_equals_its_equations():
+    """Slots among the keys and values, by loops; the outputs of all layers."""
+    neck, given = make("MemoryNeck"), annotations()
+    projected, width, levels = neck.layers(given.vectors), DIM // HEADS, []
+    x = projected + grid_sinusoids(given.grid, DIM, projected)
+    for layer in neck.stack:
+        attention, slots = layer.attention.attention, layer.attention.slots
+        x = x.clone()
+        normed = layer.norms[0](x)
+        for b in range(B):
+            key_value = torch.cat([normed[b] @ attention.key_value.weight.T, slots])
+            for i in range(L):
+                q, heads = attention.query.weight @ normed[b, i], []
+                for part in (slice(h * width, (h + 1) * width) for h in range(HEADS)):
+                    keys, values = (half[:, part] for half in key_value.chunk(2, 1))
+                    scores = torch.stack([q[part] @ k / math.sqrt(width) for k in keys])
+                    pairs = zip(scores.softmax(0), values, strict=True)
+                    heads.append(sum(s * v for s, v in pairs))
+                x[b, i] += attention.output.weight @ torch.cat(heads)
+        x = x + layer.feed_forward(layer.norms[1](x))
+        levels.append(neck.norm(x))
+    close(neck(given).vectors, torch.cat(levels, -1))
 
 
 @pytest.mark.parametrize(("block", "margin"), [(1, 0), (2, 1), (3, 2)])
@@ -203,6 +256,8 @@ def test_blind_returns_the_training_mean_whatever_the_image():
         ("Local2D", {"block": 0}, "block of 1 cell or more"),
         ("SAGAN", {"dim": 4}, "8 or more, got 4"),
         ("Projection", {"positions": -1}, "0 positions or more, got -1"),
+        ("TransformerNeck", {"feed_forward": -1}, "1 or more here, got -1"),
+        ("MemoryNeck", {"key_dim": 4}, "one stream: choose TransformerNeck"),
     ],
 )
 def test_impossible_sizes_are_refused(neck, options, message):

@@ -182,6 +182,31 @@ def test_local_attention_shows_its_window_and_centre():
     assert (down[0], (down[1] + down[3]) / 2) == pytest.approx((2.5, 3.5))
 
 
+def test_a_visual_sentinel_shows_how_much_a_word_looked():
+    """As the strength of the map, and as a number."""
+    shares, cell = [1.0, 0.75, 0.5, 0.04], (3, 2)
+    weights = one_hot([cell] * 4) * np.float32(shares)[:, None, None]
+    caption = make_caption(weights, PHOTO.size, has_sentinel=True)
+    np.testing.assert_allclose(caption.visual_grounding, shares, rtol=1e-6)
+    assert replace(caption, has_sentinel=False).visual_grounding is None
+
+    drawn = [np.asarray(overlay.blend(caption, index, PHOTO), int) for index in range(4)]
+    strength = [np.abs(image - np.asarray(PHOTO, int)).max() for image in drawn]
+    assert sorted(strength, reverse=True) == strength
+    assert strength[0] > strength[1] > strength[2] > 10 * max(strength[3], 1)
+
+    words = overlay.record(caption)["words"]
+    assert [word["visual_grounding"] for word in words] == shares
+    with np.load(io.BytesIO(overlay.npz(caption))) as stored:
+        np.testing.assert_array_equal(stored["visual_grounding"], caption.visual_grounding)
+    page = overlay.page([caption], [PHOTO])
+    for share in ("100 %", "75 %", "50 %", "4 %"):
+        assert f"looked {share} at the photo, most at the centre" in page
+        assert f"<td>{share}</td>" in page
+    assert style.describe_spread(caption, 1, Style()) == "looked 75 %: 1.0 of 35 cells"
+    assert "sum" not in figures._notes(caption, 1, Style())
+
+
 def test_entropy_of_normalised_weights():
     flat, one, half = np.ones((2, 3)), np.eye(2, 3) * [[1], [0]], np.eye(2, 3) * 0.25
     weights = np.stack([flat, one, half, flat * 0]).astype(np.float32)

@@ -127,6 +127,14 @@ def test_window_of_local_attention(image):
         assert weights.any()
 
 
+def test_a_visual_sentinel_takes_part_of_the_attention(image):
+    model = predictor("LuongDecoder", **LSTM, sentinel=True)
+    assert model.captioner.decoder.mechanism == "LuongDecoder: Additive × Soft, visual sentinel"
+    for caption in (model.caption(image, max_length=6), model.explain(image, "a red circle")):
+        assert caption.visual_grounding.shape == (len(caption.words),)
+        assert ((caption.visual_grounding > 0) & (caption.visual_grounding < 1)).all()
+
+
 def test_a_mean_over_paths_is_repeatable_and_its_sampler_is_not(image):
     """The sampler attends to one cell per word and samples it in every call."""
     model = predictor("LSTMDecoder", **LSTM, attention=single(SAMPLED))

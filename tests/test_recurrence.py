@@ -16,7 +16,10 @@ pytestmark = pytest.mark.usefixtures("with_fast")
 
 B, R, T, L, D, V = 2, 3, 6, 4, 5, 9
 KINDS = [(LSTMDecoder, {}), (LSTMDecoder, {"intra": True}), (LuongDecoder, {})]
-every_kind = pytest.mark.parametrize(("kind", "options"), KINDS, ids=["lstm", "intra", "luong"])
+KINDS += [(LuongDecoder, {"sentinel": True})]
+every_kind = pytest.mark.parametrize(
+    ("kind", "options"), KINDS, ids=["lstm", "intra", "luong", "sentinel"]
+)
 
 
 def pair(kind, options=None, **attention):

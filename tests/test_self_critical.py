@@ -221,7 +221,7 @@ def test_dropout_is_an_option(dropout):
 
 
 @pytest.mark.parametrize("dropout", [False, True])
-@pytest.mark.parametrize("gradient", ["straight_through", "marginal"])
+@pytest.mark.parametrize("gradient", ["straight_through", "gumbel_softmax", "marginal"])
 def test_hard_attention_generates_as_at_test_time_and_learns(gradient, dropout, monkeypatch):
     """Whether the rest of the decoder is in training mode or not."""
     hard = Hard(1, gradient=gradient)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from captioner.errors import ModelError
-from captioner.models import Annotations, TransformerDecoder
+from captioner.models import Annotations, MeshedDecoder, TransformerDecoder
 from captioner.models.multihead import MultiHead
 from captioner.text import UNK
 
@@ -94,14 +94,59 @@ def test_equals_torchs_decoder(annotation_dim):
         close(decoded.logits[:, r], logits)
 
 
+@torch.no_grad()
+def test_meshed_attention_equals_its_equations():
+    """The decoder's step against torch's cross-attention to every level, and gates by loops."""
+    torch.manual_seed(6)
+    decoder = MeshedDecoder(
+        V,
+        2 * DIM,
+        partial(MultiHead, heads=HEADS, dim=DIM),
+        levels=2,
+        dim=DIM,
+        layers=1,
+        heads=HEADS,
+    )
+    for parameter in decoder.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    decoder.double().eval()
+    vectors = torch.randn(B, L, 2 * DIM, dtype=torch.double)
+    tokens = torch.randint(UNK + 1, V, (B, T))
+    decoded = decoder(Annotations(vectors, (2, 3)), tokens, details=True)
+    [layer] = decoder.layers
+    meshed, cross = layer.attention, layer.attention.attention
+    theirs = nn.MultiheadAttention(DIM, HEADS, batch_first=True).double()
+    load_attention(theirs, cross, cross.key, cross.value)
+    words = decoder.embedding.weight[tokens] * math.sqrt(DIM) + positions(T)
+    future = torch.ones(1, T, T, dtype=torch.bool).tril()
+    x = words + layer.self_attention(layer.norms[0](words), future)
+    query, mixed, maps = layer.norms[1](x), torch.zeros_like(x), []
+    for gate, level in zip(meshed.gates, vectors.chunk(2, -1), strict=True):
+        context, heads = theirs(query, level, level, average_attn_weights=False)
+        maps.append(heads.transpose(1, 2))
+        for b in range(B):
+            for t in range(T):
+                both = gate.weight @ torch.cat([query[b, t], context[b, t]]) + gate.bias
+                mixed[b, t] += context[b, t] / (1 + torch.exp(-both))
+    x = x + mixed
+    x = x + layer.feed_forward(layer.norms[2](x))
+    logits = decoder.norm(x) @ decoder.output.weight.T + decoder.output.bias
+    close(decoded.logits, logits)
+    close(decoded.layers[:, :, 0], (maps[0] + maps[1]) / 2)
+    close(decoded.weights, decoded.layers[:, :, 0].mean(2))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"dim": 9, "heads": 3}, "even width"),
         ({"dim": 8, "heads": 3}, "3 heads do not divide a width of 8"),
         ({"layers": 0}, "1 layer or more"),
+        ({"feed_forward": 0}, "1 or more here, got 0"),
+        ({"levels": 3}, "3 levels do not divide annotations of width 7"),
     ],
 )
 def test_impossible_sizes_are_refused(options, message):
+    make = MeshedDecoder if "levels" in options else TransformerDecoder
     with pytest.raises(ModelError, match=message):
-        TransformerDecoder(V, D, **options)
+        make(V, D, **options)

@@ -9,6 +9,7 @@ from pkgutil import iter_modules
 
 from captioner.models.annotations import Annotations
 from captioner.models.attention import Attention
+from captioner.models.attention_on_attention import AoARefiner, AttentionOnAttention
 from captioner.models.captioner import Captioner
 from captioner.models.decoder import Decoded, Decoder
 from captioner.models.distributions import Distribution, Entmax, Hard, Soft, Sparsemax
@@ -16,6 +17,7 @@ from captioner.models.encoder import CNNEncoder, Encoder, TwoStreamEncoder, ViTE
 from captioner.models.local_attention import LocalM, LocalP, LocalP2D
 from captioner.models.lstm import LSTMDecoder
 from captioner.models.luong import LuongDecoder
+from captioner.models.meshed import MemoryNeck, MeshedDecoder
 from captioner.models.multihead import MultiHead
 from captioner.models.neck import (
     SAGAN,
@@ -38,6 +40,7 @@ from captioner.models.scores import (
     ScaledDot,
     Score,
 )
+from captioner.models.top_down import TopDownDecoder
 from captioner.models.transformer import TransformerDecoder
 
 for _module in iter_modules(__path__):

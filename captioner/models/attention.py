@@ -11,10 +11,12 @@ from captioner.models.annotations import Annotations
 from captioner.models.distributions import Distribution, QueryContext, Sampling, Soft, Weights
 from captioner.models.registry import Component
 from captioner.models.scores import Additive, PreparedKeys, Queries, Score, Vectors
+from captioner.models.sentinel import sentinel_weight
 
 Step = int | Int[Tensor, "*images T"] | None
 ScoreFactory = Callable[[int, int], Score]  # given query_dim and key_dim
 DistributionFactory = Callable[[int], Distribution]  # given query_dim
+Sentinels = Float[Tensor, "B T D"] | None
 
 
 @dataclass(frozen=True)
@@ -78,19 +80,28 @@ class AttentionBase(Component, kind="attention"):
         raise NotImplementedError
 
     def forward(
-        self, query: Float[Tensor, "B *T n"], keys: Keys, step: Step = None
+        self,
+        query: Float[Tensor, "B *T n"],
+        keys: Keys,
+        step: Step = None,
+        sentinel: Float[Tensor, "B *T D"] | None = None,
     ) -> AttentionOutput:
         """Compute the context vector of one query per image, (B, n), or of T of them, (B, T, n).
 
-        ``step`` is the index of the word that each query predicts, as in ``QueryContext``.
+        ``step`` is the index of the word that each query predicts, as in ``QueryContext``. A
+        ``sentinel`` per query competes with the regions, see ``Sentinel``; the weights then sum to
+        1 - β.
         """
         if query.ndim == 3:
-            return self.attend(query, keys, step)
-        output = self.attend(query.unsqueeze(1), keys, step)
+            return self.attend(query, keys, step, sentinel)
+        sentinel = None if sentinel is None else sentinel.unsqueeze(1)
+        output = self.attend(query.unsqueeze(1), keys, step, sentinel)
         single = {name: part.squeeze(1) for name, part in vars(output).items() if part is not None}
         return replace(output, **single)
 
-    def attend(self, queries: Queries, keys: Keys, step: Step) -> AttentionOutput:
+    def attend(
+        self, queries: Queries, keys: Keys, step: Step, sentinels: Sentinels = None
+    ) -> AttentionOutput:
         """Compute the context vectors of T queries per image."""
         raise NotImplementedError
 
@@ -120,7 +131,9 @@ class Attention(AttentionBase):
     def project(self, keys: Vectors, values: Vectors) -> tuple[PreparedKeys, Vectors]:
         return self.score.prepare(keys), values
 
-    def attend(self, queries: Queries, keys: Keys, step: Step) -> AttentionOutput:
+    def attend(
+        self, queries: Queries, keys: Keys, step: Step, sentinels: Sentinels = None
+    ) -> AttentionOutput:
         """Compute scores, weights, and the weighted sum of the values."""
         mask = None if keys.mask is None else keys.mask.unsqueeze(1)
         query_context = QueryContext(queries, keys.grid, step, keys.sampling, keys.use_expectation)
@@ -133,4 +146,18 @@ class Attention(AttentionBase):
         if alpha.candidate_indices is not None:
             images = torch.arange(len(context), device=context.device)[:, None, None]
             candidates = keys.values[images, alpha.candidate_indices]  # (B, T, k, D)
-        return AttentionOutput(**vars(alpha), context=context, candidate_values=candidates)
+        output = AttentionOutput(**vars(alpha), context=context, candidate_values=candidates)
+        if sentinels is not None:
+            beta = sentinel_weight(self.score.of_pairs(queries, sentinels), scores, mask)
+            output = _mix(output, beta, sentinels)  # ĉ = β s + (1 - β) ẑ
+        return output
+
+
+def _mix(output: AttentionOutput, beta: Tensor, sentinels: Tensor) -> AttentionOutput:
+    """Compute ``ĉ = β s + (1 - β) ẑ``, for each candidate if there are any."""
+    candidates, weights = output.candidate_values, (1 - beta) * output.weights
+    beta = beta.to(sentinels.dtype)
+    if candidates is not None:
+        candidates = (beta * sentinels).unsqueeze(-2) + (1 - beta).unsqueeze(-1) * candidates
+    context = beta * sentinels + (1 - beta) * output.context
+    return replace(output, weights=weights, context=context, candidate_values=candidates)

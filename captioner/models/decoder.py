@@ -12,6 +12,7 @@ from captioner.models.annotations import Annotations
 from captioner.models.distributions import Sampling
 from captioner.models.local_attention import Local
 from captioner.models.registry import Component
+from captioner.models.sentinel import Sentinel
 
 Part = TypeVar("Part")
 
@@ -78,6 +79,11 @@ class Decoder(Component, kind="decoder"):
     def window(self) -> int | None:
         """Half width in cells of the window of local attention; None for other attention."""
         return next((part.window for part in self.modules() if isinstance(part, Local)), None)
+
+    @property
+    def has_sentinel(self) -> bool:
+        """Whether a visual sentinel takes part of the attention."""
+        return any(isinstance(part, Sentinel) for part in self.modules())
 
     def init_state(
         self, annotations: Annotations, rows: int = 1, sampling: Sampling | None = None

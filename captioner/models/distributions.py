@@ -12,7 +12,7 @@ from captioner.models.registry import Component, check_choice, require
 from captioner.models.scores import at_least_float32
 
 SamplingMode = Literal["argmax", "sample", "expectation"]
-GradientName = Literal["score_function", "straight_through", "marginal"]
+GradientName = Literal["score_function", "straight_through", "gumbel_softmax", "marginal"]
 Scores = Float[Tensor, "B *h T L"]  # h exists with several heads
 Mask = Bool[Tensor, "B *#h 1 L"] | None
 Rows = Float[Tensor, "*rows L"]
@@ -140,13 +140,15 @@ class Entmax(Distribution):
 class Hard(Distribution):
     """Attend to one drawn position, ``s ~ Multinoulli(softmax(e))`` (Xu et al. 2015 §4.1).
 
-    ``gradient`` selects how the scores are trained. The first two sample a position:
+    ``gradient`` selects how the scores are trained. All but the last draw random numbers:
 
     - ``score_function``: the one-hot weights carry no gradient; an objective (``Reinforce``) trains
       the scores through ``log_prob`` and ``entropy``.
     - ``straight_through``: the gradient of a softmax of scores plus Gumbel noise replaces that of
       the one-hot weights (Jang et al. 2017, arXiv 1611.01144; Maddison et al. 2017, arXiv
       1611.00712). Biased, with less variance.
+    - ``gumbel_softmax``: that softmax itself is the training weights, so that a decoder is trained
+      on mixtures of regions and evaluated on single ones. Its gradient is exact for these weights.
     - ``marginal``: nothing is sampled. The decoder tries each of the ``top`` most probable
       positions, the probability of a word is Σ p(s) p(y | s) over them, and the next state is the
       mean of theirs (Shankar, Garg, Sarawagi 2018, "Surprisingly Easy Hard-Attention"). No
@@ -221,9 +223,10 @@ class Hard(Distribution):
         weights = clear_masked(torch.zeros_like(probs).scatter(-1, index, 1.0), mask)
         log_prob: Tensor | None = log_probs.gather(-1, index).squeeze(-1)
 
-        if training and self.gradient == "straight_through":
+        if training and self.gradient in ("straight_through", "gumbel_softmax"):
             relaxed = masked_softmax((log_probs + noise) / temperature, mask)
-            weights, log_prob = weights + relaxed - relaxed.detach(), None
+            hard = weights if self.gradient == "straight_through" else relaxed.detach()
+            weights, log_prob = hard + relaxed - relaxed.detach(), None
         if training and context.use_expectation is not None:
             use_expectation = context.use_expectation.view(-1, *[1] * (entropy.ndim - 1))
             weights = torch.where(use_expectation.unsqueeze(-1), probs, weights)

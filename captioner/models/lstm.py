@@ -18,6 +18,7 @@ from captioner.models.recurrent import (
     StepOutput,
     expectation,
     mixture,
+    over_candidates,
 )
 
 
@@ -58,8 +59,7 @@ class LSTMDecoder(RecurrentDecoder):
         context, probs = attention.context, attention.candidate_probs
         if attention.candidate_values is not None:  # one update per candidate location
             context = attention.candidate_values
-            repeat = partial(_repeat, k=context.shape[-2])
-            embedded, memory = map_tensors(repeat, (embedded, memory))
+            embedded, memory = over_candidates((embedded, memory), context.shape[-2])
         inputs = torch.cat([embedded, context.to(embedded.dtype)], -1)  # [E y_{t-1}; ẑ_t]
         memory, past_weights = self.update(inputs, memory, cell)
         hidden = memory.hidden
@@ -83,7 +83,3 @@ def _scale(attention: AttentionOutput, gate: Float[Tensor, "B R 1"]) -> Attentio
     candidates = attention.candidate_values
     candidates = None if candidates is None else gate.unsqueeze(-2) * candidates
     return replace(attention, context=gate * attention.context, candidate_values=candidates)
-
-
-def _repeat(vectors: Float[Tensor, "B R n"], k: int) -> Float[Tensor, "B R k n"]:
-    return vectors.unsqueeze(2).expand(-1, -1, k, -1)

@@ -17,9 +17,13 @@ from captioner.models.recurrent import (
     Memory,
     RecurrentDecoder,
     StepOutput,
+    append_mean,
     expectation,
     mixture,
 )
+from captioner.models.registry import require
+from captioner.models.scores import Location
+from captioner.models.sentinel import Sentinel
 
 
 class LuongDecoder(RecurrentDecoder):
@@ -33,23 +37,45 @@ class LuongDecoder(RecurrentDecoder):
         p(y_t) = softmax(W_s h̃_t)               eq. 6
 
     Two MLPs of the mean annotation give h_0 and c_0, as in Xu et al. 2015; h̃_0 = 0. Feeding h̃ into
-    the next step is described in §3.3. Without it, teacher forcing computes all words at once.
+    the next step is described in §3.3. Without it, teacher forcing computes all words at once,
+    unless there is a sentinel, which needs every c_t.
 
     Args:
         input_feeding: make h̃_{t-1} part of the input.
+        sentinel: let a visual sentinel compete with the regions: adaptive attention (Lu et al. 2017),
+            see ``Sentinel``.
+        global_feature: make the mean annotation ā part of every input, as Lu et al. and Huang et al.
+            (2019, AoANet) do.
         options: as for ``RecurrentDecoder``; ``embedding`` is also the width of h̃.
     """
 
     def __init__(
-        self, vocab_size: int, annotation_dim: int, input_feeding: bool = True, **options: Any
+        self,
+        vocab_size: int,
+        annotation_dim: int,
+        input_feeding: bool = True,
+        sentinel: bool = False,
+        global_feature: bool = False,
+        **options: Any,
     ) -> None:
-        super().__init__(
-            vocab_size, annotation_dim, lambda m: 2 * m if input_feeding else m, **options
-        )
-        self.input_feeding = input_feeding
+        def input_dim(m: int) -> int:
+            return m * (2 if input_feeding else 1) + (annotation_dim if global_feature else 0)
+
+        super().__init__(vocab_size, annotation_dim, input_dim, **options)
+        self.input_feeding, self.global_feature = input_feeding, global_feature
         self.lstm = nn.LSTM(self.input_dim, self.hidden, batch_first=True)
         width = annotation_dim + self.hidden
         self.attentional = nn.Linear(width, self.embedding.embedding_dim, bias=False)
+        self.sentinel = Sentinel(self.input_dim, self.hidden, annotation_dim) if sentinel else None
+        require(
+            not (sentinel and any(isinstance(p, Location) for p in self.attention.modules())),
+            "the Location score ignores keys, so a sentinel has no score: choose another score, or "
+            "set sentinel: false",
+        )
+
+    @property
+    def mechanism(self) -> str:
+        return super().mechanism + ("" if self.sentinel is None else ", visual sentinel")
 
     def train(self, mode: bool = True) -> "LuongDecoder":
         """Keep the LSTM, which has no dropout, in training mode: cuDNN requires it for gradients."""
@@ -66,11 +92,16 @@ class LuongDecoder(RecurrentDecoder):
         self, embedded: Embedded, state: LSTMState, cell: Cell
     ) -> tuple[StepOutput, LSTMState]:
         inputs, feed = embedded, state.memory.attentional  # h̃_{t-1}; None at the first word
+        if self.global_feature:
+            inputs = append_mean(inputs, state.mean)
         if self.input_feeding:
             feed = torch.zeros_like(embedded) if feed is None else feed.to(embedded.dtype)
-            inputs = torch.cat([embedded, feed], -1)
+            inputs = torch.cat([inputs, feed], -1)
         memory, past_weights = self.update(inputs, state.memory, cell)
-        attention = self.attention(memory.hidden, state.keys, state.words)
+        sentinel = None
+        if self.sentinel is not None:
+            sentinel = self.sentinel(inputs, state.memory.hidden, memory.cell)  # s_t
+        attention = self.attention(memory.hidden, state.keys, state.words, sentinel)
         attentional = self._attentional(attention, memory.hidden)
         if self.input_feeding:
             probs = attention.candidate_probs
@@ -96,8 +127,10 @@ class LuongDecoder(RecurrentDecoder):
         self, embedded: Embedded, active: Bool[Tensor, "B R T"], state: LSTMState
     ) -> StepOutput:
         """Run all steps: at once if no step needs the attention of the one before."""
-        if self.input_feeding or self.intra is not None:
+        if self.input_feeding or self.intra is not None or self.sentinel is not None:
             return super().unroll(embedded, active, state)
+        if self.global_feature:
+            embedded = append_mean(embedded, state.mean)
         memory = (state.memory.hidden, state.memory.cell)
         initial = tuple(part.flatten(0, 1).unsqueeze(0) for part in memory)
         hidden, _ = self.lstm(embedded.flatten(0, 1), initial)

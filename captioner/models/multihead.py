@@ -12,11 +12,13 @@ from captioner.models.attention import (
     AttentionOutput,
     DistributionFactory,
     Keys,
+    Sentinels,
     Step,
 )
 from captioner.models.distributions import QueryContext, Soft, masked_softmax
 from captioner.models.registry import require
 from captioner.models.scores import PreparedKeys, Queries, Vectors
+from captioner.models.sentinel import sentinel_weight
 
 Mask = Bool[Tensor, "#N #T P"] | None
 
@@ -76,7 +78,9 @@ class MultiHead(AttentionBase):
     def project(self, keys: Vectors, values: Vectors) -> tuple[PreparedKeys, Vectors]:
         return self.key(keys), self.value(values)
 
-    def attend(self, queries: Queries, keys: Keys, step: Step) -> AttentionOutput:
+    def attend(
+        self, queries: Queries, keys: Keys, step: Step, sentinels: Sentinels = None
+    ) -> AttentionOutput:
         query, key, value = (
             split_heads(vectors, self.heads)
             for vectors in (self.query(queries), keys.prepared, keys.values)
@@ -88,15 +92,23 @@ class MultiHead(AttentionBase):
 
         scores = query @ key.mT / math.sqrt(query.shape[-1])  # (B, h, T, L)
         alpha = self.distribution(scores, mask, query_context)
-        heads = self.dropout(alpha.weights).to(value.dtype) @ value
+        heads, weights = self.dropout(alpha.weights).to(value.dtype) @ value, alpha.weights
+        if sentinels is not None:  # every head has its own β
+            keys_s, values_s = (
+                split_heads(part, self.heads) for part in self.project(sentinels, sentinels)
+            )  # (B, h, T, d/h)
+            score = (query * keys_s).sum(-1) / math.sqrt(query.shape[-1])
+            beta = sentinel_weight(score, scores, mask)
+            weights, beta = (1 - beta) * weights, beta.to(heads.dtype)
+            heads = beta * values_s + (1 - beta) * heads
         log_prob, entropy, probs = alpha.log_prob, alpha.entropy, alpha.probs
         return AttentionOutput(
-            alpha.weights.mean(1),
+            weights.mean(1),
             None if log_prob is None else log_prob.sum(1),
             None if entropy is None else entropy.sum(1),
             context=self.output(join_heads(heads)),
             probs=None if probs is None else probs.mean(1),
-            heads=alpha.weights.transpose(1, 2),
+            heads=weights.transpose(1, 2),
         )
 
 
@@ -164,6 +176,7 @@ def causal(length: int, total: int, device: torch.device) -> Bool[Tensor, "1 T P
 
 def feed_forward_network(dim: int, hidden: int, dropout: float) -> nn.Sequential:
     """Return ``W_2 max(0, W_1 x + b_1) + b_2`` with dropout after max (Vaswani et al. 2017, §3.3)."""
+    require(hidden >= 1, f"feed_forward must be 1 or more here, got {hidden}")
     return nn.Sequential(
         nn.Linear(dim, hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, dim)
     )

@@ -1,5 +1,6 @@
 """Necks, between encoder and decoder: annotations → better annotations."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
@@ -162,10 +163,12 @@ class TransformerNeck(Projection):
         dropout: probability of dropping a component of the projection and of every sublayer's output.
         layers: N.
         heads: number of self-attention heads.
-        feed_forward: the width of the feed-forward networks' hidden layer.
+        feed_forward: the width of the feed-forward networks' hidden layer; 0 for no such networks.
         head_window: number of neighbouring heads on either side that a head attends to as well.
         options: as for ``Projection``.
     """
+
+    stack: "Sequence[EncoderLayer]"
 
     def __init__(
         self,
@@ -185,7 +188,7 @@ class TransformerNeck(Projection):
             f"got {dim} and {layers}",
         )
         shape = dim, heads, head_window, feed_forward, dropout
-        self.stack = nn.ModuleList(EncoderLayer(*shape) for _ in range(layers))
+        self.stack = nn.ModuleList(EncoderLayer(*shape) for _ in range(layers))  # type: ignore[assignment]
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, annotations: Annotations) -> Annotations:
@@ -195,10 +198,16 @@ class TransformerNeck(Projection):
             valid = projected.mask.unsqueeze(1)  # (B, 1, L)
             mask = valid if mask is None else valid & mask
         vectors = projected.vectors
-        vectors = vectors + grid_sinusoids(projected.grid, self.out_dim, vectors)
+        vectors = vectors + grid_sinusoids(projected.grid, vectors.shape[-1], vectors)
+        outputs = []
         for layer in self.stack:
             vectors = layer(vectors, mask)
-        return replace(projected, vectors=self.norm(vectors))
+            outputs.append(vectors)
+        return replace(projected, vectors=self.read_out(outputs))
+
+    def read_out(self, outputs: list[Float[Tensor, "B L d"]]) -> Float[Tensor, "B L _"]:
+        """Return the new annotation vectors from the outputs of all layers."""
+        return self.norm(outputs[-1])
 
     def reach(self, row: Axis, column: Axis) -> Bool[Tensor, "1 L L"] | None:
         """Return True where a region (second axis) may attend to a region (third); None for all."""
@@ -259,19 +268,26 @@ class Local2D(TransformerNeck):
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention and a feed-forward network, each ``x + dropout(f(norm(x)))`` (pre-norm)."""
+    """Self-attention and a feed-forward network, each ``x + dropout(f(norm(x)))`` (pre-norm).
+
+    Without the feed-forward network if its width is 0.
+    """
 
     def __init__(
         self, dim: int, heads: int, head_window: int, feed_forward: int, dropout: float
     ) -> None:
         super().__init__()
-        self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(2))
-        self.attention = SelfAttention(dim, heads, head_window)
-        self.feed_forward = feed_forward_network(dim, feed_forward, dropout)
+        self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(2 if feed_forward else 1))
+        self.attention: Any = SelfAttention(dim, heads, head_window)  # some necks wrap it
+        self.feed_forward = (
+            feed_forward_network(dim, feed_forward, dropout) if feed_forward else None
+        )
         self.dropout = nn.Dropout(dropout)
 
     def forward(
         self, x: Float[Tensor, "B L d"], mask: Bool[Tensor, "#B #L L"] | None
     ) -> Float[Tensor, "B L d"]:
         x = x + self.dropout(self.attention(self.norms[0](x), mask))
+        if self.feed_forward is None:
+            return x
         return x + self.dropout(self.feed_forward(self.norms[1](x)))

@@ -12,7 +12,14 @@ from torch import Tensor, nn
 
 from captioner.models.annotations import Annotations
 from captioner.models.attention import Attention, AttentionFactory, AttentionOutput, Keys
-from captioner.models.decoder import Decoded, StepResult, WordDecoder, gather_rows, map_tensors
+from captioner.models.decoder import (
+    Decoded,
+    Part,
+    StepResult,
+    WordDecoder,
+    gather_rows,
+    map_tensors,
+)
 from captioner.models.distributions import Sampling
 from captioner.models.packing import Packing, batch_sizes, pad_to_multiple, unfinished
 from captioner.models.registry import require
@@ -40,6 +47,7 @@ class LSTMMemory:
     cell: Float[Tensor, "B R *k n"]  # c_t
     attentional: Float[Tensor, "B R m"] | None = None  # h̃_t, with input feeding after a word
     tape: Tape | None = None  # for intra-attention, after the first word
+    language: tuple[Tensor, Tensor] | None = None  # h²_t and c²_t of ``TopDownDecoder``, likewise
 
 
 @dataclass(frozen=True)
@@ -48,6 +56,7 @@ class LSTMState:
 
     memory: LSTMMemory
     keys: Keys
+    mean: Float[Tensor, "B D"]  # ā, the mean annotation
     words: int = 0  # number of words read so far
 
     def reorder(self, rows: Int[Tensor, "B K"]) -> "LSTMState":
@@ -157,7 +166,7 @@ class RecurrentDecoder(WordDecoder, abstract=True):
         mean = annotations.mean()
         starts = (self.start_hidden, self.start_cell)
         memory = LSTMMemory(*(start(mean).unsqueeze(1).expand(-1, rows, -1) for start in starts))
-        return LSTMState(memory, self.attention.prepare(annotations, sampling=sampling))
+        return LSTMState(memory, self.attention.prepare(annotations, sampling=sampling), mean)
 
     def read(self, tokens: Int[Tensor, "B R"], state: LSTMState) -> StepResult:
         embedded = self.dropout(self.embedding(tokens))  # (B, R, m)
@@ -221,11 +230,28 @@ class RecurrentDecoder(WordDecoder, abstract=True):
         if self.intra is not None:
             hidden, cells, past_weights = self.intra.summarize(inputs, memory)
         summary = hidden
-        flat = cell(inputs.flatten(0, -2), (hidden.flatten(0, -2), cells.flatten(0, -2)))
-        hidden, cells = (part.view(*inputs.shape[:-1], -1) for part in flat)
+        hidden, cells = run_cell(cell, inputs, (hidden, cells))
         if self.intra is not None:
             tape = self.intra.append(memory.tape, hidden, cells, summary)
         return replace(memory, hidden=hidden, cell=cells, tape=tape), past_weights
+
+
+def run_cell(
+    cell: Cell, inputs: Float[Tensor, "B R *k i"], memory: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Run a cell for all rows (B, R, *k, n) of its memory h and c."""
+    hidden, cells = cell(
+        inputs.flatten(0, -2), (memory[0].flatten(0, -2), memory[1].flatten(0, -2))
+    )
+    return hidden.view(*inputs.shape[:-1], -1), cells.view(*inputs.shape[:-1], -1)
+
+
+def append_mean(
+    embedded: Float[Tensor, "B *rows m"], mean: Float[Tensor, "B D"]
+) -> Float[Tensor, "B *rows mD"]:
+    """Append the mean annotation of its image to every embedding: [E y; ā]."""
+    mean = mean.view(len(mean), *[1] * (embedded.ndim - 2), -1).to(embedded.dtype)
+    return torch.cat([embedded, mean.expand(*embedded.shape[:-1], -1)], -1)
 
 
 def _pad_rows(values: Shaped[Tensor, "B R *more"], rows: int) -> Shaped[Tensor, "B K *more"]:
@@ -240,6 +266,11 @@ def mixture(logits: Float[Tensor, "*steps V"], probs: Tensor | None) -> Float[Te
         return logits
     tiny = torch.finfo(probs.dtype).tiny
     return (logits.log_softmax(-1) + probs.clamp(min=tiny).log().unsqueeze(-1)).logsumexp(-2)
+
+
+def over_candidates(part: Part, count: int) -> Part:
+    """Repeat all tensors (B, R, n) of ``part`` for the candidates of a row: (B, R, k, n)."""
+    return map_tensors(lambda tensor: tensor.unsqueeze(2).expand(-1, -1, count, -1), part)
 
 
 def expectation(vectors: Float[Tensor, "*rows k n"], probs: Tensor) -> Float[Tensor, "*rows n"]:

@@ -35,6 +35,11 @@ class Score(Component, kind="score"):
         """Score every prepared key for each of T queries per image; called for every word."""
         raise NotImplementedError
 
+    def of_pairs(self, queries: Queries, keys: Float[Tensor, "B T D"]) -> Float[Tensor, "B T"]:
+        """Score every query with a key of its own."""
+        prepared = self.prepare(keys.flatten(0, 1).unsqueeze(1))
+        return self(queries.flatten(0, 1).unsqueeze(1), prepared).view(queries.shape[:2])
+
     def same_width(self, query_dim: int, key_dim: int) -> int:
         """Return the common width of queries and keys; ModelError if there is none."""
         require(

@@ -128,7 +128,7 @@ class TransformerDecoder(WordDecoder):
             f"a Transformer needs an even width and 1 layer or more, got {dim=} and {layers=}",
         )
         super().__init__(vocab_size, dim, dropout, tied, std=0.25 / math.sqrt(dim))
-        self.memory = (
+        self.memory: nn.Module = (
             nn.Identity() if annotation_dim == dim else nn.Linear(annotation_dim, dim, bias=False)
         )
         self.layers = nn.ModuleList(  # type: ignore[assignment]

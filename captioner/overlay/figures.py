@@ -183,7 +183,8 @@ def _notes(caption: Caption, index: int, style: Style) -> str:
     notes = [describe_spread(caption, index, style)]
     if index in caption.unknown:
         notes.append("unknown to the model")
-    if abs(total - 1) > 0.01:  # Luong's local-p multiplies by a gaussian after the softmax
+    # Luong's local-p multiplies by a gaussian after the softmax.
+    if abs(total - 1) > 0.01 and not caption.has_sentinel:
         notes.append(f"weights sum to {total:.2g}")
     if style.scale == "own":
         notes.append(f"own scale, to {peaks(caption, style)[index]:.2g}")

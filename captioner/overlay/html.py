@@ -117,10 +117,14 @@ def _word(caption: Caption, index: int, peak: float, style: Style) -> dict[str, 
     word, weights = caption.words[index], maps(caption, style)[index]
     entropy = float(entropies(weights[None])[0])
     location = description = describe_location(weights)
+    grounding = ""
     if location != "everywhere":
         descending = np.sort(weights, axis=None)[::-1]
         half = (1 + np.searchsorted(descending.cumsum(), weights.sum() / 2)) / weights.size
         description += f"; half or more of its attention went to {100 * half:.0f} % of the photo"
+    if caption.visual_grounding is not None:
+        grounding = f"{100 * caption.visual_grounding[index]:.0f} %"
+        description = f"{grounding} at the photo, {description}"
     if index in caption.unknown:
         description += "; the model does not know this word and reads it as <unk>"
     return {
@@ -130,6 +134,7 @@ def _word(caption: Caption, index: int, peak: float, style: Style) -> dict[str, 
         "cells": f"{exp(entropy):.1f} of {weights.size}",
         "maximum": f"{weights.max():.3g}",
         "location": location,
+        "grounding": grounding,
         "description": f"“{word}”: looked {description}",
         "weights": [float(f"{value:.5g}") for value in weights.ravel()],
         "peak": peak,

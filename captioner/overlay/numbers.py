@@ -28,6 +28,7 @@ def record(caption: Caption, style: Style = DEFAULT_STYLE) -> dict[str, Any]:
                 **({"unknown": True} if index in caption.unknown else {}),
                 "log_prob": round(caption.word_log_probs[index], 4),
                 "entropy": round(float(entropies(weights[index : index + 1])[0]), 4),
+                **_grounding(caption, index),
                 # The shortest decimals that round to the same float32 values.
                 "weights": [[float(str(value)) for value in row] for row in weights[index]],
             }
@@ -36,10 +37,23 @@ def record(caption: Caption, style: Style = DEFAULT_STYLE) -> dict[str, Any]:
     }
 
 
+def _grounding(caption: Caption, index: int) -> dict[str, float]:
+    """Return the visual grounding of a word for its record; nothing without a visual sentinel."""
+    grounding = caption.visual_grounding
+    return {} if grounding is None else {"visual_grounding": round(float(grounding[index]), 4)}
+
+
 def npz(caption: Caption, style: Style = DEFAULT_STYLE) -> bytes:
-    """Return an NPZ file with ``weights`` (T, rows, columns) float32 and ``words`` (T,)."""
+    """Return an NPZ file with ``weights`` (T, rows, columns) float32 and ``words`` (T,).
+
+    With a visual sentinel, the file also holds ``visual_grounding`` (T,) float32.
+    """
+    arrays: dict[str, Any] = {"weights": maps(caption, style)}
+    arrays["words"] = np.array(caption.words, str)
+    if caption.visual_grounding is not None:
+        arrays["visual_grounding"] = caption.visual_grounding
     stream = BytesIO()
-    np.savez_compressed(stream, weights=maps(caption, style), words=np.array(caption.words, str))
+    np.savez_compressed(stream, **arrays)
     return stream.getvalue()
 
 

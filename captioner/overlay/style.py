@@ -115,11 +115,15 @@ def describe_spread(caption: Caption, index: int, style: Style) -> str:
     """Describe over how many cells the attention of a word is spread."""
     weights = maps(caption, style)[index]
     cells = np.exp(entropies(weights[None])[0])
-    return (
+    spread = (
         "looked everywhere"
         if cells > NEAR_UNIFORM * weights.size
         else f"{cells:.1f} of {weights.size} cells"
     )
+    if caption.visual_grounding is not None:
+        share = 100 * caption.visual_grounding[index]
+        spread = f"looked {share:.0f} %: {spread.removeprefix('looked ')}"
+    return spread
 
 
 def content_words(caption: Caption) -> list[int]:

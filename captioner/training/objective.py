@@ -79,7 +79,8 @@ class Objective(Component, kind="objective"):
         if sampled and not self.trains_locations:
             raise UsageError(
                 f"{name} does not train the scores of hard attention: choose the objective "
-                "Reinforce, or give Hard the option gradient: straight_through, or marginal"
+                "Reinforce, or give Hard the option gradient: straight_through, gumbel_softmax or "
+                "marginal"
             )
         if self.trains_locations and not sampled:
             raise UsageError(

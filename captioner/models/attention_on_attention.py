@@ -1,0 +1,110 @@
+"""Attention on attention: the query decides which part of a context vector it uses (AoANet)."""
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from captioner.models.attention import (
+    AttentionBase,
+    AttentionFactory,
+    AttentionOutput,
+    Keys,
+    Sentinels,
+    Step,
+)
+from captioner.models.distributions import Distribution
+from captioner.models.multihead import Mask, MultiHead, SelfAttention
+from captioner.models.neck import TransformerNeck
+from captioner.models.scores import PreparedKeys, Queries, Vectors
+
+
+class InformationGate(nn.Module):
+    """``σ(W_g [q; ẑ] + b_g) ⊙ (W_i [q; ẑ] + b_i)`` (Huang et al. 2019, arXiv 1908.06954, eq. 3 to 5).
+
+    q is a query and ẑ its context vector. Both factors are one matrix product here.
+    """
+
+    def __init__(self, query_dim: int, context_dim: int) -> None:
+        super().__init__()
+        self.both = nn.Linear(query_dim + context_dim, 2 * context_dim)  # information, then gate
+
+    def forward(
+        self, query: Float[Tensor, "B T n"], context: Float[Tensor, "B T *k D"]
+    ) -> Float[Tensor, "B T *k D"]:
+        """Gate the context of each query, or those of its k candidates."""
+        if context.ndim > query.ndim:
+            query = query.unsqueeze(2).expand(*context.shape[:-1], -1)
+        return F.glu(self.both(torch.cat([query, context], -1)))
+
+
+class AttentionOnAttention(AttentionBase):
+    """Any attention, followed by ``InformationGate`` (Huang et al. 2019, §3.1).
+
+    The decoder of AoANet (§3.2.2) is a ``LuongDecoder`` with input feeding, ``global_feature`` and this
+    attention with ``MultiHead``. Its h̃ takes the place of the paper's context vector in the input and
+    in the output layer.
+
+    Args:
+        attention: makes the attention whose result is gated.
+    """
+
+    def __init__(
+        self, query_dim: int, key_dim: int, attention: AttentionFactory = MultiHead
+    ) -> None:
+        super().__init__()
+        self.attention = attention(query_dim, key_dim)
+        self.gate = InformationGate(query_dim, key_dim)
+
+    @property
+    def distribution(self) -> Distribution:  # type: ignore[override]
+        return self.attention.distribution
+
+    @property
+    def mechanism(self) -> str:
+        return f"{type(self).__name__}: {self.attention.mechanism}"
+
+    def project(self, keys: Vectors, values: Vectors) -> tuple[PreparedKeys, Vectors]:
+        return self.attention.project(keys, values)
+
+    def attend(
+        self, queries: Queries, keys: Keys, step: Step, sentinels: Sentinels = None
+    ) -> AttentionOutput:
+        """Attend, then gate the context vector and those of the candidates."""
+        output = self.attention.attend(queries, keys, step, sentinels)
+        candidates = output.candidate_values
+        candidates = None if candidates is None else self.gate(queries, candidates)
+        context = self.gate(queries, output.context)
+        return replace(output, context=context, candidate_values=candidates)
+
+
+class GatedSelfAttention(nn.Module):
+    """``InformationGate`` after self-attention: the queries are the vectors themselves."""
+
+    def __init__(self, attention: SelfAttention) -> None:
+        super().__init__()
+        dim = attention.query.in_features
+        self.attention, self.gate = attention, InformationGate(dim, dim)
+
+    def forward(self, vectors: Float[Tensor, "N T d"], mask: Mask = None) -> Tensor:
+        return self.gate(vectors, self.attention(vectors, mask))
+
+
+class AoARefiner(TransformerNeck):
+    """``x = x + AoA(MultiHead(norm x))`` in every layer (Huang et al. 2019, §3.2.1).
+
+    The refining module of AoANet, with the two-dimensional positions of ``TransformerNeck``. As in the
+    paper, the gate replaces the feed-forward network.
+
+    Args:
+        layers: number of layers; 6 in the paper.
+        options: as for ``TransformerNeck``; ``feed_forward`` above 0 adds a feed-forward network.
+    """
+
+    def __init__(self, in_dim: int, layers: int = 6, feed_forward: int = 0, **options: Any) -> None:
+        super().__init__(in_dim, layers=layers, feed_forward=feed_forward, **options)
+        for layer in self.stack:
+            layer.attention = GatedSelfAttention(layer.attention)

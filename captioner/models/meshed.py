@@ -1,0 +1,182 @@
+"""The meshed-memory Transformer: learned memory slots, and attention to every encoder layer."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from captioner.models.attention import (
+    AttentionBase,
+    AttentionFactory,
+    AttentionOutput,
+    Keys,
+    Sentinels,
+    Step,
+)
+from captioner.models.distributions import Distribution
+from captioner.models.multihead import Mask, MultiHead, SelfAttention
+from captioner.models.neck import TransformerNeck
+from captioner.models.registry import require
+from captioner.models.scores import PreparedKeys, Queries, Vectors
+from captioner.models.transformer import TransformerDecoder
+
+
+class MemorySlots(nn.Module):
+    """Self-attention to the vectors and to m learned keys and values (arXiv 1912.08226, eq. 2)::
+
+        K = [W_k X; M_k]     V = [W_v X; M_v]
+
+    The slots hold what the training images have in common and a single image does not show.
+    """
+
+    def __init__(self, attention: SelfAttention, slots: int) -> None:
+        super().__init__()
+        self.attention, dim = attention, attention.query.in_features
+        self.slots = nn.Parameter(torch.randn(slots, 2 * dim) / dim**0.5)  # [M_k, M_v]
+
+    def forward(self, vectors: Float[Tensor, "N T d"], mask: Mask = None) -> Tensor:
+        attention, slots = self.attention, self.slots.expand(len(vectors), -1, -1)
+        key_value = torch.cat([attention.key_value(vectors), slots.to(vectors.dtype)], 1)
+        mask = None if mask is None else F.pad(mask, (0, slots.shape[1]), value=True)
+        context, _ = attention.attend(attention.query(vectors), key_value, mask)
+        return attention.output(context)
+
+
+class MemoryNeck(TransformerNeck):
+    """The encoder of the meshed-memory Transformer (Cornia et al. 2020, arXiv 1912.08226, §3.1).
+
+    A ``TransformerNeck`` with ``MemorySlots`` in every layer. Its vectors are the outputs of all
+    layers, concatenated, for ``MeshedDecoder``.
+
+    Args:
+        dim: the width of the output of a layer.
+        layers: N; 3 in the paper.
+        slots: m, the number of memory slots of a layer; 40 in the paper.
+        options: as for ``TransformerNeck``.
+    """
+
+    def __init__(
+        self,
+        in_dim: int,
+        dim: int = 512,
+        layers: int = 3,
+        slots: int = 40,
+        *,
+        key_dim: int | None = None,
+        **options: Any,
+    ) -> None:
+        require(key_dim is None, "MemoryNeck is for encoders of one stream: choose TransformerNeck")
+        super().__init__(in_dim, dim, layers=layers, **options)
+        self.out_dim = layers * dim
+        for layer in self.stack:
+            layer.attention = MemorySlots(layer.attention, slots)
+
+    def read_out(self, outputs: list[Float[Tensor, "B L d"]]) -> Float[Tensor, "B L Nd"]:
+        return torch.cat([self.norm(output) for output in outputs], -1)
+
+
+class MeshedAttention(AttentionBase, abstract=True):
+    """Attention to the output x̃ⁱ of every encoder layer (Cornia et al. 2020, eq. 5 and 6)::
+
+        ẑ = Σ_i α_i ⊙ C(x̃ⁱ, q)     α_i = σ(W_i [q; C(x̃ⁱ, q)] + b_i)
+
+    C is one attention for all layers. The weights shown are the mean over the layers.
+
+    Args:
+        key_dim: the width of one x̃ⁱ; the annotations hold all N of them.
+        attention: makes C.
+        levels: N.
+    """
+
+    def __init__(
+        self, query_dim: int, key_dim: int, attention: AttentionFactory, levels: int
+    ) -> None:
+        super().__init__()
+        self.attention = attention(query_dim, key_dim)
+        self.gates = nn.ModuleList(nn.Linear(query_dim + key_dim, key_dim) for _ in range(levels))
+
+    @property
+    def distribution(self) -> Distribution:  # type: ignore[override]
+        return self.attention.distribution
+
+    @property
+    def mechanism(self) -> str:
+        return f"meshed {self.attention.mechanism}"
+
+    def project(self, keys: Vectors, values: Vectors) -> tuple[PreparedKeys, Vectors]:
+        """Project the parts of every encoder layer; the results are concatenated."""
+        levels = zip(self._split(keys), self._split(values), strict=True)
+        projected = [self.attention.project(*level) for level in levels]
+        prepared, averaged = (torch.cat(parts, -1) for parts in zip(*projected, strict=True))
+        return prepared, averaged
+
+    def attend(
+        self, queries: Queries, keys: Keys, step: Step, sentinels: Sentinels = None
+    ) -> AttentionOutput:
+        gated, outputs = [], []
+        levels = zip(self.gates, self._split(keys.prepared), self._split(keys.values), strict=True)
+        for gate, prepared, values in levels:
+            level = replace(keys, prepared=prepared, values=values)
+            output = self.attention.attend(queries, level, step, sentinels)  # C(x̃ⁱ, q)
+            alpha = torch.sigmoid(gate(torch.cat([queries, output.context], -1)))
+            gated.append(alpha * output.context)
+            outputs.append(output)
+        return _join(outputs, torch.stack(gated).sum(0))
+
+    def _split(self, vectors: Vectors) -> tuple[Vectors, ...]:
+        return vectors.chunk(len(self.gates), -1)
+
+
+class MeshedDecoder(TransformerDecoder):
+    """A ``TransformerDecoder`` with ``MeshedAttention`` to the layers of ``MemoryNeck``.
+
+    Args:
+        attention: makes the cross-attention C of every decoder layer.
+        levels: N, the number of layers of the neck.
+        options: as for ``TransformerDecoder``.
+    """
+
+    def __init__(
+        self,
+        vocab_size: int,
+        annotation_dim: int,
+        attention: AttentionFactory = MultiHead,
+        levels: int = 3,
+        **options: Any,
+    ) -> None:
+        require(
+            annotation_dim % levels == 0,
+            f"{levels} levels do not divide annotations of width {annotation_dim}: make the decoder's "
+            "levels equal to the layers of MemoryNeck",
+        )
+        meshed = partial(MeshedAttention, attention=attention, levels=levels)
+        super().__init__(vocab_size, annotation_dim // levels, meshed, **options)
+        self.memory = Levels(self.memory, levels)
+
+
+class Levels(nn.Module):
+    """Apply a module to each of N concatenated parts of every vector."""
+
+    def __init__(self, module: nn.Module, levels: int) -> None:
+        super().__init__()
+        self.module, self.levels = module, levels
+
+    def forward(self, vectors: Float[Tensor, "B L Nw"]) -> Float[Tensor, "B L Nd"]:
+        parts = torch.unflatten(vectors, -1, (self.levels, -1))
+        return self.module(parts).flatten(-2)
+
+
+def _join(outputs: list[AttentionOutput], context: Tensor) -> AttentionOutput:
+    """Return the means of weights and probabilities, and the sums of log-probabilities and entropies."""
+    joined: dict[str, Any] = {"context": context}
+    for name, join in (
+        ("weights", torch.mean), ("heads", torch.mean), ("probs", torch.mean),
+        ("log_prob", torch.sum), ("entropy", torch.sum),
+    ):  # fmt: skip
+        parts = [getattr(output, name) for output in outputs]
+        joined[name] = None if parts[0] is None else join(torch.stack(parts), 0)
+    return replace(outputs[0], **joined)  # the centre of local attention depends on the query alone
