@@ -258,6 +258,7 @@ def test_objects_named_in_generated_captions(data):
         [mention] = data.mentions(true.split(), image)
         mask = image.truth(same, GRID)
         maps = dict.fromkeys(("model", "time_averaged"), (mask == mask.max()).astype(float))
+        collected.grid = GRID
         collected.images, collected.mentions = [0, 1], [MentionRecord(1, mention, mask, maps, {})]
         for index, caption in enumerate(captions):
             mentions = data.mentions(caption.split(), image)

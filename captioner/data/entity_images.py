@@ -66,7 +66,8 @@ class ObjectWords:
                         types[last].update(phrase.types)
         objects = {w for w in types if w not in FUNCTION_WORDS and 2 * ends[w] >= used[w]}
         self._singular = {" ".join(forms(word)[-1]): word for word in sorted(objects)}
-        self._objects = objects
+        # A plural that occurs may be a verb: "jumps".
+        self._objects = objects | {plural for plural in self._singular if plural not in used}
         merged: dict[str, Counter[str]] = defaultdict(Counter)
         for word in objects:
             merged[self.category(word)] += types[word]
@@ -75,7 +76,7 @@ class ObjectWords:
         }
 
     def category(self, word: str) -> str:
-        """The singular of a word, if that is an object word too; otherwise the word."""
+        """The singular of a word, if that is an object word; otherwise the word."""
         return self._singular.get(word, word)
 
     def find(self, words: Sequence[str]) -> list[tuple[tuple[int, ...], str]]:

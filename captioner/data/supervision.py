@@ -121,10 +121,13 @@ class BoxSupervision(Supervision):
         if not entities.has(self.folder, path):
             return None
         try:
-            return entities.read_photo(self.folder, path, self._tokenizer)
+            photo = entities.read_photo(self.folder, path, self._tokenizer)
         except DataError as error:
             _LOG.warning("left out: %s", error)
             return None
+        for problem in photo.problems:
+            _LOG.warning("%s", problem)
+        return photo
 
 
 def masks_of(records: Sequence[Record]) -> dict[Path, list[Record]]:
