@@ -12,7 +12,7 @@ from captioner.checkpoint import MODEL
 from captioner.data import entity_images, masks, readers, shapes_dataset
 from captioner.data.cache import AnnotationCache, default_folder
 from captioner.data.readers.files import MALFORMED
-from captioner.data.records import SPLITS, VAL, Record
+from captioner.data.records import SPLITS, VAL, Record, Records
 from captioner.errors import UsageError
 from captioner.evaluation.attention_maps import batches
 from captioner.evaluation.faithfulness import DeletionCurves
@@ -84,7 +84,7 @@ def _trained_scenes(model: str | None) -> dict[str, Any]:
         return {}
 
 
-def _data_set(options: argparse.Namespace, _scratch: Path) -> Images:
+def _records(options: argparse.Namespace) -> Records:
     split = options.split or VAL
     records = readers.read(options.data, options.root).of_split(split)[: options.limit]
     if not records:
@@ -92,19 +92,19 @@ def _data_set(options: argparse.Namespace, _scratch: Path) -> Images:
             f"data set '{options.data}' has no photos in split '{split}'; splits are "
             f"{', '.join(SPLITS)}"
         )
-    return Images(records, f"{options.data}, split {split}", cached=options.limit is None)
+    return records
 
 
-def _entities(options: argparse.Namespace, scratch: Path) -> Images:
-    images = _data_set(options, scratch)
-    masked = entity_images.read(Path(options.entities).expanduser(), images.photos)
-    return images._replace(
-        photos=masked.images,
-        source=f"{images.source}, with {masked.source}",
-        masked=masked,
-        problems=masked.problems,
-        failed=masked.failed,
-    )
+def _data_set(options: argparse.Namespace, _scratch: Path) -> Images:
+    source = f"{options.data}, split {options.split or VAL}"
+    return Images(_records(options), source, cached=options.limit is None)
+
+
+def _entities(options: argparse.Namespace, _scratch: Path) -> Images:
+    masked = entity_images.read(Path(options.entities).expanduser(), _records(options))
+    source = f"{options.data}, split {options.split or VAL}, boxes of {masked.source}"
+    cached = options.limit is None
+    return Images(masked.images, source, masked, masked.problems, masked.failed, cached)
 
 
 READERS: dict[str, Callable[[argparse.Namespace, Path], Images]] = {

@@ -124,7 +124,7 @@ def read(folder: Path, records: Sequence[Record]) -> EntityImages:
     return EntityImages(
         tuple(image for image, _ in found),
         object_words,
-        f"Flickr30k Entities in {folder}",
+        "Flickr30k Entities",
         left_out,
         object_words.types,
         {image.image_id: mentions for image, mentions in found},
@@ -138,7 +138,7 @@ def _image(
 ) -> tuple[MaskedImage, dict[tuple[str, ...], list[Mention]]]:
     """Return a photo with its masks, and the mentions in its captions."""
     instances: dict[tuple[str, tuple[entities.Box, ...]], int] = {}
-    mentions = {}
+    mentions: dict[tuple[str, ...], list[Mention]] = {}
     for words, phrases in captions.items():
         mentions[words] = []
         for phrase in phrases:

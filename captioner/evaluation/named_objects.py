@@ -66,11 +66,12 @@ class NamedObjects:
                 number = first.get(category) if is_target else None
                 kind = data.types.get(category, "")
                 rows.append(_Row(index, kind, named, is_target, -1 if number is None else number))
-        columns = zip(*rows, strict=True) if rows else [()] * len(_Row._fields)
-        image, types, named, target, number = map(np.array, columns)
-        self._image, self._numbers = image.astype(int), number.astype(int)
-        self.types, self._named, self._target = types, named.astype(int), target.astype(int)
-        self._captions = np.array(counts).reshape(-1, 4)
+        self._image = np.array([row.image for row in rows], int)
+        self.types = np.array([row.type for row in rows], str)
+        self._named = np.array([row.named for row in rows], int)
+        self._target = np.array([row.target for row in rows], int)
+        self._numbers = np.array([row.number for row in rows], int)
+        self._captions = np.array(counts, int).reshape(-1, 4)
         self.counts = {
             "named": int(self._named.sum()),
             "to_be_named": int(self._target.sum()),
