@@ -63,7 +63,7 @@ def test_phrases_have_the_boxes_of_their_chain(root):
         Phrase((3, 4, 5), ("clothing",), ((10, 10, 20, 20), (30, 0, 40, 10))),
         Phrase((8, 9), ("other",), ((10, 10, 20, 20),)),
         Phrase((11, 12), ("scene",), ()),
-        Phrase((14, 15), ("notvisual",), ()),
+        Phrase((14, 15), ("other",), ()),
     ]
     assert photo.left_out == {"scene": 1, "not_visual": 1}
     # Two boxes, each a quarter of a cell of 20 × 20 pixels.

@@ -22,7 +22,7 @@ from captioner.errors import DataError
 from captioner.images import MAX_PIXELS, Geometry
 
 TYPES = ("people", "clothing", "bodyparts", "animals", "vehicles", "instruments", "scene", "other")
-"""The eight types of entities."""
+"""The eight types of entities; a phrase of any other type counts as "other"."""
 
 SIMILAR = 0.7  # smallest share of equal words for a sentence and a caption to count as the same
 
@@ -134,7 +134,8 @@ def read_photo(folder: Path, path: str, tokenizer: Callable[[str], list[str]]) -
             if not boxes[match[1]]:
                 left_out[reasons[match[1]]] += 1
             if len(words) > first:
-                at, types = tuple(range(first, len(words))), tuple(match[2].split("/"))
+                types = tuple(filter(TYPES.__contains__, match[2].split("/"))) or ("other",)
+                at = tuple(range(first, len(words)))
                 phrases.append(Phrase(at, types, tuple(boxes[match[1]])))
         words += tokenizer(line[position:])
         if words:
