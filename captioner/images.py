@@ -91,6 +91,13 @@ def load(source: Source, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
         raise ImageError(f"{name_of(source)} {_diagnose(error, source, head)}") from error
 
 
+def upright_size(path: str) -> tuple[int, int]:
+    """Return (width, height) of an upright image file, without decoding its pixels."""
+    with Image.open(path, formats=FORMATS) as image:
+        swapped = image.getexif().get(Base.Orientation, 1) >= 5
+        return image.size[::-1] if swapped else image.size
+
+
 @dataclass(frozen=True)
 class Geometry:
     """Where the cells of the annotation grid are in an image.

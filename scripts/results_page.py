@@ -27,13 +27,17 @@ from results_tables import (
     template,
 )
 
+from captioner.cli.ground_tables import ALL_METRICS as BOX_METRICS
+from captioner.cli.ground_tables import BLIND
 from captioner.cli.ground_tables import METRICS as GROUNDING
 from captioner.evaluation.grounding import MAPS
 from captioner.markdown import MISSING, interval
+from captioner.resources import DEFAULT_MODEL
 
 SCRIPTS = Path(__file__).parent
 DOCS = SCRIPTS.parent / "docs"
 HEADLINE = ("bleu_4", "meteor", "cider")
+BASELINES = (*BLIND, "oracle")
 # Xu et al. 2015 (arXiv 1502.03044), table 1; the paper reports neither ROUGE-L nor CIDEr.
 PUBLISHED = {
     "Xu et al. 2015, soft": (67, 44.8, 29.9, 19.5, 18.93),
@@ -179,14 +183,36 @@ class Tables(SpeedTables):
         columns = " | ".join(GROUNDING.values())
         return table(f"model | captions | mentions | {columns} | CHAIR-i", rows)
 
-    def baselines(self) -> str:
-        """The baselines beside the default model."""
-        scores = self.of("grounding-coco-show-attend-tell-soft")["regimes"]["forced"]["scores"]
-        rows = [
-            [MAPS.get(name, name.replace("_", " ")), *(interval(of.get(key)) for key in GROUNDING)]
-            for name, of in scores.items()
-        ]
-        return table(f"map | {' | '.join(GROUNDING.values())}", rows)
+    def entities(self) -> str:
+        """Attention against boxes: the models, and the baseline maps of the default model."""
+        rows = []
+        for name, record in self.matching("entities-").items():
+            found = record["regimes"]
+            for kind in ("model", *BASELINES) if name == DEFAULT_MODEL else ("model",):
+                forced, generated = (found[r]["scores"][kind] for r in ("forced", "generated"))
+                cells = [interval((forced if m in forced else generated)[m]) for m in BOX_METRICS]
+                label = link(name, f"entities-{name}") if kind == "model" else MAPS[kind]
+                mentions = found["forced"]["coverage"]["mentions_with_mask"]
+                rows.append([label, mentions if kind == "model" else "", *cells])
+        return table(f"model | phrases | {' | '.join(BOX_METRICS.values())}", rows)
+
+    def entity_types(self) -> str:
+        """The scores of the default model by type of entity."""
+        regimes = self.of(f"entities-{DEFAULT_MODEL}")["regimes"]
+        rows = []
+        for name, forced in regimes["forced"]["types"].items():
+            cells = []
+            for metric in BOX_METRICS:
+                part = (
+                    forced
+                    if metric in forced["scores"]["model"]
+                    else regimes["generated"]["types"][name]
+                )
+                blind = [part["scores"][kind][metric]["value"] for kind in BLIND]
+                best = max((value for value in blind if value is not None), default=None)
+                cells.append(f"{interval(part['scores']['model'][metric])} ({number(best)})")
+            rows.append([name, number(forced["mentions"], 0), *cells])
+        return table(f"type | phrases | {' | '.join(BOX_METRICS.values())}", rows)
 
     def faithfulness(self) -> str:
         """How far a word's log-probability falls when attended regions are erased."""

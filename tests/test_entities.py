@@ -59,12 +59,13 @@ def test_phrases_have_the_boxes_of_their_chain(root):
     photo = read_photo(root, PHOTO, Tokenizer())
     assert photo.size == (40, 20)
     assert list(photo.phrases_of(WORDS)) == [
-        Phrase((0, 1), ((0, 0, 20, 20),)),
-        Phrase((3, 4, 5), ((10, 10, 20, 20), (30, 0, 40, 10))),
-        Phrase((8, 9), ((10, 10, 20, 20),)),
-        Phrase((11, 12), ()),
-        Phrase((14, 15), ()),
+        Phrase((0, 1), ("people",), ((0, 0, 20, 20),)),
+        Phrase((3, 4, 5), ("clothing",), ((10, 10, 20, 20), (30, 0, 40, 10))),
+        Phrase((8, 9), ("other",), ((10, 10, 20, 20),)),
+        Phrase((11, 12), ("scene",), ()),
+        Phrase((14, 15), ("other",), ()),
     ]
+    assert photo.left_out == {"scene": 1, "not_visual": 1}
     # Two boxes, each a quarter of a cell of 20 × 20 pixels.
     boxes = photo.phrases_of(WORDS)[1].boxes
     np.testing.assert_allclose(photo.coverage(boxes, (1, 2)), [[0.25, 0.25]])
@@ -76,7 +77,7 @@ def test_a_caption_that_was_corrected_keeps_the_words_that_agree(root):
     photo = read_photo(root, PHOTO, Tokenizer())
     caption = Tokenizer()("a childd in a pink red dress is climbing stairs to a cabin on a day")
     assert [phrase.words for phrase in photo.phrases_of(caption)[:3]] == [(0,), (3, 4, 6), (9,)]
-    assert photo.phrases_of(["two", "dogs", "run"]) == []
+    assert photo.phrases_of(["two", "dogs", "run"]) is None
 
 
 def test_boxes_are_cut_to_the_photo(tmp_path):
@@ -89,11 +90,11 @@ def test_boxes_are_cut_to_the_photo(tmp_path):
     outside, cut, before, *_ = (photo.coverage(p.boxes, (20, 40)) for p in photo.phrases_of(WORDS))
     assert not outside.any()
     assert not before.any()
+    assert len(photo.problems) == 2
+    assert "7.xml', chain 18: the box (50, 1, 60, 10) lies outside its photo" in photo.problems[0]
+    assert photo.left_out["no_box"] == 3
     assert cut[14:].all()
     assert not cut[:14].any()
-
-
-BAD_BOX = f"<a><size><width>9</width><height>9</height></size>{entity('1', ('many', 1, 2, 3))}</a>"
 
 
 @pytest.mark.parametrize(
@@ -102,7 +103,6 @@ BAD_BOX = f"<a><size><width>9</width><height>9</height></size>{entity('1', ('man
         ("<annotation>", "no element found"),
         ("<a><size><width>0</width><height>9</height></size></a>", "a photo of 0 × 9 pixels"),
         ("<a><size><width>9e9</width><height>9</height></size></a>", "expected whole numbers"),
-        (BAD_BOX, "expected whole numbers xmin, ymin, xmax, ymax"),
     ],
 )
 def test_a_malformed_annotation_is_one_line_and_gives_no_targets(root, xml, reason, caplog):
@@ -114,6 +114,14 @@ def test_a_malformed_annotation_is_one_line_and_gives_no_targets(root, xml, reas
     for number in (0, 1):
         assert not supervision(record, number, [START, 4, 5, END]).any()
     assert caplog.text.count("left out: ") == 1
+
+
+def test_a_malformed_box_costs_that_box(tmp_path):
+    objects = [entity(["18"], ("many", 1, 2, 3)), entity(["18"], (1, 1, 20, 20))]
+    photo = read_photo(write(tmp_path, objects), PHOTO, Tokenizer())
+    assert photo.phrases_of(WORDS)[0].boxes == ((0, 0, 20, 20),)
+    [problem] = photo.problems
+    assert "chain 18: expected whole numbers xmin, ymin, xmax, ymax" in problem
 
 
 def test_content_words_of_a_phrase_get_its_boxes(root):

@@ -15,8 +15,9 @@ from captioner.data.masks import read
 from captioner.data.scene_grammar import CAPTIONS
 from captioner.data.shapes import scene
 from captioner.evaluation.attention_maps import batches, forced_maps
-from captioner.evaluation.grounding import CaptionRecord, GroundingData, MentionRecord
+from captioner.evaluation.grounding import GroundingData, MentionRecord
 from captioner.evaluation.metrics import read_references
+from captioner.evaluation.named_objects import CaptionRecord
 from captioner.models import registry
 from captioner.models.annotations import Annotations
 from captioner.models.captioner import Captioner
@@ -257,7 +258,8 @@ def test_objects_named_in_generated_captions(data):
         [mention] = data.mentions(true.split(), image)
         mask = image.truth(same, GRID)
         maps = dict.fromkeys(("model", "time_averaged"), (mask == mask.max()).astype(float))
-        collected.images, collected.mentions = [0, 1], [MentionRecord(1, mention, mask, maps)]
+        collected.grid = GRID
+        collected.images, collected.mentions = [0, 1], [MentionRecord(1, mention, mask, maps, {})]
         for index, caption in enumerate(captions):
             mentions = data.mentions(caption.split(), image)
             numbered = [(m, 0 if m == mention else None) for m in mentions]

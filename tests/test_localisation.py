@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from captioner.evaluation.localisation import (
+    correctness,
     discrimination,
     entropies,
+    gaussians,
     mass,
     mean_of_others,
     normalised,
@@ -74,6 +76,24 @@ def test_mean_mask_of_the_other_images(masks):
     np.testing.assert_allclose(means[5], normalised(masks[:5].sum(0)[None])[0])
     alone = mean_of_others(masks[:2], image[:2])
     np.testing.assert_allclose(alone, 1 / 12)
+
+
+def test_correctness_is_the_largest_mass_of_a_phrase(rng, masks):
+    maps = normalised(rng.random((3, 12)))
+    each = [sum(w * m for w, m in zip(one, masks[0], strict=True)) for one in maps]
+    assert correctness(maps, masks[0]) == pytest.approx(max(each))
+
+
+def test_gaussians_have_the_moments_of_their_maps(rng):
+    grid = 3, 4
+    maps = np.vstack([normalised(rng.random((5, 12))), np.eye(12)[:1], np.full((1, 12), 1 / 12)])
+    for blob, one in zip(gaussians(maps, grid), maps, strict=True):
+        cells = [(r + 0.5, c + 0.5) for r in range(3) for c in range(4)]
+        mean = np.sum([w * np.array(cell) for w, cell in zip(one, cells, strict=True)], 0)
+        offsets = [np.array(cell) - mean for cell in cells]
+        spread = sum(w * np.outer(o, o) for w, o in zip(one, offsets, strict=True)) + np.eye(2) / 12
+        weights = [np.exp(-0.5 * o @ np.linalg.inv(spread) @ o) for o in offsets]
+        np.testing.assert_allclose(blob, np.array(weights) / sum(weights))
 
 
 def test_entropy_equals_its_definition(rng):

@@ -91,7 +91,7 @@ def test_crowds_and_empty_masks_are_dropped_and_counted(tmp_path):
     data = read(write(tmp_path, annotations), tmp_path)
     (image,) = data.images
     assert image.categories == ("dog",)
-    assert (data.crowds, data.empty) == (1, 2)
+    assert list(data.left_out.values()) == [1, 2]
     assert image.present == {"dog", "horse", "cat"}
     dog, horse = data.mentions(["a", "puppy", "and", "a", "horse"], image)
     assert (dog.words, dog.category, dog.instances) == ((1,), "dog", (0,))
@@ -133,7 +133,7 @@ def test_real_masks_match_polygons_drawn_by_pillow(shared_data):
     names = {c["id"]: c["name"] for c in content["categories"]}
     data = read(file, shared_data / "coco" / "train2017")
     assert len(data.images) == 80
-    assert data.crowds == sum(a["iscrowd"] for a in content["annotations"]) > 0
+    assert data.left_out["crowds_dropped"] == sum(a["iscrowd"] for a in content["annotations"]) > 0
     for image in data.images[:20]:
         annotations = [
             a

@@ -194,7 +194,7 @@ CHECKS: dict[str, Callable[[str, Any], None]] = {
     "scene_options": _check_scene_option,
     "format": _check_installed,
     "engine": _check_installed,
-    "images": check_folder,
+    **dict.fromkeys(("images", "entities"), check_folder),
     "caption": _check_sentence,
     "allowed_host": _check_host_name,
     **dict.fromkeys(INPUT_FILES, _check_file),
@@ -204,8 +204,8 @@ CHECKS: dict[str, Callable[[str, Any], None]] = {
 def _inputs(given: dict[str, Any]) -> Iterator[Path]:
     """The files that a command reads."""
     yield from (Path(given[name]) for name in INPUT_FILES if name in given)
-    if "root" in given:
-        root = Path(given["root"]).expanduser()
+    for name in {"root", "entities"} & set(given):
+        root = Path(given[name]).expanduser()
         yield from root.rglob("*") if root.is_dir() else [root]
     if "model" in given:
         model = resources.find_model(given["model"])

@@ -2,6 +2,7 @@
 
 captioner ground --model runs/shapes --scenes 20
 captioner ground --instances instances_val2017.json --captions captions_val2017.json --images val2017
+captioner ground --entities flickr30k_entities --data flickr8k --root DIR
 captioner ground --data flickr8k --root DIR --limit 100
 """
 
@@ -20,6 +21,7 @@ ADVANCED = ("batch_size", "beam_size", "seed", "scene_options", "split")
 OPTIONS = {  # what each kind of images requires and allows
     "scenes": ((), ("scenes", "scene_options")),
     "COCO files": (("instances", "captions", "images"), ()),
+    "Flickr30k Entities": (("entities", "data", "root"), ("split",)),
     "a data set": (("data", "root"), ("split",)),
 }
 
@@ -30,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_search(parser, batch_size=16)
     data = parser.add_argument_group(
         "photos",
-        "COCO files with object masks; or a data set without masks, for faithfulness only; or, by "
-        "default, generated scenes",
+        "COCO files with object masks; or a data set with the boxes of Flickr30k Entities; or a data "
+        "set alone, for faithfulness only; or, by default, generated scenes",
     )
     data.add_argument("--instances", metavar="FILE", help="COCO instances JSON: the masks")
     data.add_argument("--captions", metavar="FILE", help="COCO captions JSON: the references")
@@ -44,18 +46,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="options of the scenes, such as max_objects=5 (default: those of the training run)",
     )
-    data.add_argument(
-        "--data", metavar="NAME", choices=DATA, help="data set without masks, as in data.name"
-    )
+    data.add_argument("--data", metavar="NAME", choices=DATA, help="data set, as in data.name")
     data.add_argument("--root", metavar="DIR", help="folder of that data set")
     splits = ("train", "val", "test")
     data.add_argument("--split", choices=splits, help="split of that data set (default: val)")
+    boxes = "folder of Flickr30k Entities: the boxes of phrases in that data set's captions"
+    data.add_argument("--entities", metavar="DIR", help=boxes)
     data.add_argument("--limit", type=positive, metavar="N", help="use only the first N photos")
     parser.add_argument(
         "--regime",
         choices=("both", "forced", "generated"),
         default="both",
         help="captions to evaluate: the references, fed to the model (forced), or the model's own",
+    )
+    parser.add_argument(
+        "--no-faithfulness",
+        action="store_true",
+        help="leave out how words depend on attended regions, which takes most of the time",
     )
     parser.add_argument("--seed", type=number(SEED), default=0, help="random seed")
     parser.add_argument("--full", action="store_true", help="print all tables of the report")
@@ -67,6 +74,11 @@ def run(options: argparse.Namespace) -> int:
     from tempfile import TemporaryDirectory
 
     kind = _kind(options)
+    if kind == "a data set" and options.no_faithfulness:
+        raise UsageError(
+            "--no-faithfulness leaves nothing to measure on a data set without boxes or masks; give "
+            "--entities DIR as well"
+        )
     if kind == "scenes" and options.scenes is None:
         print(
             "captioner: no photos named, so attention is scored on generated scenes; see --help for "
@@ -97,23 +109,23 @@ def run(options: argparse.Namespace) -> int:
         with open_output(options.output) as stream:
             json.dump(report, stream, indent=2, ensure_ascii=False)
             stream.write("\n")
-    failed = report["failed"]
-    if not failed:
-        return 0
-    for message in (*failed, f"{len(failed)} of {plural(len(images.photos), 'photo')} left out"):
+    failed, messages = report["failed"], [*report["problems"], *report["failed"]]
+    if failed:
+        messages.append(f"{len(failed)} of {plural(images.number, 'photo')} left out")
+    for message in messages:
         print(f"captioner: {message}", file=sys.stderr)
-    return 1
+    return 1 if messages else 0
 
 
 def _kind(options: argparse.Namespace) -> str:
     """Return the kind of images that the options name; UsageError for two, or for one in part."""
     given = {name for name, value in vars(options).items() if value is not None}
-    named = {kind: given & {*needed, *more} for kind, (needed, more) in OPTIONS.items()}
-    kinds = [kind for kind, found in named.items() if found] or ["scenes"]
-    if len(kinds) > 1 or not given.issuperset(OPTIONS[kinds[0]][0]):
-        found = " ".join(f"--{n.replace('_', '-')}" for kind in kinds for n in sorted(named[kind]))
-        raise UsageError(
-            "give --instances --captions --images together, or --data --root together, or --scenes; "
-            f"got {found}"
-        )
-    return kinds[0]
+    named = sorted(given & {name for both in OPTIONS.values() for names in both for name in names})
+    for kind, (needed, more) in OPTIONS.items():
+        if set(needed) <= set(named) <= {*needed, *more}:
+            return kind
+    found = " ".join(f"--{name.replace('_', '-')}" for name in named)
+    raise UsageError(
+        "give --instances --captions --images together, or --data --root together, also with "
+        f"--entities, or --scenes; got {found}"
+    )

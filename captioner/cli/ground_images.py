@@ -1,16 +1,16 @@
-"""What ``captioner ground`` evaluates: COCO files, a data set without masks, or generated scenes."""
+"""What ``captioner ground`` evaluates: COCO files, a data set with or without boxes, or scenes."""
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
-from captioner.data import masks, readers, shapes_dataset
+from captioner.data import entity_images, masks, readers, shapes_dataset
 from captioner.data.readers.files import MALFORMED
-from captioner.data.records import SPLITS, VAL, Record
+from captioner.data.records import SPLITS, VAL, Record, Records
 from captioner.errors import UsageError
 from captioner.evaluation.image_statistics import Evaluation, Regime
 from captioner.evaluation.metrics import read_references
@@ -19,6 +19,7 @@ from captioner.model_folder import MODEL
 from captioner.resources import find_model
 
 if TYPE_CHECKING:
+    from captioner.data.cache import AnnotationCache
     from captioner.predictor import Predictor
 
 SCENES = 200  # size of the test split of configs/data/shapes.yaml
@@ -32,6 +33,14 @@ class Images(NamedTuple):
     photos: Sequence[Record] | Sequence[masks.MaskedImage]  # paths and reference captions
     source: str  # description for the report
     masked: masks.MaskedImages | None = None  # the same images with masks, if there are any
+    problems: Sequence[str] = ()  # a line for each annotation that could not be used
+    failed: Sequence[str] = ()  # a line for each photo whose annotations could not be read
+    cached: bool = False  # whether annotation vectors are read from the cache, which is filled
+
+    @property
+    def number(self) -> int:
+        """The number of photos, with those that were left out."""
+        return len(self.photos) + len(self.failed)
 
 
 def _coco(options: argparse.Namespace, _scratch: Path) -> Images:
@@ -74,21 +83,34 @@ def _trained_scenes(model: str | None) -> dict[str, Any]:
         return {}
 
 
-def _data_set(options: argparse.Namespace, _scratch: Path) -> Images:
+def _records(options: argparse.Namespace) -> Records:
     split = options.split or VAL
-    records = list(readers.read(options.data, options.root).of_split(split))
+    records = readers.read(options.data, options.root).of_split(split)[: options.limit]
     if not records:
         raise UsageError(
             f"data set '{options.data}' has no photos in split '{split}'; splits are "
             f"{', '.join(SPLITS)}"
         )
-    return Images(records[: options.limit], f"{options.data}, split {split}")
+    return records
+
+
+def _data_set(options: argparse.Namespace, _scratch: Path) -> Images:
+    source = f"{options.data}, split {options.split or VAL}"
+    return Images(_records(options), source, cached=options.limit is None)
+
+
+def _entities(options: argparse.Namespace, _scratch: Path) -> Images:
+    masked = entity_images.read(Path(options.entities).expanduser(), _records(options))
+    source = f"{options.data}, split {options.split or VAL}, boxes of {masked.source}"
+    cached = options.limit is None
+    return Images(masked.images, source, masked, masked.problems, masked.failed, cached)
 
 
 READERS: dict[str, Callable[[argparse.Namespace, Path], Images]] = {
     "scenes": _scenes,  # generated in the given folder
     "COCO files": _coco,
     "a data set": _data_set,
+    "Flickr30k Entities": _entities,
 }
 """The readers by kind of images, as in ``captioner.cli.ground.OPTIONS``."""
 
@@ -106,15 +128,21 @@ def evaluate(
     regimes = both if options.regime == "both" else (options.regime,)
     captioner, masked, total = model.captioner, images.masked, len(images.photos)
     maps = {regime: GroundingData(captioner, masked, regime) for regime in regimes if masked}
-    curves = {regime: DeletionCurves(model, images.photos, regime) for regime in regimes}
+    curves = {
+        regime: DeletionCurves(model, images.photos, regime)
+        for regime in regimes
+        if not options.no_faithfulness
+    }
     measures: list[GroundingData | DeletionCurves] = [*maps.values(), *curves.values()]
-    failed: list[str] = []
+    failed = list(images.failed)
+    cache = _cache(model, images, show) if images.cached else None
     show("measuring photos", total)
     for batch in batches(
         captioner,
         images.photos,
         options.batch_size,
         failed,
+        cache=cache,
         decoding=model.decoding if "generated" in regimes else None,
         seed=options.seed,
         advance=lambda done: show("measuring photos", total, done),
@@ -126,9 +154,12 @@ def evaluate(
     statistics = []
     for regime in regimes:
         of_maps = maps[regime].report(options.seed) if maps else Evaluation({}, [])
-        of_words = curves[regime].report(options.seed)
-        reports[regime] = of_maps.report | {"faithfulness": of_words.report}
-        statistics += of_maps.image_statistics + of_words.image_statistics
+        reports[regime] = of_maps.report
+        statistics += of_maps.image_statistics
+        if curves:
+            of_words = curves[regime].report(options.seed)
+            reports[regime] |= {"faithfulness": of_words.report}
+            statistics += of_words.image_statistics
     report = {
         "command": " ".join(["captioner", *sys.argv[1:]]),
         "model": model.name,
@@ -139,6 +170,32 @@ def evaluate(
         "seed": options.seed,
         "regimes": reports,
         "failed": failed,
+        "problems": list(images.problems),
         **provenance(),
     }
     return Evaluation(report, statistics)
+
+
+def _cache(
+    model: "Predictor", images: Images, show: Callable[..., None]
+) -> "AnnotationCache | None":
+    """Open the annotation cache of the photos, and fill it; None if the encoder is trained too."""
+    from captioner.data.cache import AnnotationCache, default_folder
+
+    encoder = model.captioner.encoder
+    if encoder.trainable:
+        return None
+
+    def progress(batches: Iterable[Any], total: int) -> Iterator[Any]:
+        show("filling the annotation cache", total)
+        for batch in batches:
+            show("filling the annotation cache", total, 1)
+            yield batch
+
+    return AnnotationCache.open(
+        default_folder() / "annotations",
+        [image.path for image in images.photos],
+        encoder,
+        device=model.device,
+        progress=progress,
+    )

@@ -19,6 +19,7 @@ NAMES = {score: score.upper().replace("_", "-") for score in SCORES} | {
     "f1_loc": "F1-loc",
     "discrimination": "paired objects",
     "mass": "mass in mask",
+    "correctness": "attention correctness",
     "map_entropy": "entropy of the maps, nats",
 }
 HOW_TO_READ = (

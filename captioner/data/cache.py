@@ -31,9 +31,10 @@ from torch import Tensor
 
 from captioner import images
 from captioner.data.pixels import PixelBatch, read_batches
-from captioner.errors import DataError, ImageError, plural, printable
+from captioner.errors import DataError, ImageError, plural
 from captioner.fast.malloc import give_back_memory
 from captioner.files import atomic
+from captioner.models.annotations import Annotations
 from captioner.models.encoder import Preprocessing
 
 FORMAT_VERSION = 3
@@ -55,6 +56,12 @@ class PixelEncoder:
     def __call__(self, images: UInt8[Tensor, "B 3 H W"]) -> Any:
         """Return the pixels in place of annotation vectors; the grid (0, 0) marks them."""
         return SimpleNamespace(vectors=images, grid=(0, 0), keys=None)
+
+
+def default_folder() -> Path:
+    """The folder of all caches: ``$CAPTIONER_CACHE``, or ``captioner`` in the user's cache folder."""
+    user_cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(os.environ.get("CAPTIONER_CACHE") or f"{user_cache}/captioner").expanduser()
 
 
 @dataclass(frozen=True)
@@ -125,8 +132,6 @@ class AnnotationCache:
             raise DataError(
                 f"none of {plural(len(paths), 'photo')} could be read; the first: {first}"
             )
-        for path, message in failed.items():
-            _LOG.warning("left out: %s (%s)", printable(path), message)
         rows = {path: row for row, path in enumerate(paths) if path not in failed}
         grids = next(n for n in notes if n["grid"] is not None)
         key_grid = grids.get("key_grid") and tuple(grids["key_grid"])
@@ -144,6 +149,15 @@ class AnnotationCache:
     def keys(self, path: str) -> np.ndarray | None:
         """Read the (L, K) float16 keys of an image; None without a second stream."""
         return self._read("keys", path) if self.key_grid else None
+
+    def annotations(self, paths: Sequence[str]) -> Annotations:
+        """Read the annotations of readable images, as the encoder gives them; no pixels."""
+        vectors = torch.from_numpy(np.stack([self[path] for path in paths])).float()
+        keys = None
+        if self.key_grid:
+            stacked = np.stack([self._read("keys", path) for path in paths])
+            keys = Annotations(torch.from_numpy(stacked).float(), self.key_grid)
+        return Annotations(vectors, self.grid, keys=keys)
 
     def _read(self, name: str, path: str) -> np.ndarray:
         shard, index = divmod(self.rows[path], self.shard_size)

@@ -3,12 +3,12 @@
     Annotations/ID.xml + Sentences/ID.txt ─▶ read_photo() ─▶ EntityPhoto ── phrases_of(caption) ─▶ Phrase
 
 ``ID`` is the number before the first ``_`` of a photo's name. A phrase belongs to a coreference chain,
-whose number identifies its boxes.
+whose number identifies its boxes. Phrases without boxes (``scene``, ``nobndbox``) are counted.
 """
 
 import re
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
 from typing import NamedTuple
@@ -20,11 +20,14 @@ from jaxtyping import Float64
 from captioner.data.readers.files import read_lines
 from captioner.errors import DataError
 from captioner.images import MAX_PIXELS, Geometry
-from captioner.text import Tokenizer
+
+TYPES = ("people", "clothing", "bodyparts", "animals", "vehicles", "instruments", "scene", "other")
+"""The eight types of entities; a phrase of any other type counts as "other"."""
 
 SIMILAR = 0.7  # smallest share of equal words for a sentence and a caption to count as the same
 
-_PHRASE = re.compile(r"\[/EN#(\d+)/\S+ ([^\]]*)\]")
+_NOT_VISUAL = "0"  # the chain of phrases that name nothing in the photo
+_PHRASE = re.compile(r"\[/EN#(\d+)/(\S+) ([^\]]*)\]")
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
 Box = tuple[int, int, int, int]
@@ -32,10 +35,11 @@ Box = tuple[int, int, int, int]
 
 
 class Phrase(NamedTuple):
-    """A phrase of a caption: the positions of its words, and all boxes of its coreference chain."""
+    """A phrase of a caption."""
 
-    words: tuple[int, ...]
-    boxes: tuple[Box, ...]  # empty if the chain has none
+    words: tuple[int, ...]  # their positions in the caption
+    types: tuple[str, ...]  # of its entity, mostly one
+    boxes: tuple[Box, ...]  # all boxes of its coreference chain; empty if it has none
 
 
 class EntityPhoto(NamedTuple):
@@ -44,13 +48,17 @@ class EntityPhoto(NamedTuple):
     Attributes:
         size: (width, height) of the photo that was annotated. The photo at hand may have been resized.
         captions: the phrases of every sentence, by the sentence's words.
+        problems: a line for each box that cannot be used.
+        left_out: the number of phrases without boxes, by reason.
     """
 
     size: tuple[int, int]
     captions: dict[tuple[str, ...], tuple[Phrase, ...]]
+    problems: list[str]
+    left_out: Counter[str]
 
-    def phrases_of(self, words: Sequence[str]) -> Sequence[Phrase]:
-        """Return the phrases of a caption; none if no sentence is similar to it.
+    def phrases_of(self, words: Sequence[str]) -> Sequence[Phrase] | None:
+        """Return the phrases of a caption; None if no sentence is similar to it.
 
         The sentences of the data set are corrected captions of Flickr30k. If none equals the
         caption, the phrases of the most similar one are used, without the words that differ.
@@ -63,14 +71,14 @@ class EntityPhoto(NamedTuple):
         }
         nearest = max(matchers, key=lambda s: matchers[s].ratio(), default=())
         if not nearest or matchers[nearest].ratio() < SIMILAR:
-            return []
+            return None
         same = {
             start + step: other + step
             for start, other, length in matchers[nearest].get_matching_blocks()
             for step in range(length)
         }
         moved = [
-            Phrase(tuple(same[word] for word in phrase.words if word in same), phrase.boxes)
+            phrase._replace(words=tuple(same[word] for word in phrase.words if word in same))
             for phrase in self.captions[nearest]
         ]
         return [phrase for phrase in moved if phrase.words]
@@ -105,13 +113,15 @@ def _file(folder: Path, part: str, path: str) -> Path:
     return folder / part / f"{Path(path).stem.partition('_')[0]}.{suffix}"
 
 
-def read_photo(folder: Path, path: str, tokenizer: Tokenizer) -> EntityPhoto:
+def read_photo(folder: Path, path: str, tokenizer: Callable[[str], list[str]]) -> EntityPhoto:
     """Read the annotations of the photo at ``path``; ``tokenizer`` splits the sentences into words.
 
     Raises:
         DataError: a file is missing or malformed.
     """
-    size, boxes = _read_boxes(_file(folder, "Annotations", path))
+    problems: list[str] = []
+    size, boxes, reasons = _read_boxes(_file(folder, "Annotations", path), problems)
+    left_out: Counter[str] = Counter()
     captions = {}
     for line in read_lines(_file(folder, "Sentences", path)):
         words: list[str] = []
@@ -120,36 +130,58 @@ def read_photo(folder: Path, path: str, tokenizer: Tokenizer) -> EntityPhoto:
         for match in _PHRASE.finditer(line):
             words += tokenizer(line[position : match.start()])
             position, first = match.end(), len(words)
-            words += tokenizer(match[2])
+            words += tokenizer(match[3])
+            if not boxes[match[1]]:
+                left_out[reasons[match[1]]] += 1
             if len(words) > first:
-                phrases.append(Phrase(tuple(range(first, len(words))), tuple(boxes[match[1]])))
+                types = tuple(filter(TYPES.__contains__, match[2].split("/"))) or ("other",)
+                at = tuple(range(first, len(words)))
+                phrases.append(Phrase(at, types, tuple(boxes[match[1]])))
         words += tokenizer(line[position:])
         if words:
             captions[tuple(words)] = tuple(phrases)
-    return EntityPhoto(size, captions)
+    return EntityPhoto(size, captions, problems, left_out)
 
 
-def _read_boxes(file: Path) -> tuple[tuple[int, int], dict[str, list[Box]]]:
-    """Read the size of a photo and the boxes of every chain; boxes outside the photo are empty."""
+def _read_boxes(
+    file: Path, problems: list[str]
+) -> tuple[tuple[int, int], dict[str, list[Box]], dict[str, str]]:
+    """Read the size of a photo, the boxes of every chain, and why the other chains have none."""
     boxes: dict[str, list[Box]] = defaultdict(list)
+    reasons = defaultdict(lambda: "no_box", {_NOT_VISUAL: "not_visual"})
     try:
         root = ElementTree.fromstring("\n".join(read_lines(file)))
         width, height = _numbers(root.find("size"), ("width", "height"))
         if min(width, height) < 1 or width * height > MAX_PIXELS:
             raise ValueError(f"a photo of {width} × {height} pixels")
-        for entity in root.iter("object"):
-            if (outline := entity.find("bndbox")) is not None:
-                # Corners are inclusive and count from 1.
-                left, top, right, bottom = _numbers(outline, _CORNERS)
-                box = (max(left - 1, 0), max(top - 1, 0), max(right, 0), max(bottom, 0))
-                for name in entity.findall("name"):
-                    boxes[(name.text or "").strip()].append(box)
     except (ElementTree.ParseError, ValueError) as error:
         raise DataError(
             f"'{file}' cannot be used: {error}; expected an annotation of Flickr30k Entities with "
             "the size of its photo"
         ) from error
-    return (width, height), boxes
+    for entity in root.iter("object"):
+        chains = [(name.text or "").strip() for name in entity.findall("name")]
+        if (outline := entity.find("bndbox")) is None:
+            if entity.findtext("scene") == "1":
+                reasons |= dict.fromkeys(chains, "scene")
+            continue
+        try:
+            box = _clipped(_numbers(outline, _CORNERS), (width, height))
+        except ValueError as error:
+            problems.append(f"'{file}', chain {', '.join(chains)}: {error}; the box is left out")
+            continue
+        for chain in chains:
+            boxes[chain].append(box)
+    return (width, height), boxes, reasons
+
+
+def _clipped(corners: Sequence[int], size: tuple[int, int]) -> Box:
+    """Convert corners, which are inclusive and count from 1, to edges clipped to the photo."""
+    left, top, right, bottom = corners
+    box = max(left - 1, 0), max(top - 1, 0), min(right, size[0]), min(bottom, size[1])
+    if box[0] >= box[2] or box[1] >= box[3]:
+        raise ValueError(f"the box {tuple(corners)} lies outside its photo of {size} pixels")
+    return box
 
 
 def _numbers(element: ElementTree.Element | None, names: Sequence[str]) -> tuple[int, ...]:

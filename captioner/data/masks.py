@@ -7,16 +7,17 @@ regions (``iscrowd``), which outline many objects at once, and empty masks are d
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from jaxtyping import Float64
 from pycocotools import mask as rle
 
-from captioner.data.object_words import CategoryWords
+from captioner.data.object_words import CategoryWords, WordFinder
 from captioner.data.readers.files import MALFORMED, read_json
 from captioner.data.scene_grammar import Mention, SceneObject, find_mentions
 from captioner.errors import DataError
@@ -29,7 +30,7 @@ MAX_OUTLINE = 1e6  # largest length of a polygon's outline, in pixels
 class MaskedImage:
     """An image, its reference captions and the masks of its objects."""
 
-    image_id: int
+    image_id: int | str
     path: str
     size: tuple[int, int]  # (width, height) in pixels at which the masks were drawn
     captions: tuple[str, ...]
@@ -44,8 +45,7 @@ class MaskedImage:
 
     def truth(self, instances: Iterable[int], grid: tuple[int, int]) -> Float64[np.ndarray, " L"]:
         """The fraction of every grid cell, in raster order, that some instances cover."""
-        pixels = rle.decode(self.union(instances)).astype(bool)
-        return Geometry(*self.size, grid).to_grid(pixels).ravel()
+        return _on_grid(self.union(instances)["counts"], self.size, grid)
 
     def overlap(self, first: Sequence[int], second: Sequence[int]) -> float:
         """The intersection of two unions of instances, divided by the area of the smaller one."""
@@ -53,15 +53,24 @@ class MaskedImage:
         return float(rle.area(rle.merge(both, intersect=True)) / min(map(rle.area, both)))
 
 
+@lru_cache(maxsize=1024)  # the captions of an image name the same objects
+def _on_grid(counts: bytes, size: tuple[int, int], grid: tuple[int, int]) -> np.ndarray:
+    pixels = rle.decode({"size": size[::-1], "counts": counts}).astype(bool)
+    cells = Geometry(*size, grid).to_grid(pixels).ravel()
+    cells.flags.writeable = False
+    return cells
+
+
 @dataclass(frozen=True)
 class MaskedImages:
     """A data set with masks."""
 
+    exhaustive: ClassVar[bool] = True  # whether all objects of the categories are annotated
     images: tuple[MaskedImage, ...]  # in the order of the instances file
-    category_words: CategoryWords | None  # finds categories in captions; None for generated scenes
+    category_words: WordFinder | None  # finds categories in captions; None for generated scenes
     source: str  # for reports
-    crowds: int  # the number of crowd annotations that were dropped
-    empty: int  # the number of empty masks that were dropped
+    left_out: Mapping[str, int]  # numbers of annotations that were dropped, by reason
+    types: Mapping[str, str]  # the type of each category, for scores by type; may be empty
 
     @property
     def generated(self) -> bool:
@@ -69,11 +78,20 @@ class MaskedImages:
         return self.category_words is None
 
     def mentions(self, words: Sequence[str], image: MaskedImage) -> list[Mention]:
-        """The mentions of an image's objects in a caption, given as lower-case words."""
+        """The mentions of an image's objects in a reference caption, given as lower-case words."""
+        return self.named(words, image)
+
+    def named(self, words: Sequence[str], image: MaskedImage) -> list[Mention]:
+        """The same in any caption, such as a generated one."""
         if self.category_words is None:
             return find_mentions(words, image.objects)
         return [
-            Mention(at, category, tuple(i for i, c in enumerate(image.categories) if c == category))
+            Mention(
+                at,
+                category,
+                tuple(i for i, c in enumerate(image.categories) if c == category),
+                (self.types[category],) if category in self.types else (),
+            )
             for at, category in self.category_words.find(words)
         ]
 
@@ -123,7 +141,8 @@ def read(
         raise DataError(
             f"'{instances}' and the captions have no photo in common; give files of one data set"
         )
-    return MaskedImages(tuple(images), words, str(instances), dropped["crowd"], dropped["empty"])
+    counts = {"crowds_dropped": dropped["crowd"], "empty_masks_dropped": dropped["empty"]}
+    return MaskedImages(tuple(images), words, str(instances), counts, {})
 
 
 def _instances(

@@ -1,5 +1,6 @@
 """The Lightning data module: vocabulary, annotation cache, and loaders of batches."""
 
+import logging
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -13,16 +14,18 @@ from torch.utils.data import DataLoader
 
 from captioner import distributed, limits
 from captioner.data import shapes_dataset
-from captioner.data.cache import AnnotationCache, PixelEncoder
+from captioner.data.cache import AnnotationCache, PixelEncoder, default_folder
 from captioner.data.dataset import CaptionDataset, EpochSampler, ResumableLoader
 from captioner.data.pixels import ImageFiles
 from captioner.data.readers import READERS, read
 from captioner.data.records import SPLITS, TRAIN, VAL, Records, TokenizedCaptions
 from captioner.data.sources import Source, join
 from captioner.data.supervision import BoxSupervision, MaskSupervision, Supervision
-from captioner.errors import DataError, unknown
+from captioner.errors import DataError, printable, unknown
 from captioner.fast.malloc import give_back_memory
 from captioner.text import Vocabulary
+
+_LOG = logging.getLogger(__name__)
 
 
 @dataclass
@@ -116,9 +119,7 @@ class CaptionDataModule(pl.LightningDataModule):
         self.batch_size, self.captions_per_image = batch_size, captions_per_image
         self.max_words, self.mirror, self.crop, self.cache = max_words, mirror, crop, cache
         self.entities = Path(entities).expanduser() if entities else None
-        user_cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-        default_cache = os.environ.get("CAPTIONER_CACHE") or f"{user_cache}/captioner"
-        self.cache_dir = Path(cache_dir or default_cache).expanduser()
+        self.cache_dir = Path(cache_dir).expanduser() if cache_dir else default_folder()
         self.scenes = shapes.write(root, self.cache_dir) if name == "shapes" else None
         """The folder of generated scenes; None for photos."""
         if self.scenes is not None:
@@ -174,6 +175,8 @@ class CaptionDataModule(pl.LightningDataModule):
             verify=verify,
         )
         if failed := self._cache.failed:
+            for path, message in failed.items():
+                _LOG.warning("left out: %s (%s)", printable(path), message)
             readable = [i for i, record in enumerate(self.records) if record.path not in failed]
             self.records = self.records.take(readable)
             self._tokenized.clear()

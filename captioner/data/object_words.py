@@ -7,7 +7,16 @@ import tomllib
 from collections.abc import Iterable, Sequence
 from functools import cache
 from importlib.resources import files
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
+
+
+@runtime_checkable
+class WordFinder(Protocol):
+    """What finds the words that name objects."""
+
+    def find(self, words: Sequence[str]) -> list[tuple[tuple[int, ...], str]]:
+        """The positions and the category of every name in a caption."""
+        ...
 
 
 class CategoryWords:

@@ -51,6 +51,15 @@ def to_tensor(
     return torch.from_numpy(np.asarray(image).transpose(2, 0, 1).copy())
 
 
+def check_upright(source: images.Source, size: tuple[int, int], expected: tuple[int, int]) -> None:
+    """Raise ImageError if the sides of an image are exchanged since its annotation."""
+    if size == expected[::-1] != expected:
+        raise ImageError(
+            f"{source!s}: found {size[0]} × {size[1]} pixels, expected {size[1]} × {size[0]} like its "
+            "masks; rotate the photo back to its orientation at annotation"
+        )
+
+
 def read_batch(
     sources: Sequence[images.Source],
     indices: range,
@@ -67,12 +76,8 @@ def read_batch(
     for index in indices:
         try:
             image = images.load(sources[index])
-            if expected is not None and image.size == expected[index][::-1] != expected[index]:
-                raise ImageError(
-                    f"{sources[index]!s}: found {image.width} × {image.height} pixels, expected "
-                    f"{image.height} × {image.width} like its masks; rotate the photo back to its "
-                    "orientation at annotation"
-                )
+            if expected is not None:
+                check_upright(sources[index], image.size, expected[index])
         except ImageError as error:
             failed[index] = error
             continue

@@ -82,6 +82,7 @@ class Mention:
     words: tuple[int, ...]  # positions in the caption
     category: str  # that the words name
     instances: tuple[int, ...]  # indices of the objects; empty if none of them has a mask
+    types: tuple[str, ...] = ()  # of the objects, such as "people"; empty if there are no types
 
 
 def pick(rng: np.random.Generator, items: Iterable[T]) -> T:

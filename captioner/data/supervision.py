@@ -14,13 +14,13 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float, Float32
-from PIL import Image
-from PIL.ExifTags import Base
 
 from captioner.data import entities
 from captioner.data.masks import MaskedImage, MaskedImages, read
+from captioner.data.pixels import check_upright
 from captioner.data.records import Record
 from captioner.errors import DataError
+from captioner.images import upright_size
 from captioner.text import UNK, Tokenizer
 from captioner.word_classes import FUNCTION_WORDS
 
@@ -112,7 +112,7 @@ class BoxSupervision(Supervision):
         photo = self._latest[1]
         if photo is None:
             return
-        for phrase in photo.phrases_of(words):
+        for phrase in photo.phrases_of(words) or ():
             content = tuple(word for word in phrase.words if words[word] not in FUNCTION_WORDS)
             if content and phrase.boxes:
                 yield content, photo.coverage(phrase.boxes, self.grid).ravel()
@@ -121,10 +121,13 @@ class BoxSupervision(Supervision):
         if not entities.has(self.folder, path):
             return None
         try:
-            return entities.read_photo(self.folder, path, self._tokenizer)
+            photo = entities.read_photo(self.folder, path, self._tokenizer)
         except DataError as error:
             _LOG.warning("left out: %s", error)
             return None
+        for problem in photo.problems:
+            _LOG.warning("%s", problem)
+        return photo
 
 
 def masks_of(records: Sequence[Record]) -> dict[Path, list[Record]]:
@@ -146,9 +149,7 @@ def masks_of(records: Sequence[Record]) -> dict[Path, list[Record]]:
 def _is_rotated(image: MaskedImage) -> bool:
     """Return whether width and height of the image file are swapped relative to its masks."""
     try:
-        with Image.open(image.path) as file:
-            swapped = file.getexif().get(Base.Orientation, 1) >= 5
-            size = file.size[::-1] if swapped else file.size
+        check_upright(image.path, upright_size(image.path), image.size)
     except Exception:  # the error is reported when the pixels are read
         return True
-    return size == image.size[::-1] != image.size
+    return False

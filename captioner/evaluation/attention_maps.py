@@ -7,16 +7,20 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from captioner.data.cache import AnnotationCache
 from captioner.data.masks import MaskedImage
-from captioner.data.pixels import read_batches
+from captioner.data.pixels import check_upright, read_batches
 from captioner.data.records import Record
 from captioner.decoding import Decoding, Hypothesis, search
-from captioner.errors import EvaluationError
+from captioner.errors import EvaluationError, ImageError
+from captioner.images import upright_size
 from captioner.models.annotations import Annotations
 from captioner.models.captioner import Captioner
 from captioner.models.decoder import Decoder
 from captioner.text import PAD, START
 
+Encoded = tuple[list[int], Annotations | None, list[str]]
+"""Indices of the readable images of a batch, their annotations, and the errors of the others."""
 Maps = list[list[Tensor]]
 """For every image and caption, one map per word, (T, L)."""
 
@@ -36,6 +40,7 @@ def batches(
     batch_size: int,
     failed: list[str],
     *,
+    cache: AnnotationCache | None = None,
     decoding: Decoding | None = None,
     seed: int = 0,
     advance: Callable[[int], object] = lambda _: None,
@@ -47,6 +52,7 @@ def batches(
         images: an image that was rotated after annotation counts as unreadable.
         batch_size: images computed together.
         failed: a message for each unreadable image is appended to this list.
+        cache: annotations of these images; None reads and encodes the files.
         decoding: how captions are generated; None generates none.
         seed: of sampled attention.
         advance: called after each batch with its number of images.
@@ -55,20 +61,61 @@ def batches(
         EvaluationError: no image could be read.
     """
     device, done = next(captioner.parameters()).device, 0
+    if cache is None:
+        encoded = _from_files(captioner, images, batch_size, device)
+    else:
+        encoded = _from_cache(cache, images, batch_size, device)
+    for indices, annotations, errors in encoded:
+        failed += errors
+        if annotations is not None:
+            with torch.inference_mode(), torch.random.fork_rng():
+                torch.manual_seed(seed + done)  # hard attention may sample
+                annotations = captioner.neck(annotations)
+                beams = search(captioner.decoder, annotations, decoding) if decoding else []
+            yield Batch(indices, annotations, [beam[0] for beam in beams], seed + done)
+        done += len(indices)
+        advance(len(indices) + len(errors))
+    if not done:
+        raise EvaluationError(f"no photo can be read; {failed[0]}")
+
+
+def _from_files(
+    captioner: Captioner,
+    images: Sequence[MaskedImage] | Sequence[Record],
+    batch_size: int,
+    device: torch.device,
+) -> Iterator[Encoded]:
     sizes = [image.size for image in images if isinstance(image, MaskedImage)] or None
     paths = [image.path for image in images]
     for batch in read_batches(paths, batch_size, captioner.encoder.preprocessing, sizes):
-        failed += map(str, batch.failed.values())
+        annotations = None
         if batch.indices:
-            with torch.inference_mode(), torch.random.fork_rng():
-                torch.manual_seed(seed + done)  # hard attention may sample
-                annotations = captioner.neck(captioner.encode(batch.pixels.to(device)))
-                beams = search(captioner.decoder, annotations, decoding) if decoding else []
-            yield Batch(batch.indices, annotations, [beam[0] for beam in beams], seed + done)
-        done += len(batch.indices)
-        advance(len(batch.indices) + len(batch.failed))
-    if not done:
-        raise EvaluationError(f"no photo can be read; {failed[0]}")
+            with torch.inference_mode():
+                annotations = captioner.encode(batch.pixels.to(device))
+        yield batch.indices, annotations, [str(error) for error in batch.failed.values()]
+
+
+def _from_cache(
+    cache: AnnotationCache,
+    images: Sequence[MaskedImage] | Sequence[Record],
+    batch_size: int,
+    device: torch.device,
+) -> Iterator[Encoded]:
+    for start in range(0, len(images), batch_size):
+        indices, errors = [], []
+        for index in range(start, min(start + batch_size, len(images))):
+            image = images[index]
+            try:
+                if image.path in cache.failed:
+                    raise ImageError(cache.failed[image.path])
+                if isinstance(image, MaskedImage):
+                    check_upright(image.path, upright_size(image.path), image.size)
+                indices.append(index)
+            except ImageError as error:
+                errors.append(str(error))
+        paths = [images[index].path for index in indices]
+        annotations = cache.annotations(paths).map(lambda x: x.to(device)) if paths else None
+        yield indices, annotations, errors
 
 
 def forced_maps(

@@ -11,7 +11,6 @@ compared with object masks; the metrics have bootstrap confidence intervals.
     collected.report().report["scores"]["model"]["discrimination"]
 """
 
-from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -21,19 +20,22 @@ import torch
 from jaxtyping import Float64
 
 from captioner.data.masks import MaskedImages
-from captioner.data.scene_grammar import Mention, true_of
+from captioner.data.scene_grammar import Mention
 from captioner.evaluation.attention_maps import Batch, forced_maps
 from captioner.evaluation.bootstrap import Bootstrap, Ratio, mean
 from captioner.evaluation.image_statistics import Evaluation, Regime, of_images
 from captioner.evaluation.localisation import (
+    correctness,
     discrimination,
     entropies,
+    gaussians,
     mass,
     mean_of_others,
     normalised,
     oracle,
     pointing,
 )
+from captioner.evaluation.named_objects import CaptionRecord, NamedObjects
 from captioner.models.captioner import Captioner
 from captioner.text import UNK, Tokenizer
 
@@ -42,6 +44,7 @@ MAPS = {
     "chances": "sampling probabilities",
     "time_averaged": "mean over the caption's words",
     "mean_mask": "mean mask of other images",
+    "centre": "centre Gaussian",
     "uniform": "uniform",
     "oracle": "oracle (upper bound)",
 }
@@ -53,15 +56,6 @@ OVERLAP = 0.1  # masks that share at most this fraction of the smaller one count
 MIN_IMAGES = 20  # fewer images do not support a verdict
 
 
-class CaptionRecord(NamedTuple):
-    """A caption and the objects that it mentions."""
-
-    image: int  # index of its image in the data set
-    words: Sequence[str]
-    mentions: list[tuple[Mention, int | None]]  # with the index among the scored ones, if scored
-    entropies: Float64[np.ndarray, " T"]  # of each word's attention, nats
-
-
 class MentionRecord(NamedTuple):
     """A mention that is scored."""
 
@@ -69,6 +63,7 @@ class MentionRecord(NamedTuple):
     mention: Mention
     mask: Float64[np.ndarray, " L"]  # fraction of each cell that the named objects cover
     maps: dict[str, np.ndarray]  # kind of map → mean over the mention's words, (L,)
+    correctness: dict[str, float]  # kind of map → attention correctness
 
 
 class GroundingData:
@@ -98,11 +93,13 @@ class GroundingData:
         self.images += batch.indices
         images, vocabulary = self.data.images, self._captioner.vocabulary
         if self.regime == "forced":
+            find = self.data.mentions
             # Decoders are faster if the longest captions come first.
             split = [filter(None, map(Tokenizer(), images[i].captions)) for i in batch.indices]
             words = [sorted(captions, key=len, reverse=True) for captions in split]
             tokens = [[vocabulary.encode(caption) for caption in captions] for captions in words]
         else:
+            find = self.data.named
             tokens = [[best.tokens] for best in batch.generated]
             words = [[vocabulary.decode(ids)] for [ids] in tokens]
         with torch.random.fork_rng():
@@ -114,7 +111,7 @@ class GroundingData:
         for b, index in enumerate(batch.indices):
             for r, caption in enumerate(words[b]):
                 maps = {name: normalised(kind[b][r].numpy()) for name, kind in kinds.items()}
-                mentions = self.data.mentions(caption, images[index])
+                mentions = find(caption, images[index])
                 self._add_caption(index, caption, tokens[b][r], maps, mentions)
 
     def _add_caption(
@@ -149,9 +146,11 @@ class GroundingData:
         if mask.min() >= 1:  # every map lies inside the mask
             self.left_out["masks_of_whole_picture"] += 1
             return None
-        means = {name: of_words[list(mention.words)].mean(0) for name, of_words in maps.items()}
+        of_mention = {name: of_words[list(mention.words)] for name, of_words in maps.items()}
+        means = {name: of_words.mean(0) for name, of_words in of_mention.items()}
         means["time_averaged"] = maps["model"].mean(0)
-        self.mentions.append(MentionRecord(index, mention, mask, means))
+        correct = {name: correctness(of_words, mask) for name, of_words in of_mention.items()}
+        self.mentions.append(MentionRecord(index, mention, mask, means, correct))
         return len(self.mentions) - 1
 
     def report(self, seed: int = 0, resamples: int = 2000) -> Evaluation:
@@ -171,23 +170,32 @@ class GroundingData:
                 "mentions": sum(len(caption.mentions) for caption in self.captions),
                 "mentions_with_mask": len(self.mentions),
                 "pairs": len(self.pairs),
-                "crowds_dropped": data.crowds,
-                "empty_masks_dropped": data.empty,
+                **data.left_out,
                 **self.left_out,
             },
         }
         measures: dict[str, Ratio] = {}
-        on_object = np.zeros(0)  # pointing score of each mention
+        on_objects = {"model": np.zeros(0)}  # pointing score of each mention, by kind of map
         if self.mentions:
-            scored, measures, on_object = _score(self, bootstrap)
+            scored, measures, on_objects = _score(self, bootstrap)
             found |= scored
         else:
             found["error"] = (
                 f"nothing to score: no known word of the {regime} captions names an object with a mask"
             )
         if regime == "generated":
-            counts, of_objects = _named_objects(self, on_object)
-            found["objects"] = counts | bootstrap.intervals(of_objects)
+            objects = NamedObjects(self.captions, data)
+            for kind, scores in found.get("scores", {}).items():
+                scores |= bootstrap.intervals(objects.f1(on_objects[kind]))
+                for name, group in found["types"].items():
+                    of_type = objects.f1(on_objects[kind], objects.types == name)
+                    group["scores"][kind] |= bootstrap.intervals(of_type)
+            of_objects = objects.f1(on_objects["model"])
+            if data.exhaustive:
+                of_objects |= objects.hallucinations()
+            if data.generated:
+                of_objects["true_captions"] = objects.true_captions()
+            found["objects"] = objects.counts | bootstrap.intervals(of_objects)
             measures |= of_objects
         asked: dict[int, list[Any]] = {image: [] for image in self.images}
         for image, mention, *_ in self.mentions:
@@ -198,38 +206,40 @@ class GroundingData:
 
 def _score(
     collected: GroundingData, bootstrap: Bootstrap
-) -> tuple[dict[str, Any], dict[str, Ratio], np.ndarray]:
-    """Return the report's scores, the model's measures, and its pointing scores."""
-    n_images, images = len(collected.data.images), np.array([m.image for m in collected.mentions])
+) -> tuple[dict[str, Any], dict[str, Ratio], dict[str, np.ndarray]]:
+    """Return the report's scores, the model's measures, and the pointing scores by kind of map."""
+    n_images, mentions = len(collected.data.images), collected.mentions
+    images = np.array([m.image for m in mentions])
     pairs = np.array(collected.pairs, dtype=int).reshape(-1, 2)
-    masks = np.stack([m.mask for m in collected.mentions])
-    maps = {
-        k: np.stack([m.maps[k] for m in collected.mentions]) for k in collected.mentions[0].maps
-    }
-    maps["mean_mask"] = mean_of_others(masks, images)
-    maps["uniform"], maps["oracle"] = np.ones_like(masks), oracle(masks)
-    values = {
-        kind: {
-            "discrimination": 100 * discrimination(normalised(maps[kind]), masks, pairs),
-            "pointing": 100 * pointing(maps[kind], masks),
-            "mass": 100 * mass(normalised(maps[kind]), masks),
-        }
-        for kind in MAPS
-        if kind in maps
-    }
+    values = _values(mentions, pairs, images, collected.grid)
 
-    def means(scores: dict[str, np.ndarray]) -> dict[str, Ratio]:
-        of_pairs = {"discrimination": images[pairs[:, 0]]}
-        return {m: mean(of, of_pairs.get(m, images), n_images) for m, of in scores.items()}
+    def means(scores: dict[str, np.ndarray], chosen: np.ndarray) -> dict[str, Ratio]:
+        """Average over the chosen mentions, and over the pairs that contain one."""
+        of_pairs = {"discrimination": (images[pairs[:, 0]], chosen[pairs].any(1))}
+        result = {}
+        for metric, of in scores.items():
+            image, use = of_pairs.get(metric, (images, chosen))
+            result[metric] = mean(of[use], image[use], n_images)
+        return result
 
-    lead = means({m: of - values["time_averaged"][m] for m, of in values["model"].items()})
+    def by_map(chosen: np.ndarray) -> dict[str, Any]:
+        return {kind: bootstrap.intervals(means(of, chosen)) for kind, of in values.items()}
+
+    everything = np.ones(len(mentions), bool)
+    lead = {m: of - values["time_averaged"][m] for m, of in values["model"].items()}
+    leads = means(lead, everything)
     entropy = np.concatenate([caption.entropies for caption in collected.captions])
     entropy_image = np.array([c.image for c in collected.captions for _ in c.words])
     of_words = {"map_entropy": mean(entropy, entropy_image, n_images)}
-    scores = {kind: bootstrap.intervals(means(of_kind)) for kind, of_kind in values.items()}
+    scores, types = by_map(everything), {}
+    for name in sorted(set(collected.data.types.values())):
+        chosen = np.array([name in m.mention.types for m in mentions])
+        numbers = {"mentions": int(chosen.sum()), "pairs": int(chosen[pairs].any(1).sum())}
+        types[name] = {**numbers, "scores": by_map(chosen)}
     scored = {
         "scores": scores,
-        "delta": bootstrap.intervals(lead),
+        "delta": bootstrap.intervals(leads),
+        "types": types,
         "verdict": _verdict(
             scores["model"]["discrimination"],
             ties=bool((values["model"]["discrimination"] == 50).all()),
@@ -237,9 +247,33 @@ def _score(
         ),
         **bootstrap.intervals(of_words),
     }
-    of_lead = {f"lead_over_time_averaged_map.{metric}": of for metric, of in lead.items()}
-    measures = means(values["model"]) | of_lead | of_words
-    return scored, measures, values["model"]["pointing"]
+    of_lead = {f"lead_over_time_averaged_map.{metric}": of for metric, of in leads.items()}
+    measures = means(values["model"], everything) | of_lead | of_words
+    return scored, measures, {kind: of["pointing"] for kind, of in values.items()}
+
+
+def _values(
+    mentions: Sequence[MentionRecord], pairs: np.ndarray, images: np.ndarray, grid: tuple[int, int]
+) -> dict[str, dict[str, np.ndarray]]:
+    """Return for each kind of map and metric the values of all mentions, or pairs, in percent."""
+    masks = np.stack([m.mask for m in mentions])
+    maps = {kind: np.stack([m.maps[kind] for m in mentions]) for kind in mentions[0].maps}
+    maps["mean_mask"] = mean_of_others(masks, images)
+    maps["centre"] = gaussians(maps["mean_mask"], grid)
+    maps["uniform"], maps["oracle"] = np.ones_like(masks), oracle(masks)
+    values = {}
+    for kind in MAPS:
+        if kind in maps:
+            masses = mass(normalised(maps[kind]), masks)
+            # A map that is the same for all words has the same mass for all words.
+            best = [m.correctness[kind] for m in mentions if kind in m.correctness]
+            values[kind] = {
+                "discrimination": 100 * discrimination(normalised(maps[kind]), masks, pairs),
+                "pointing": 100 * pointing(maps[kind], masks),
+                "mass": 100 * masses,
+                "correctness": 100 * (np.array(best) if best else masses),
+            }
+    return values
 
 
 def _verdict(estimate: dict[str, float | None], ties: bool, images: int) -> str:
@@ -257,50 +291,3 @@ def _verdict(estimate: dict[str, float | None], ties: bool, images: int) -> str:
     if high < 50:
         return f"{result}, below chance: the maps are on the wrong object of the two"
     return f"{result}, which is chance: these pairs do not show that the maps depend on the word"
-
-
-def _named_objects(
-    collected: GroundingData, pointing: Float64[np.ndarray, " N"]
-) -> tuple[dict[str, int], dict[str, Ratio]]:
-    """Return counts of what generated captions name, and F1-all, F1-loc and CHAIR in percent.
-
-    F1-all and F1-loc follow Zhou et al. 2019 (Grounded Video Description), but with the pointing game
-    on masks instead of an IoU of boxes above ½. CHAIR follows Rohrbach et al. 2018.
-
-    The target categories of an image have a mask and are named by a reference caption. A category in
-    the caption (counted once, by its first mention) is correct if it is a target and refers to
-    objects of the image. It is grounded if the map also points into their mask. Categories that are in
-    the image, but are not targets, count neither as correct nor as wrong.
-
-    - ``f1_all`` = 2 · grounded / (named + targets).
-    - ``f1_loc`` = grounded / correct.
-    - ``chair_i``: percentage of mentions whose category is neither annotated nor in a reference;
-      ``chair_s``: percentage of captions with such a mention. Lower is better.
-    - ``true_captions``, generated scenes only: percentage of captions that ``true_of`` accepts.
-
-    ``pointing`` is the pointing score of each scored mention, in percent.
-    """
-    data, tokenizer = collected.data, Tokenizer()
-    # Measure → the sum and the number of each image.
-    shares: dict[str, np.ndarray] = defaultdict(lambda: np.zeros((2, len(data.images))))
-    counts: Counter[str] = Counter()
-    for caption in collected.captions:
-        index, image = caption.image, data.images[caption.image]
-        references = [data.mentions(tokenizer(text), image) for text in image.captions]
-        in_reference = {mention.category for mentions in references for mention in mentions}
-        target, present = in_reference & set(image.categories), in_reference | image.present
-        hallucinated = [mention.category not in present for mention, _ in caption.mentions]
-        shares["chair_i"][:, index] += 100 * sum(hallucinated), len(hallucinated)
-        shares["chair_s"][:, index] += 100 * any(hallucinated), 1
-        if data.generated:
-            is_true = true_of(" ".join(caption.words), image.objects)
-            shares["true_captions"][:, index] += 100 * is_true, 1
-        first = {mention.category: number for mention, number in reversed(caption.mentions)}
-        named = sum(category in target or category not in present for category in first)
-        correct = [n for category, n in first.items() if category in target and n is not None]
-        grounded = sum(pointing[number] for number in correct)
-        shares["f1_all"][:, index] += 2 * grounded, named + len(target)
-        shares["f1_loc"][:, index] += grounded, len(correct)
-        counts.update(named=named, to_be_named=len(target), right=len(correct))
-        counts.update(mentions=len(hallucinated))
-    return dict(counts), {name: Ratio(*of_images) for name, of_images in shares.items()}

@@ -27,12 +27,20 @@ def pointing(maps: Maps, masks: Maps) -> Float64[np.ndarray, " N"]:
 
 
 def mass(maps: Maps, masks: Maps) -> Float64[np.ndarray, " N"]:
-    """Σ α_i m_i, the share of the map inside the mask.
+    """Σ α_i m_i, the share of the map inside the mask; for a uniform map, the mask's area.
 
-    This is the attention correctness of Liu et al. 2017, with masks instead of boxes. A uniform map
-    scores the mask's area.
+    This is the attention correctness of a word in Liu et al. 2017.
     """
     return np.asarray((maps * masks).sum(1))
+
+
+def correctness(maps: Float64[np.ndarray, "T L"], mask: Float64[np.ndarray, " L"]) -> float:
+    """Return the attention correctness of a phrase: the largest mass of its words' maps.
+
+    Liu et al. 2017 define it as a maximum because attention need not stay on the region for all words
+    of "a huge stuffed bear".
+    """
+    return float((maps @ mask).max())
 
 
 def discrimination(
@@ -59,6 +67,17 @@ def mean_of_others(masks: Maps, image: Int[np.ndarray, " N"]) -> Maps:
     sums = np.zeros((image.max() + 1, masks.shape[1]))
     np.add.at(sums, image, masks)
     return normalised(np.clip(masks.sum(0) - sums[image], 0, None))
+
+
+def gaussians(maps: Maps, grid: tuple[int, int]) -> Maps:
+    """Return for each map the Gaussian with its mean and its covariance, on the same grid."""
+    cells = np.mgrid[: grid[0], : grid[1]].reshape(2, -1) + 0.5
+    means = maps @ cells.T  # (N, 2), in cells
+    offsets = cells - means[:, :, None]  # (N, 2, L)
+    # The variance inside a cell keeps the covariance of a single cell invertible.
+    covariances = np.einsum("nl,nil,njl->nij", maps, offsets, offsets) + np.eye(2) / 12
+    scaled = np.linalg.solve(covariances, offsets)
+    return normalised(np.exp(-0.5 * (offsets * scaled).sum(1)))
 
 
 def oracle(masks: Maps) -> Maps:
