@@ -25,7 +25,7 @@ class Caption:
         word_log_probs: log-probability in nats of each word given those before it.
         score: log_prob / length ** length_penalty, by which the search ranks captions; the length
             includes the end. For a sentence given to ``Predictor.explain``, the mean per token.
-        weights: attention weights of each word.
+        weights: attention weights of each word; no cells, if they were not asked for.
         geometry: the position of the annotation grid in the original image.
         model: name of the model.
         mechanism: description of the attention, e.g. ``LSTMDecoder: Additive × Soft``; with the
@@ -39,6 +39,11 @@ class Caption:
         centre: centre (row, column) of local attention in cells; cell r covers [r, r + 1).
         window: cells on each side of the centre that local attention covers.
         alternatives: the other captions of the beam, best first.
+        outside: share of each word's attention that fell on no cell, but on class and register tokens
+            or on text; None if all of it is on cells. If given, ``weights`` are shares of the rest, and
+            ``layers`` are the model's own weights, whose sum is below 1.
+        rollout: attention rollout (Abnar, Zuidema 2020, arXiv 2005.00928) of each word, as shares; only
+            with details and ``outside``.
         unknown: indices of the words that the model does not know and reads as ``<unk>``; only a
             sentence given to ``Predictor.explain`` has any.
     """
@@ -58,6 +63,8 @@ class Caption:
     past: Float32[np.ndarray, "T layers past_heads T"] | None = None
     centre: Float32[np.ndarray, "T 2"] | None = None
     window: int | None = None
+    outside: Float32[np.ndarray, " T"] | None = None
+    rollout: Float32[np.ndarray, "T rows columns"] | None = None
     alternatives: tuple["Caption", ...] = ()
     unknown: tuple[int, ...] = ()
 

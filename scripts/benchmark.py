@@ -36,7 +36,7 @@ from captioner.fast.malloc import keep_memory
 from captioner.files import write_text
 from captioner.models.encoder import CNNEncoder
 from captioner.precision import unsupported
-from captioner.predictor import load
+from captioner.loading import load
 from captioner.provenance import provenance
 
 ENCODERS = ("efficientnet_lite0", "efficientnet_lite2")

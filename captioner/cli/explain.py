@@ -62,14 +62,14 @@ def run(options: argparse.Namespace) -> int:
         if os.path.realpath(file) in inputs:
             raise UsageError(f"'{file}' would be overwritten; give another --output folder")
     with loading():
-        from captioner import predictor
+        from captioner.loading import load
         from captioner.fast.malloc import keep_memory
         from captioner.files import write_bytes
         from captioner.overlay import Style
         from captioner.text import Tokenizer
 
         keep_memory()
-        model = predictor.load(options.model, options.device)
+        model = load(options.model, options.device)
     style = Style(**{name: getattr(options, name) for name in STYLE})
     for word in Tokenizer()(options.caption or ""):
         if word not in model.vocabulary.words:

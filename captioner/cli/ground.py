@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> int:
         )
     with TemporaryDirectory() as scratch, stages() as show:
         show("reading masks and captions")
-        from captioner import predictor
+        from captioner.loading import load
         from captioner.cli.ground_images import READERS, evaluate
         from captioner.cli.ground_tables import page
         from captioner.fast.malloc import keep_memory
@@ -83,7 +83,7 @@ def run(options: argparse.Namespace) -> int:
         keep_memory()
         images = READERS[kind](options, Path(scratch))
         show("loading the model")
-        model = predictor.load(options.model, options.device)
+        model = load(options.model, options.device)
         model.decoding = model.decoding.with_options({"beam_size": options.beam_size})
         report, statistics = evaluate(model, images, options, show)
     print(page(report, options.full))

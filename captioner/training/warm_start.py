@@ -5,7 +5,7 @@ import logging
 from captioner import checkpoint
 from captioner.errors import UsageError
 from captioner.models.captioner import Captioner
-from captioner.predictor import find_model
+from captioner.loading import find_model
 
 _LOG = logging.getLogger(__name__)
 
