@@ -31,7 +31,7 @@ class Reading:
 
     Attributes:
         pieces: the T tokens as text, with their spaces; together they are the sentence.
-        log_probs: log-probability in nats of each token given those before it, and of the end, if it came.
+        log_probs: in nats, of each token given those before it, and of the end, if it came.
         attention: the model's weights on its image cells when it predicts each token, in raster order;
             the sum may be below 1, if it also attends to something else. None if not requested.
         rollout: attention rollout to the cells; None if the model has none.
@@ -138,14 +138,14 @@ class AdapterPredictor(BasePredictor):
         sentence_words(text)
         self.decoding.with_options({"samples": samples})
         photo = image_files.load(image)
-        return self._caption(image, photo.size, self.adapter.read(photo, text.strip()), 1, True)
+        return self._caption(image, photo.size, self.adapter.read(photo, text.strip()), 1.0, True)
 
     def _caption(
         self,
         source: Source,
         size: tuple[int, int],
         reading: Reading,
-        length_penalty: float,
+        length_penalty: float | int,
         details: bool,
     ) -> Caption:
         words, members = words_of(reading.pieces)

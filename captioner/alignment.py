@@ -1,6 +1,5 @@
 """Sub-word pieces → words, and a model's grid → a grid that covers the whole photo."""
 
-import math
 import re
 from collections.abc import Sequence
 from itertools import accumulate
@@ -59,8 +58,8 @@ def to_photo(
 ) -> Float64[np.ndarray, "*axes photo_rows photo_columns"]:
     """Move maps of a part of the photo to a grid that covers it: each cell's weight goes where it lies.
 
-    Weight on padding, outside the photo, is dropped; parts of the photo that the model does not see
-    have weight 0.
+    A cell that lies partly on padding counts for its part on the photo; one that lies wholly on padding
+    is dropped. Parts of the photo that the model does not see have weight 0.
 
     Args:
         maps: the cells of the model.
@@ -75,11 +74,11 @@ def to_photo(
     return np.asarray(down.T @ np.asarray(maps, np.float64) @ across)
 
 
-def _shares(
-    cells: int, start: float, end: float, count: int
-) -> Float64[np.ndarray, "cells count"]:
-    """Return the fraction of each of a model's cells that lies in each cell of the photo."""
+def _shares(cells: int, start: float, end: float, count: int) -> Float64[np.ndarray, "cells count"]:
+    """Return how the part of each of a model's cells on the photo divides among the photo's cells."""
     borders = np.linspace(start, end, cells + 1)[:, None]
     photo = np.linspace(0, 1, count + 1)
     low, high = np.maximum(borders[:-1], photo[:-1]), np.minimum(borders[1:], photo[1:])
-    return np.clip(high - low, 0, None) / (math.fabs(end - start) / cells)
+    lengths = np.clip(high - low, 0, None)
+    total = lengths.sum(1, keepdims=True)
+    return np.asarray(lengths / np.where(total > 0, total, 1))

@@ -183,7 +183,7 @@ class Predictor(BasePredictor):
         decoding: Decoding | None = None,
         batch_size: int = 64,
         details: bool = False,
-        maps: bool = True,  # they cost nothing here
+        maps: bool = True,  # noqa: ARG002 - they cost nothing here
     ) -> Iterator[Caption | ImageError]:
         """Stream captions; see ``BasePredictor``."""
         if details and self.draws_locations:
@@ -304,7 +304,9 @@ def update_with_weights(digest: Any, module: torch.nn.Module) -> None:
     """Add the names and the bytes of a module's weights to a hash."""
     for name, tensor in sorted(module.state_dict().items()):
         digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(
+            tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        )
 
 
 def sentence_words(text: str) -> list[str]:
@@ -320,6 +322,7 @@ def sentence_words(text: str) -> list[str]:
 
 
 def torch_device(name: str) -> torch.device:
+    """Return a device by its name, or by ``auto``; raise ``UsageError`` if it cannot be used."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -34,9 +34,9 @@ from captioner.data.pixels import read_batches
 from captioner.data.readers import read
 from captioner.fast.malloc import keep_memory
 from captioner.files import write_text
+from captioner.loading import load
 from captioner.models.encoder import CNNEncoder
 from captioner.precision import unsupported
-from captioner.loading import load
 from captioner.provenance import provenance
 
 ENCODERS = ("efficientnet_lite0", "efficientnet_lite2")

@@ -13,12 +13,15 @@ except ImportError:
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-WORDS = "a the dog cat zeb ##ra red blue green circle square triangle run ##ning on left right".split()
+WORDS = [
+    *("a", "the", "dog", "cat", "zeb", "##ra", "red", "blue", "green", "circle", "square"),
+    *("triangle", "run", "##ning", "on", "left", "right"),
+]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[DEC]"]
 TEXT: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
 }  # fmt: skip
-VISION = TEXT | {"image_size": 32, "patch_size": 8}  # a grid of 4 × 4
+VISION = TEXT | {"image_size": 32, "patch_size": 8, "initializer_range": 0.02}  # a grid of 4 × 4
 CROP = {"size": {"shortest_edge": 32}, "crop_size": {"height": 32, "width": 32}}
 SQUARE = {"size": {"height": 32, "width": 32}}
 IMAGE = ["<image>", "<fake_token_around_image>", "<global-img>", "<end_of_utterance>"]

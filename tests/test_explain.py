@@ -35,7 +35,7 @@ def photos(tmp_path):
 def transformer(monkeypatch):
     """The model that any --model loads."""
     model = untrained("TransformerDecoder", **TRANSFORMER)
-    monkeypatch.setattr(predictor, "load", lambda *_: model)
+    monkeypatch.setattr("captioner.loading.load", lambda *_: model)
     return model
 
 

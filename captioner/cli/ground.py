@@ -75,10 +75,10 @@ def run(options: argparse.Namespace) -> int:
         )
     with TemporaryDirectory() as scratch, stages() as show:
         show("reading masks and captions")
-        from captioner.loading import load
         from captioner.cli.ground_images import READERS, evaluate
         from captioner.cli.ground_tables import page
         from captioner.fast.malloc import keep_memory
+        from captioner.loading import load
 
         keep_memory()
         images = READERS[kind](options, Path(scratch))

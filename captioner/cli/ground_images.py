@@ -20,7 +20,7 @@ from captioner.evaluation.image_statistics import Evaluation, Regime
 from captioner.evaluation.metrics import read_references
 from captioner.limits import SCENE
 from captioner.loading import find_model
-from captioner.predictor import BasePredictor, Predictor
+from captioner.predictor import Predictor
 from captioner.provenance import provenance
 
 SCENES = 200  # size of the test split of configs/data/shapes.yaml

@@ -5,10 +5,10 @@ model word by word (teacher forcing), which gives the same weights as generation
 """
 
 import hashlib
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -78,9 +78,11 @@ class HFAdapter(Adapter):
         inputs, ids = self._inputs([photo]), self._ids(text)
         flat = torch.from_numpy(cells.reshape(len(cells), -1)).to(self.device)
         with self._recorded(1) as vision:
-            self._decoded(inputs, torch.zeros(1, dtype=torch.long, device=self.device), [ids], False)
+            self._decoded(
+                inputs, torch.zeros(1, dtype=torch.long, device=self.device), [ids], False
+            )
         found = []
-        for part in flat.split(ROWS):
+        for part in torch.split(flat, ROWS):
             rows = torch.zeros(len(part), dtype=torch.long, device=self.device)
             with self._replayed(vision[-1], rows), self._erased(part):
                 output = self._decoded(inputs, rows, [ids] * len(part), False)
@@ -94,7 +96,9 @@ class HFAdapter(Adapter):
         return digest.hexdigest()
 
     @torch.inference_mode()
-    def generated(self, inputs: dict[str, Tensor], decoding: Decoding, count: int) -> list[list[int]]:
+    def generated(
+        self, inputs: dict[str, Tensor], decoding: Decoding, count: int
+    ) -> list[list[int]]:
         """Return the ids of ``count`` captions per photo, without the start, with the end if it came."""
         options: dict[str, Any] = {
             "num_beams": decoding.beam_size,
@@ -161,7 +165,7 @@ class HFAdapter(Adapter):
         """Feed captions, equally many of each photo, to the model."""
         count = len(tokens) // len(photos)
         readings = []
-        for rows in torch.arange(len(tokens), device=self.device).split(ROWS):
+        for rows in torch.split(torch.arange(len(tokens), device=self.device), ROWS):
             captions, of = [tokens[row] for row in rows], rows // count
             with torch.inference_mode(), self._replayed(vision, of):
                 output = self._decoded(inputs, of, captions, attend)
@@ -174,7 +178,7 @@ class HFAdapter(Adapter):
                     continue
                 found, grid = self._attention(output, inputs, row, captions)
                 cells, rollout = (
-                    part[: len(pieces)].unflatten(-1, grid).float().cpu().numpy()
+                    torch.unflatten(part[: len(pieces)], -1, grid).float().cpu().numpy()
                     for part in (found.cells, found.rollout)
                 )
                 box = self._box(photos[int(of[row])].size)
@@ -200,9 +204,7 @@ class HFAdapter(Adapter):
     def _log_probs(self, output: Any, captions: Sequence[list[int]]) -> list[list[float]]:
         longest = max(map(len, captions))
         log_probs = output.logits[:, -longest - 1 : -1].float().log_softmax(-1)
-        return [
-            log_probs[row, range(len(ids)), ids].tolist() for row, ids in enumerate(captions)
-        ]
+        return [log_probs[row, range(len(ids)), ids].tolist() for row, ids in enumerate(captions)]
 
     def _attention(
         self, output: Any, inputs: dict[str, Tensor], row: int, captions: Sequence[list[int]]
@@ -245,9 +247,9 @@ class HFAdapter(Adapter):
         ends = [0]
         for length in range(1, len(ids)):
             part = self.tokenizer.decode(ids[:length], **options)
-            ends.append(max(ends[-1], len(os.path.commonprefix([text, part]))))
-        ends.append(len(text))
-        return [text[start:end] for start, end in zip(ends, ends[1:], strict=False)]
+            common = next((i for i, (a, b) in enumerate(zip(text, part)) if a != b), len(part))  # noqa: B905
+            ends.append(max(ends[-1], min(common, len(text))))
+        return [text[start:end] for start, end in pairwise([*ends, len(text)])]
 
     @property
     def _vision(self) -> Any:

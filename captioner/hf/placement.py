@@ -32,9 +32,7 @@ def placement(size: tuple[int, int], process: Process) -> Box:
     ramp[..., 1] = (np.arange(height)[:, None] + 0.5) / height
     ramp[..., 2] = 1
     image = Image.fromarray((255 * ramp).round().astype(np.uint8))
-    black, white = (
-        process(Image.new("RGB", image.size, color)) for color in ("black", "white")
-    )
+    black, white = (process(Image.new("RGB", image.size, color)) for color in ("black", "white"))
     # Padding is the same in both images; elsewhere these are the values of 0 and 1.
     scale = white - black
     inside = np.abs(scale[2]) > np.abs(scale[2]).max() / 2
@@ -42,9 +40,9 @@ def placement(size: tuple[int, int], process: Process) -> Box:
     columns, rows = np.flatnonzero(inside.any(0)), np.flatnonzero(inside.any(1))
     left, right = _ends(np.median(values[0][rows], 0), columns)
     top, bottom = _ends(np.median(values[1][:, columns], 1), rows)
-    found = left, top, right, bottom
-    box = tuple(whole if abs(x - whole) < SNAP else x for x, whole in zip(found, WHOLE, strict=True))
-    return box  # type: ignore[return-value]
+    found = zip((left, top, right, bottom), WHOLE, strict=True)
+    left, top, right, bottom = (end if abs(value - end) < SNAP else value for value, end in found)
+    return left, top, right, bottom
 
 
 def _ends(values: Float[np.ndarray, " n"], valid: np.ndarray) -> tuple[float, float]:

@@ -27,6 +27,11 @@ def record(caption: Caption, style: Style = DEFAULT_STYLE) -> dict[str, Any]:
                 "word": word,
                 **({"unknown": True} if index in caption.unknown else {}),
                 "log_prob": round(caption.word_log_probs[index], 4),
+                **(
+                    {"outside": round(float(caption.outside[index]), 4)}
+                    if caption.outside is not None
+                    else {}
+                ),
                 "entropy": round(float(entropies(weights[index : index + 1])[0]), 4),
                 # The shortest decimals that round to the same float32 values.
                 "weights": [[float(str(value)) for value in row] for row in weights[index]],
@@ -37,9 +42,15 @@ def record(caption: Caption, style: Style = DEFAULT_STYLE) -> dict[str, Any]:
 
 
 def npz(caption: Caption, style: Style = DEFAULT_STYLE) -> bytes:
-    """Return an NPZ file with ``weights`` (T, rows, columns) float32 and ``words`` (T,)."""
+    """Return an NPZ file with ``weights`` (T, rows, columns) float32 and ``words`` (T,).
+
+    ``layers``, ``rollout`` and ``outside`` of ``Caption`` are included, if the caption has them.
+    """
     stream = BytesIO()
-    np.savez_compressed(stream, weights=maps(caption, style), words=np.array(caption.words, str))
+    more = {name: getattr(caption, name) for name in ("layers", "rollout", "outside")}
+    more = {name: values for name, values in more.items() if values is not None}
+    words = np.array(caption.words, str)
+    np.savez_compressed(stream, weights=maps(caption, style), words=words, **more)
     return stream.getvalue()
 
 

@@ -4,8 +4,8 @@ import logging
 
 from captioner import checkpoint
 from captioner.errors import UsageError
-from captioner.models.captioner import Captioner
 from captioner.loading import find_model
+from captioner.models.captioner import Captioner
 
 _LOG = logging.getLogger(__name__)
 
