@@ -52,13 +52,11 @@ class Adapter:
     Attributes:
         mechanism: description of its attention, for figures.
         decoding: its own search.
-        grid: rows and columns of its cells.
         device: where it computes, by torch's name.
     """
 
     mechanism: str
     decoding: Decoding = Decoding(beam_size=1)
-    grid: tuple[int, int]
     device: str = "cpu"
 
     def generate(

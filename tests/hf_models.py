@@ -1,6 +1,7 @@
 """Tiny models of every family that ``hf:`` takes, with random weights, saved with their processors."""
 
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from transformers import PreTrainedTokenizerFast
 WORDS = [
     *("a", "the", "dog", "cat", "zeb", "##ra", "red", "blue", "green", "circle", "square"),
     *("triangle", "run", "##ning", "on", "left", "right"),
+    *(mark + letter for mark in ("", "##") for letter in ascii_lowercase[1:]),
 ]
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[DEC]"]
 TEXT: dict[str, Any] = {

@@ -81,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
         keep_memory()
         model = load(options.model, options.device)
     style = Style(**{name: getattr(options, name) for name in STYLE})
-    known = model.vocabulary and model.vocabulary.words
+    known = None if model.vocabulary is None else model.vocabulary.words
     for word in Tokenizer()(options.caption or ""):
         if known is not None and word not in known:
             note = f"the model does not know '{printable(word)}' and reads it as <unk>"

@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from captioner.adapter import AdapterPredictor
 from captioner.checkpoint import MODEL
 from captioner.data import masks, readers, shapes_dataset
 from captioner.data.readers.files import MALFORMED
 from captioner.data.records import SPLITS, VAL, Record
 from captioner.errors import UsageError
+from captioner.evaluation import adapted
 from captioner.evaluation.attention_maps import batches
 from captioner.evaluation.faithfulness import DeletionCurves
 from captioner.evaluation.grounding import GroundingData
@@ -20,7 +22,7 @@ from captioner.evaluation.image_statistics import Evaluation, Regime
 from captioner.evaluation.metrics import read_references
 from captioner.limits import SCENE
 from captioner.loading import find_model
-from captioner.predictor import Predictor
+from captioner.predictor import BasePredictor, Predictor
 from captioner.provenance import provenance
 
 SCENES = 200  # size of the test split of configs/data/shapes.yaml
@@ -96,40 +98,51 @@ READERS: dict[str, Callable[[argparse.Namespace, Path], Images]] = {
 
 
 def evaluate(
-    model: Predictor, images: Images, options: argparse.Namespace, show: Callable[..., None]
+    model: BasePredictor, images: Images, options: argparse.Namespace, show: Callable[..., None]
 ) -> Evaluation:
     """Evaluate every regime and describe the model, the data and the settings."""
     both: tuple[Regime, ...] = ("forced", "generated")
     regimes = both if options.regime == "both" else (options.regime,)
-    captioner, masked, total = model.captioner, images.masked, len(images.photos)
+    masked, total = images.masked, len(images.photos)
+    captioner = model.captioner if isinstance(model, Predictor) else None
     maps = {regime: GroundingData(captioner, masked, regime) for regime in regimes if masked}
     curves = {regime: DeletionCurves(model, images.photos, regime) for regime in regimes}
-    measures: list[GroundingData | DeletionCurves] = [*maps.values(), *curves.values()]
     failed: list[str] = []
     show("measuring photos", total)
-    for batch in batches(
-        captioner,
-        images.photos,
-        options.batch_size,
-        failed,
-        decoding=model.decoding if "generated" in regimes else None,
-        seed=options.seed,
-        advance=lambda done: show("measuring photos", total, done),
-    ):
-        for measure in measures:
-            measure.add(batch)
+
+    def advance(done: int) -> None:
+        show("measuring photos", total, done)
+
+    if isinstance(model, AdapterPredictor):
+        adapted.measure(model, images.photos, maps, curves, failed, options.seed, advance)
+    else:
+        assert captioner is not None
+        found = batches(
+            captioner,
+            images.photos,
+            options.batch_size,
+            failed,
+            decoding=model.decoding if "generated" in regimes else None,
+            seed=options.seed,
+            advance=advance,
+        )
+        for batch in found:
+            for of_maps in maps.values():
+                of_maps.add(batch)
+            for of_words in curves.values():
+                of_words.add(batch)
     show("computing confidence intervals", total)
     reports: dict[str, Any] = {}
     statistics = []
     for regime in regimes:
-        of_maps = maps[regime].report(options.seed) if maps else Evaluation({}, [])
-        of_words = curves[regime].report(options.seed)
-        reports[regime] = of_maps.report | {"faithfulness": of_words.report}
-        statistics += of_maps.image_statistics + of_words.image_statistics
+        grounding = maps[regime].report(options.seed) if maps else Evaluation({}, [])
+        faithfulness = curves[regime].report(options.seed)
+        reports[regime] = grounding.report | {"faithfulness": faithfulness.report}
+        statistics += grounding.image_statistics + faithfulness.image_statistics
     report = {
         "command": " ".join(["captioner", *sys.argv[1:]]),
         "model": model.name,
-        "mechanism": captioner.decoder.mechanism,
+        "mechanism": model.mechanism,
         "supervised_by_masks": model.supervision,
         "data": images.source,
         "decoding": vars(model.decoding),

@@ -115,6 +115,9 @@ class HFAdapter(Adapter):
         return [self._until_end(row) for row in sequences[:, prefix:].tolist()]
 
     def _until_end(self, ids: list[int]) -> list[int]:
+        image = getattr(self.model.config, "image_token_id", None)
+        if image in ids:  # there is no second image to read
+            ids = [*ids[: ids.index(image)], self._ends[0]]
         return ids[: next((i for i, token in enumerate(ids, 1) if token in self._ends), len(ids))]
 
     def _ids(self, text: str) -> list[int]:
