@@ -14,8 +14,11 @@ except ImportError:
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from captioner.data.shapes import Scene, scene
+
 WORDS = [
     *("a", "the", "dog", "cat", "zeb", "##ra", "red", "blue", "green", "circle", "square"),
+    *("thing", "yellow", "orange", "purple", "pink"),
     *("triangle", "run", "##ning", "on", "left", "right"),
     *(mark + letter for mark in ("", "##") for letter in ascii_lowercase[1:]),
 ]
@@ -55,13 +58,14 @@ def byte_pairs(extra: list[str]) -> PreTrainedTokenizerFast:
     return wrapped
 
 
-def blip() -> tuple[Any, Any]:
+def blip(side: int = 32) -> tuple[Any, Any]:
     text = TEXT | {
         "vocab_size": len(SPECIAL) + len(WORDS), "encoder_hidden_size": 32, "bos_token_id": 5,
         "eos_token_id": 2, "sep_token_id": 3, "pad_token_id": 0, "max_position_embeddings": 64,
     }  # fmt: skip
-    config = transformers.BlipConfig(text_config=text, vision_config=VISION, projection_dim=16)
-    image = transformers.BlipImageProcessor(**SQUARE)
+    vision = VISION | {"image_size": side}
+    config = transformers.BlipConfig(text_config=text, vision_config=vision, projection_dim=16)
+    image = transformers.BlipImageProcessor(size={"height": side, "width": side})
     processor = transformers.BlipProcessor(image, word_pieces())
     return transformers.BlipForConditionalGeneration(config), processor
 
@@ -138,4 +142,33 @@ def save(name: str, folder: Path) -> Path:
     model.save_pretrained(folder)
     for part in processor if isinstance(processor, tuple) else (processor,):
         part.save_pretrained(folder)
+    return folder
+
+
+def colour_caption(shown: Scene) -> str:
+    return f"a {shown.objects[0].colour} thing"
+
+
+def trained_blip(folder: Path, steps: int = 400) -> Path:
+    """Save a BLIP that was trained to name the colour of the one object of a generated scene."""
+    torch.manual_seed(0)
+    model, processor = blip(side=64)
+    scenes = [scene(0, index, image_size=64, max_objects=1) for index in range(600)]
+    pixels = processor.image_processor([shown.image for shown in scenes], return_tensors="pt")
+    pixels, tokenizer = pixels.pixel_values, processor.tokenizer
+    texts = tokenizer([colour_caption(shown) for shown in scenes], add_special_tokens=False)
+    ids = torch.tensor([[5, *words, 3] for words in texts.input_ids])
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
+    for _ in range(steps):
+        rows = torch.randint(len(ids), (16,))
+        states = model.vision_model(pixels[rows]).last_hidden_state
+        logits = model.text_decoder(ids[rows, :-1], encoder_hidden_states=states).logits
+        torch.nn.functional.cross_entropy(logits.mT, ids[rows, 1:]).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
     return folder

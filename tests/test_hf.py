@@ -14,6 +14,7 @@ import hf_models
 from captioner.alignment import to_photo
 from captioner.cli import checks
 from captioner.cli.main import main
+from captioner.data.shapes import scene
 from captioner.errors import CheckpointError, UsageError
 from captioner.hf.families import QUESTION
 from captioner.hf.placement import placement
@@ -268,6 +269,7 @@ def test_the_commands_take_it(blip, tmp_path, capsys, in_process):
         np.testing.assert_allclose(files[name]["weights"], expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("folder", ["blip", "llava"], indirect=True)
 def test_ground_scores_its_maps_and_erases_its_cells(folder, tmp_path, capsys):
     report = tmp_path / "report.json"
     options = ["--scenes", "2", "--beam-size", "1", "--output", str(report), "--device", "cpu"]
@@ -281,6 +283,25 @@ def test_ground_scores_its_maps_and_erases_its_cells(folder, tmp_path, capsys):
     words = forced["faithfulness"]["scores"]["all"]
     assert words["words"] > 10
     assert words["area_most"]["value"] != words["area_least"]["value"]
+
+
+@pytest.mark.slow
+def test_the_maps_of_a_trained_model_point_at_the_object(tmp_path):
+    """A BLIP that learns the colours of objects looks at them: its maps are not moved."""
+    folder = hf_models.trained_blip(tmp_path / "trained")
+    model = captioner.load(f"hf:{folder}", "cpu")
+    scenes = [scene(1, index, image_size=64, max_objects=1) for index in range(100)]
+    captions = model.caption([shown.image for shown in scenes])
+    texts = [hf_models.colour_caption(shown) for shown in scenes]
+    assert sum(found.text == text for found, text in zip(captions, texts, strict=True)) >= 90
+    chance = points = 0.0
+    for shown, text in zip(scenes, texts, strict=True):
+        explained = model.explain(shown.image, text)
+        mask = explained.geometry.to_grid(shown.masks[0]) > 0
+        points += mask.flat[explained.weights[1].argmax()]  # of the colour
+        chance += mask.mean()
+    assert points >= 80
+    assert chance < 20
 
 
 def test_the_app_answers_with_it(blip, tmp_path):

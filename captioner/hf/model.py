@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from itertools import pairwise
+from threading import RLock
 from typing import Any
 
 import numpy as np
@@ -45,15 +46,20 @@ class HFAdapter(Adapter):
         self.device = str(model.device)
         self.mechanism = f"{type(model).__name__}: {family.title}"
         settings = model.generation_config
-        length = settings.max_new_tokens or settings.max_length or 0
+        length = settings.max_new_tokens or 0
+        if not length and family.start and settings.max_length:
+            length = settings.max_length - 1  # without the start
         self.decoding = Decoding(
             beam_size=settings.num_beams or 1,
-            max_length=min(max(length, family.max_length), 200),
+            max_length=min(length or family.max_length, 200),
             length_penalty=1.0 if settings.length_penalty is None else settings.length_penalty,
             no_repeat=settings.no_repeat_ngram_size or 0,
         )
         ends = family.end(model)
         self._ends = list(ends) if isinstance(ends, list | tuple) else [ends]
+        self._lock = (
+            RLock()
+        )  # the app's threads share the model, whose encoder is replaced for a while
         self._box = lru_cache(1024)(lambda size: placement(size, self._pixels))
 
     def generate(
@@ -61,14 +67,16 @@ class HFAdapter(Adapter):
     ) -> list[list[Reading]]:
         """Return the captions of each photo by the library's ``generate``."""
         inputs, count = self._inputs(photos), decoding.beam_size if attend else 1
-        with self._recorded(len(photos)) as vision:
-            tokens = self.generated(inputs, decoding, count)
-        readings = iter(self._readings(photos, inputs, tokens, vision[-1], attend))
+        with self._lock:
+            with self._recorded(len(photos)) as vision:
+                tokens = self._generated(inputs, decoding, count)
+            readings = iter(self._readings(photos, inputs, tokens, vision[-1], attend))
         return [[next(readings) for _ in range(count)] for _ in photos]
 
     def read(self, photo: Image.Image, text: str) -> Reading:
         """Return a given sentence."""
-        return self._readings([photo], self._inputs([photo]), [self._ids(text)], None, True)[0]
+        with self._lock:
+            return self._readings([photo], self._inputs([photo]), [self._ids(text)], None, True)[0]
 
     @torch.inference_mode()
     def erase(
@@ -77,17 +85,18 @@ class HFAdapter(Adapter):
         """Return log-probabilities without some cells: the mean of all cells replaces their vectors."""
         inputs, ids = self._inputs([photo]), self._ids(text)
         flat = torch.from_numpy(cells.reshape(len(cells), -1)).to(self.device)
-        with self._recorded(1) as vision:
-            self._decoded(
-                inputs, torch.zeros(1, dtype=torch.long, device=self.device), [ids], False
-            )
-        found = []
-        for part in torch.split(flat, ROWS):
-            rows = torch.zeros(len(part), dtype=torch.long, device=self.device)
-            with self._replayed(vision[-1], rows), self._erased(part):
-                output = self._decoded(inputs, rows, [ids] * len(part), False)
-            found.append(self._log_probs(output, [ids] * len(part)))
-        return np.array([row for part in found for row in part])[:, :-1]
+        first = torch.zeros(len(cells), dtype=torch.long, device=self.device)  # all of one photo
+        log_probs = []
+        with self._lock:
+            with self._recorded(1) as vision:
+                self._decoded(inputs, first[:1], [ids], False)
+            for part in torch.split(flat, ROWS):
+                rows, captions = first[: len(part)], [ids] * len(part)
+                with self._replayed(vision[-1], rows), self._erased(part):
+                    log_probs += self._log_probs(
+                        self._decoded(inputs, rows, captions, False), captions
+                    )
+        return np.array(log_probs)[:, :-1]
 
     def fingerprint(self) -> str:
         """Return a SHA-256 of the configuration and the weights."""
@@ -96,7 +105,7 @@ class HFAdapter(Adapter):
         return digest.hexdigest()
 
     @torch.inference_mode()
-    def generated(
+    def _generated(
         self, inputs: dict[str, Tensor], decoding: Decoding, count: int
     ) -> list[list[int]]:
         """Return the ids of ``count`` captions per photo, without the start, with the end if it came."""
@@ -231,12 +240,12 @@ class HFAdapter(Adapter):
         """Return those of an image's tokens that are cells, and the grid; class tokens come first."""
         config = self.model.config
         vision = getattr(config, "vision_config", None) or config.encoder
-        patch = vision.patch_size
+        patch = getattr(vision, "patch_size", None) or max(pixels.shape) + 1  # a CNN has none
         stride = patch if isinstance(patch, int) else patch[0]
         stride *= getattr(config, "scale_factor", None) or 1  # of pixel shuffle
         stride *= 2 ** max(len(getattr(vision, "depths", ())) - 1, 0)  # of Swin
         rows, columns = (side // stride for side in pixels.shape[-2:])
-        if len(image) < rows * columns:
+        if not 0 < rows * columns <= len(image):
             raise CheckpointError(
                 f"the image tokens of {type(self.model).__name__} are no grid: {len(image)} tokens, "
                 f"expected {rows} × {columns}"
