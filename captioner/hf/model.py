@@ -28,6 +28,7 @@ from captioner.hf.quiet import quiet
 from captioner.predictor import update_with_weights
 
 ROWS = 32  # captions that are fed to the model together
+WEIGHTS = 2**28  # attention weights that are computed together, 1 GB in float32
 
 
 class HFAdapter(Adapter):
@@ -146,25 +147,34 @@ class HFAdapter(Adapter):
 
     def _inputs(self, photos: Sequence[Image.Image]) -> dict[str, Tensor]:
         """Return the inputs of the model: pixels, and a prompt if the family has one."""
+        inputs = {name: part.to(self.device) for name, part in self._processed(photos).items()}
+        return inputs | {"pixel_values": inputs["pixel_values"].to(self.model.dtype)}
+
+    def _processed(self, photos: Sequence[Image.Image]) -> dict[str, Tensor]:
         options: dict[str, Any] = {"return_tensors": "pt"}
         if self.family.start:
-            inputs = {"pixel_values": self._image_processor(list(photos), **options).pixel_values}
-        else:
-            if hasattr(self._image_processor, "do_image_splitting"):
-                options["do_image_splitting"] = False  # one map of the whole photo
-            nested, prompts = [[photo] for photo in photos], [self._prompt] * len(photos)
-            inputs = dict(self._processor(text=prompts, images=nested, **options))
-            kept = ("pixel_values", "pixel_attention_mask", "input_ids", "attention_mask")
-            inputs = {name: inputs[name] for name in kept if name in inputs}
-        return {name: values.to(self.device) for name, values in inputs.items()}
+            return {"pixel_values": self._image_processor(list(photos), **options).pixel_values}
+        if hasattr(self._image_processor, "do_image_splitting"):
+            options["do_image_splitting"] = False  # one map of the whole photo
+        nested, prompts = [[photo] for photo in photos], [self._prompt] * len(photos)
+        inputs = self._processor(text=prompts, images=nested, **options)
+        kept = ("pixel_values", "pixel_attention_mask", "input_ids", "attention_mask")
+        return {name: inputs[name] for name in kept if name in inputs}
 
     @property
     def _image_processor(self) -> Any:
         return getattr(self._processor, "image_processor", self._processor)
 
     def _pixels(self, image: Image.Image) -> Float[np.ndarray, "3 height width"]:
-        pixels = self._inputs([image])["pixel_values"]
-        return pixels.reshape(-1, *pixels.shape[-2:])[:3].double().cpu().numpy()
+        pixels = self._processed([image])["pixel_values"]
+        return pixels.reshape(-1, *pixels.shape[-2:])[:3].double().numpy()
+
+    def _rows(self, inputs: dict[str, Tensor]) -> int:
+        """Return how many captions are computed together with their attention."""
+        text = self.model.config.get_text_config(decoder=True)
+        length = inputs["input_ids"].shape[1] if "input_ids" in inputs else 256  # with GIT's image
+        weights = text.num_hidden_layers * text.num_attention_heads * length**2
+        return int(min(max(WEIGHTS // weights, 1), ROWS))
 
     def _readings(
         self,
@@ -176,8 +186,8 @@ class HFAdapter(Adapter):
     ) -> list[Reading]:
         """Feed captions, equally many of each photo, to the model."""
         count = len(tokens) // len(photos)
-        readings = []
-        for rows in torch.split(torch.arange(len(tokens), device=self.device), ROWS):
+        readings, size = [], self._rows(inputs) if attend else ROWS
+        for rows in torch.split(torch.arange(len(tokens), device=self.device), size):
             captions, of = [tokens[row] for row in rows], rows // count
             with torch.inference_mode(), self._replayed(vision, of):
                 output = self._decoded(inputs, of, captions, attend)
