@@ -84,7 +84,7 @@ class Adapter:
 
     def fingerprint(self) -> str:
         """Return a text that changes with the weights; to resume the captioning of a folder."""
-        return hashlib.sha256(repr(self).encode()).hexdigest()
+        return hashlib.sha256(type(self).__qualname__.encode()).hexdigest()
 
 
 class AdapterPredictor(BasePredictor):

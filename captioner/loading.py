@@ -4,6 +4,7 @@ from pathlib import Path
 
 from captioner import checkpoint, fast
 from captioner.errors import UsageError
+from captioner.hf.families import check_installed
 from captioner.predictor import BasePredictor, Predictor, torch_device
 from captioner.resources import DEFAULT_MODEL, HF, bundled_models
 
@@ -27,6 +28,7 @@ def load(model: str | Path | None = None, device: str = "auto") -> BasePredictor
         raise UsageError(f"a model is a name or a path, got {model!r:.80}")
     torch_device(device)  # refused before the model is read
     if str(model).startswith(HF):
+        check_installed()
         from captioner.hf.loading import load as load_hf
 
         return load_hf(str(model).removeprefix(HF), device)

@@ -242,6 +242,8 @@ def test_without_transformers_the_advice_is_to_install_it(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(UsageError, match=r"pip install 'captioner\[hf\]'"):
         checks.CHECKS["model"]("--model", "hf:Salesforce/blip-image-captioning-base")
+    with pytest.raises(UsageError, match=r"pip install 'captioner\[hf\]'"):
+        captioner.load("hf:Salesforce/blip-image-captioning-base")
 
 
 def test_the_commands_take_it(blip, tmp_path, capsys, in_process):

@@ -91,9 +91,10 @@ def _check_model(_option: str, name: str) -> None:
 def _check_model_or_hf(option: str, name: str) -> None:
     if not name.startswith(resources.HF):
         return _check_model(option, name)
+    from captioner.hf.families import check_installed, family_of
+
+    check_installed()
     source = name.removeprefix(resources.HF)
-    if importlib.util.find_spec("transformers") is None:
-        raise UsageError(f"{option} {name} needs transformers: pip install 'captioner[hf]'")
     folder = Path(source).expanduser()
     if not source or not folder.is_dir():
         if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source):
@@ -103,8 +104,6 @@ def _check_model_or_hf(option: str, name: str) -> None:
             )
         return None
     _check_file(option, str(folder / "config.json"))
-    from captioner.hf.families import family_of
-
     with (folder / "config.json").open("rb") as file:
         try:
             config = json.load(file)

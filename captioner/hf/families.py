@@ -3,11 +3,12 @@
 Imports neither torch nor transformers, so that a folder is checked before they are.
 """
 
+import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from captioner.errors import CheckpointError
+from captioner.errors import CheckpointError, UsageError
 
 QUESTION = "Describe the image in one sentence."
 
@@ -92,6 +93,12 @@ FAMILIES = {
     ),
 }  # fmt: skip
 """The families by ``model_type`` in ``config.json``."""
+
+
+def check_installed() -> None:
+    """Raise ``UsageError`` without transformers."""
+    if importlib.util.find_spec("transformers") is None:
+        raise UsageError("models named hf:… need transformers: pip install 'captioner[hf]'")
 
 
 def family_of(name: str, config: Mapping[str, Any]) -> Family:

@@ -14,7 +14,7 @@ from captioner.overlay.style import DEFAULT_STYLE, Style, describe_mechanism, en
 
 def record(caption: Caption, style: Style = DEFAULT_STYLE) -> dict[str, Any]:
     """Return a caption and the weights of its grid cells as a JSON object."""
-    weights = maps(caption, style)
+    weights, outside = maps(caption, style), caption.outside
     return {
         "image": caption.image,
         "size": [caption.geometry.width, caption.geometry.height],
@@ -27,11 +27,7 @@ def record(caption: Caption, style: Style = DEFAULT_STYLE) -> dict[str, Any]:
                 "word": word,
                 **({"unknown": True} if index in caption.unknown else {}),
                 "log_prob": round(caption.word_log_probs[index], 4),
-                **(
-                    {"outside": round(float(caption.outside[index]), 4)}
-                    if caption.outside is not None
-                    else {}
-                ),
+                **({} if outside is None else {"outside": round(float(outside[index]), 4)}),
                 "entropy": round(float(entropies(weights[index : index + 1])[0]), 4),
                 # The shortest decimals that round to the same float32 values.
                 "weights": [[float(str(value)) for value in row] for row in weights[index]],
