@@ -82,6 +82,17 @@ def test_only_training_needs_lightning_and_only_the_app_needs_gradio():
     assert needing == {"app.api", "app.page", "app.panel", "app.upload"}
 
 
+def test_transformers_is_imported_only_for_its_models():
+    needing = {
+        n for n, imported in MODULES.items() if any(m.startswith("transformers") for m in imported)
+    }
+    assert needing == {"hf.loading", "hf.quiet"}
+    body = ast.parse((PACKAGE / "loading.py").read_text()).body  # without what functions import
+    imported = {node.module for node in body if isinstance(node, ast.ImportFrom)}
+    assert "captioner.hf.families" in imported
+    assert not imported & {"captioner.hf.loading", "captioner.hf.model", "captioner.hf.quiet"}
+
+
 @pytest.mark.parametrize("arguments", [["-c", "import captioner"], ["-m", "captioner", "--help"]])
 def test_starting_imports_nothing_heavy(arguments):
     code = ["-X", "importtime", *arguments]
