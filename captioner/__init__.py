@@ -28,13 +28,17 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from captioner import models, overlay
+    from captioner.adapter import Adapter, AdapterPredictor, Reading
     from captioner.caption import Caption
     from captioner.decoding import Decoding
+    from captioner.loading import load
     from captioner.overlay import Style
-    from captioner.predictor import Predictor, load
+    from captioner.predictor import Predictor
     from captioner.resources import bundled_models
 
 __all__ = [
+    "Adapter",
+    "AdapterPredictor",
     "Caption",
     "CaptionerError",
     "CheckpointError",
@@ -44,6 +48,7 @@ __all__ = [
     "ImageError",
     "ModelError",
     "Predictor",
+    "Reading",
     "Style",
     "UsageError",
     "__version__",
@@ -55,12 +60,15 @@ __all__ = [
 
 # Imported at the first use, because importing torch takes seconds.
 _LAZY = {
+    "Adapter": "captioner.adapter",
+    "AdapterPredictor": "captioner.adapter",
+    "Reading": "captioner.adapter",
     "Caption": "captioner.caption",
     "Decoding": "captioner.decoding",
     "Predictor": "captioner.predictor",
     "Style": "captioner.overlay",
     "bundled_models": "captioner.resources",
-    "load": "captioner.predictor",
+    "load": "captioner.loading",
 }
 
 

@@ -27,7 +27,8 @@ class Caption:
         word_log_probs: log-probability in nats of each word given those before it.
         score: log_prob / length ** length_penalty, by which the search ranks captions; the length
             includes the end. For a sentence given to ``Predictor.explain``, the mean per token.
-        weights: attention weights of each word; their sum is 1 - β if there is a sentinel.
+        weights: attention weights of each word; their sum is 1 - β if there is a sentinel. No cells, if
+            they were not asked for.
         geometry: the position of the annotation grid in the original image.
         model: name of the model.
         mechanism: description of the attention, e.g. ``LSTMDecoder: Additive × Soft``; with the
@@ -42,6 +43,11 @@ class Caption:
         window: cells on each side of the centre that local attention covers.
         has_sentinel: whether a visual sentinel takes the rest of the attention, β (Lu et al. 2017).
         alternatives: the other captions of the beam, best first.
+        outside: share of each word's attention that fell on no cell, but on class and register tokens
+            or on text; None if all of it is on cells. If given, ``weights`` are shares of the rest, and
+            ``layers`` are the model's own weights, whose sum is below 1.
+        rollout: attention rollout (Abnar, Zuidema 2020, arXiv 2005.00928) of each word, as shares; only
+            with details and ``outside``.
         unknown: indices of the words that the model does not know and reads as ``<unk>``; only a
             sentence given to ``Predictor.explain`` has any.
     """
@@ -62,6 +68,8 @@ class Caption:
     centre: Float32[np.ndarray, "T 2"] | None = None
     window: int | None = None
     has_sentinel: bool = False
+    outside: Float32[np.ndarray, " T"] | None = None
+    rollout: Float32[np.ndarray, "T rows columns"] | None = None
     alternatives: tuple["Caption", ...] = ()
     unknown: tuple[int, ...] = ()
 

@@ -1,6 +1,8 @@
-"""The Python interface: load a model and caption images with it."""
+"""The Python interface: caption images with a model."""
 
 import copy
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from captioner import checkpoint, fast, limits
+from captioner import limits
 from captioner.caption import Attends, Caption
 from captioner.data.pixels import PixelBatch, read_batch, read_batches
 from captioner.decoding import Decoding, Hypothesis, score_captions, search
@@ -19,50 +21,35 @@ from captioner.models.annotations import Annotations
 from captioner.models.captioner import Captioner
 from captioner.models.distributions import hard_attention, samples_locations
 from captioner.models.monte_carlo import over_paths
-from captioner.resources import DEFAULT_MODEL, find_model
 from captioner.text import MAX_WORD, UNK, Tokenizer, Vocabulary, is_plain, join
 
 MAX_TEXT = 20_000  # characters of a sentence
 
 
-class Predictor:
-    """A captioner for images of any size and format.
+class BasePredictor:
+    """What commands, the app and Python use of any captioner: see ``Predictor`` for the package's own.
 
     Args:
-        captioner: the model.
         name: the model's name in captions.
-        device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
         decoding: the default search.
-        supervision: weight of the mask supervision of its attention in training; 0 for none.
+        device: where the model is.
 
-    Raises:
-        UsageError: no such device.
+    Attributes:
+        vocabulary: the words that the model knows; None if it can read any.
+        supervision: weight of the mask supervision of its attention in training; 0 for none.
+        draws_locations: whether hard attention samples a new location in every pass.
     """
 
-    def __init__(
-        self,
-        captioner: Captioner,
-        name: str,
-        device: str = "auto",
-        decoding: Decoding = Decoding(),  # noqa: B008 - frozen
-        supervision: float = 0.0,
-    ) -> None:
-        self.name, self.decoding, self.supervision = name, decoding, supervision
-        self.device = _device(device)
-        self.captioner = captioner.to(self.device).eval()
+    vocabulary: Vocabulary | None = None
+    supervision: float = 0.0
+    draws_locations: bool = False
+    mechanism: str
+
+    def __init__(self, name: str, decoding: Decoding, device: torch.device) -> None:
+        self.name, self.decoding, self.device = name, decoding, device
 
     def __repr__(self) -> str:
-        return f"Predictor({self.name!r}, {self.captioner.decoder.mechanism!r}, device='{self.device}')"
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        """The vocabulary of the model."""
-        return self.captioner.vocabulary
-
-    @property
-    def draws_locations(self) -> bool:
-        """Whether hard attention samples a new location in every pass."""
-        return samples_locations(self.captioner.decoder)
+        return f"{type(self).__name__}({self.name!r}, {self.mechanism!r}, device='{self.device}')"
 
     @overload
     def caption(self, images: list[Source], **options: Any) -> list[Caption]: ...
@@ -107,12 +94,98 @@ class Predictor:
         decoding: Decoding | None = None,
         batch_size: int = 64,
         details: bool = False,
+        maps: bool = True,
     ) -> Iterator[Caption | ImageError]:
         """Stream a caption, or the error, of each image in order; arguments as in ``caption``.
+
+        Without ``maps``, attention is left out where computing it takes time: ``Caption.weights`` is
+        then empty, (T, 0, 0), and there are no alternatives.
 
         Raises:
             UsageError: details of sampled hard attention, or a batch size out of range.
         """
+        raise NotImplementedError
+
+    def explain(self, image: Source, text: str, *, samples: int | None = None) -> Caption:
+        """Return a given sentence as a caption of the image, with details.
+
+        The map of a word shows where the model attended to predict it, so it depends only on the words
+        before it.
+
+        Args:
+            image: as for ``caption``.
+            text: the sentence, of at most 200 words of 100 letters.
+            samples: see ``Decoding``; None means the model's own value.
+
+        Raises:
+            ImageError: the image cannot be read.
+            UsageError: the sentence has no words or too many; ``samples`` is out of range, or above 1
+                without sampled hard attention.
+        """
+        raise NotImplementedError
+
+    def sampler(self) -> "BasePredictor | None":
+        """Return this model with hard attention that samples a location per word in every call.
+
+        None if the attention is not ``Hard``.
+        """
+        return None
+
+    def fingerprint(self) -> str:
+        """Return a SHA-256 of the configuration, the vocabulary and the weights."""
+        raise NotImplementedError
+
+
+class Predictor(BasePredictor):
+    """A captioner for images of any size and format.
+
+    Args:
+        captioner: the model.
+        name: the model's name in captions.
+        device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
+        decoding: the default search.
+        supervision: weight of the mask supervision of its attention in training; 0 for none.
+
+    Raises:
+        UsageError: no such device.
+    """
+
+    def __init__(
+        self,
+        captioner: Captioner,
+        name: str,
+        device: str = "auto",
+        decoding: Decoding = Decoding(),  # noqa: B008 - frozen
+        supervision: float = 0.0,
+    ) -> None:
+        super().__init__(name, decoding, torch_device(device))
+        self.captioner = captioner.to(self.device).eval()
+        self.supervision = supervision
+
+    @property
+    def vocabulary(self) -> Vocabulary:  # type: ignore[override]
+        """The vocabulary of the model."""
+        return self.captioner.vocabulary
+
+    @property
+    def mechanism(self) -> str:  # type: ignore[override]
+        """Description of the attention."""
+        return self.captioner.decoder.mechanism
+
+    @property
+    def draws_locations(self) -> bool:  # type: ignore[override]
+        """Whether hard attention samples a new location in every pass."""
+        return samples_locations(self.captioner.decoder)
+
+    def captions(
+        self,
+        images: Sequence[Source],
+        decoding: Decoding | None = None,
+        batch_size: int = 64,
+        details: bool = False,
+        maps: bool = True,  # noqa: ARG002 - they cost nothing here
+    ) -> Iterator[Caption | ImageError]:
+        """Stream captions; see ``BasePredictor``."""
         if details and self.draws_locations:
             raise UsageError(
                 "details=True needs a second pass, and this model samples other locations in every "
@@ -146,24 +219,13 @@ class Predictor:
             yield index, replace(best, alternatives=tuple(others))
 
     def explain(self, image: Source, text: str, *, samples: int | None = None) -> Caption:
-        """Return a given sentence as a caption of the image, with details.
+        """Return a given sentence as a caption of the image, with details; see ``BasePredictor``.
 
-        Words outside the vocabulary are scored as ``<unk>`` and listed in ``Caption.unknown``. The map
-        of a word shows where the model attended to predict it, so it depends only on the words before
-        it: the first map is the same for every sentence. ``LSTMDecoder`` attends before it reads the
-        previous word, so its second map is the same for every sentence, too.
-
-        Args:
-            image: as for ``caption``.
-            text: the sentence, of at most 200 words of 100 letters.
-            samples: see ``Decoding``; None means the model's own value.
-
-        Raises:
-            ImageError: the image cannot be read.
-            UsageError: the sentence has no words or too many; ``samples`` is out of range, or above 1
-                without sampled hard attention.
+        Words outside the vocabulary are scored as ``<unk>`` and listed in ``Caption.unknown``. The
+        first map is the same for every sentence. ``LSTMDecoder`` attends before it reads the previous
+        word, so its second map is the same for every sentence, too.
         """
-        words = _words(text)
+        words = sentence_words(text)
         batch = read_batch([image], range(1), self.captioner.encoder.preprocessing)
         if batch.failed:
             raise batch.failed[0]
@@ -175,10 +237,7 @@ class Predictor:
         return self._caption(image, hypothesis, geometry, samples, words)
 
     def sampler(self) -> "Predictor | None":
-        """Return this model with hard attention that samples a location per word in every call.
-
-        None if the attention is not ``Hard``. The encoder is shared, the decoder copied.
-        """
+        """Return a sampling model; the encoder is shared, the decoder copied."""
         decoder = copy.deepcopy(self.captioner.decoder)
         distributions = hard_attention(decoder)
         if not distributions:
@@ -189,6 +248,15 @@ class Predictor:
         captioner = Captioner(plain.encoder, plain.neck, decoder, plain.vocabulary, plain.config)
         decoding = replace(self.decoding, samples=1)
         return Predictor(captioner, self.name, str(self.device), decoding, self.supervision)
+
+    def fingerprint(self) -> str:
+        """Return a SHA-256 of the configuration, the vocabulary and the weights."""
+        captioner = self.captioner
+        digest = hashlib.sha256(json.dumps(captioner.config, sort_keys=True).encode())
+        digest.update(captioner.vocabulary.fingerprint.encode())
+        digest.update(captioner.encoder.fingerprint().encode())
+        update_with_weights(digest, captioner)
+        return digest.hexdigest()
 
     @torch.inference_mode()
     def _annotate(self, pixels: Tensor) -> Annotations:
@@ -233,28 +301,16 @@ class Predictor:
         )
 
 
-def load(model: str | Path | None = None, device: str = "auto") -> Predictor:
-    """Load a model for ``load().caption("dog.jpg")``.
-
-    Args:
-        model: a bundled name, a model folder, a Lightning ``.ckpt``, or a run folder; None for the
-            bundled default.
-        device: as in ``Predictor``.
-
-    Raises:
-        UsageError: no such device.
-        CheckpointError: no such model, or it cannot be loaded.
-    """
-    if not isinstance(model, str | Path | None) or model == "":
-        raise UsageError(f"a model is a name or a path, got {model!r:.80}")
-    _device(device)  # refused before the model is read
-    stored = checkpoint.load(find_model(model))
-    fast.accelerate(stored.captioner)
-    name = str(model or DEFAULT_MODEL)
-    return Predictor(stored.captioner, name, device, stored.decoding, stored.supervision)
+def update_with_weights(digest: Any, module: torch.nn.Module) -> None:
+    """Add the names and the bytes of a module's weights to a hash."""
+    for name, tensor in sorted(module.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(
+            tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        )
 
 
-def _words(text: str) -> list[str]:
+def sentence_words(text: str) -> list[str]:
     """Return the words of a sentence; raise ``UsageError`` if they cannot be explained."""
     most = limits.DECODING["max_length"].high
     words = Tokenizer()(text) if isinstance(text, str) and len(text) <= MAX_TEXT else []
@@ -266,7 +322,8 @@ def _words(text: str) -> list[str]:
     return words
 
 
-def _device(name: str) -> torch.device:
+def torch_device(name: str) -> torch.device:
+    """Return a device by its name, or by ``auto``; raise ``UsageError`` if it cannot be used."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -3,6 +3,8 @@
 from pathlib import Path
 
 DEFAULT_MODEL = "luong-dot"
+HF = "hf:"
+"""The names of models of transformers begin with it."""
 _HERE = Path(__file__).parent
 
 

@@ -34,9 +34,9 @@ from captioner.data.pixels import read_batches
 from captioner.data.readers import read
 from captioner.fast.malloc import keep_memory
 from captioner.files import write_text
+from captioner.loading import load_own
 from captioner.models.encoder import CNNEncoder
 from captioner.precision import unsupported
-from captioner.predictor import load
 from captioner.provenance import provenance
 
 ENCODERS = ("efficientnet_lite0", "efficientnet_lite2")
@@ -70,7 +70,7 @@ def from_files(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         encoder.load_pretrained()
         yield rows.cache(name, encoder, paths, options)
     for run in options.runs:
-        predictor = load(run, "cpu")
+        predictor = load_own(run, "cpu")
         for beam_size in (5, 1):
             yield rows.folder(run.name, predictor, paths, options, beam_size)
         yield rows.cold(paths[0], str(run), options)

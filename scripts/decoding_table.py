@@ -19,10 +19,10 @@ from typing import Any
 from rich.progress import track
 from train_pretrained import generated
 
-import captioner
 from captioner.data.readers import read
 from captioner.evaluation.metrics import CaptionScorer
 from captioner.files import write_text
+from captioner.loading import load_own
 from captioner.provenance import provenance
 from captioner.word_classes import fluency
 
@@ -43,7 +43,7 @@ def main() -> None:
     default = ["beam_size", "length_penalty", "no_repeat"]
     parser.add_argument("--vary", nargs="+", choices=VALUES, default=default, help="options")
     options = parser.parse_args()
-    model = captioner.load(options.model)
+    model = load_own(options.model)
     records = list(read("flickr8k", options.root).of_split("val"))
     scorer = CaptionScorer({record.image_id: list(record.captions) for record in records})
     changes = [{name: value} for name in options.vary for value in VALUES[name]]

@@ -29,7 +29,6 @@ from pretrained.cards import card
 from pretrained.recipes import COMMON, ENCODER_STEP, RECIPES, options
 from pretrained.shipping import ship, ship_encoder
 
-import captioner
 from captioner import resources
 from captioner.data.readers import read
 from captioner.data.records import TEST, Record, Records
@@ -38,6 +37,7 @@ from captioner.decoding import Decoding
 from captioner.errors import ImageError
 from captioner.evaluation.metrics import CaptionScorer
 from captioner.files import write_text
+from captioner.loading import load_own
 from captioner.predictor import Predictor
 from captioner.provenance import provenance
 from captioner.word_classes import fluency
@@ -111,7 +111,7 @@ def measure(name: str, root: Path, coco: Path, results: Path) -> None:
 
 def scores(name: str, root: Path, coco: Path) -> dict[str, Any]:
     """Return the development scores of a shipped model, with how they were measured."""
-    predictor = captioner.load(name)
+    predictor = load_own(name)
     records = list(read("flickr8k", root).of_split(SPLIT))
     began = time.perf_counter()
     captions = generated(predictor, records)

@@ -15,7 +15,7 @@ from captioner import checkpoint
 from captioner.cli.main import main
 from captioner.decoding import Decoding
 from captioner.errors import CheckpointError
-from captioner.predictor import load
+from captioner.loading import load
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from captioner import overlay, predictor
+from captioner import load, overlay
 from captioner.cli import explain
 from captioner.cli.main import main
 from captioner.overlay import export
@@ -35,7 +35,7 @@ def photos(tmp_path):
 def transformer(monkeypatch):
     """The model that any --model loads."""
     model = untrained("TransformerDecoder", **TRANSFORMER)
-    monkeypatch.setattr(predictor, "load", lambda *_: model)
+    monkeypatch.setattr("captioner.loading.load", lambda *_: model)
     return model
 
 
@@ -50,7 +50,7 @@ def test_every_format_of_every_photo(photos, run_folder, tmp_path, capsys):
     assert {name.casefold() for name in files_in(out)} == {
         f"{stem}.{name}" for stem in ("a", "a-2", "b.c") for name in FORMATS
     }
-    model = predictor.load(run_folder)
+    model = load(run_folder)
     for line in capsys.readouterr().out.splitlines():
         path, text, files = line.split("\t")
         json_file, *_ = [file for file in files.split(" ") if file.endswith(".json")]

@@ -82,13 +82,33 @@ def test_only_training_needs_lightning_and_only_the_app_needs_gradio():
     assert needing == {"app.api", "app.page", "app.panel", "app.upload"}
 
 
+def test_transformers_is_imported_only_for_its_models():
+    needing = {
+        n for n, imported in MODULES.items() if any(m.startswith("transformers") for m in imported)
+    }
+    assert needing == {"hf.loading", "hf.quiet"}
+    body = ast.parse((PACKAGE / "loading.py").read_text()).body  # without what functions import
+    imported = {node.module for node in body if isinstance(node, ast.ImportFrom)}
+    assert "captioner.hf.families" in imported
+    assert not imported & {"captioner.hf.loading", "captioner.hf.model", "captioner.hf.quiet"}
+
+
 @pytest.mark.parametrize("arguments", [["-c", "import captioner"], ["-m", "captioner", "--help"]])
 def test_starting_imports_nothing_heavy(arguments):
     code = ["-X", "importtime", *arguments]
     done = subprocess.run([sys.executable, *code], capture_output=True, text=True, check=True)
     loaded = {line.rpartition("|")[2].strip() for line in done.stderr.splitlines()}
     assert "captioner" in loaded
-    assert not loaded & {"torch", "numpy", "pytorch_lightning", "gradio", "timm", "nltk", "PIL"}
+    assert not loaded & {
+        "torch",
+        "numpy",
+        "pytorch_lightning",
+        "gradio",
+        "timm",
+        "nltk",
+        "PIL",
+        "transformers",
+    }
 
 
 def test_public_names_exist():

@@ -48,7 +48,8 @@ def examples(models: Models, given: Sequence[Path], folder: Path) -> list[Exampl
             print(f"captioner: left out: {error}", file=sys.stderr)
     if found:
         return found
-    if set(SHAPES) <= set(models.get(models.names[0]).vocabulary.words):
+    vocabulary = models.get(models.names[0]).vocabulary
+    if vocabulary and set(SHAPES) <= set(vocabulary.words):
         for index in range(1, 7):
             scene(HELD_OUT, index).image.save(folder / f"{index}.png")
         return [_example(folder / f"{index}.png", f"Scene {index}") for index in range(1, 7)]

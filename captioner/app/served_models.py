@@ -13,8 +13,9 @@ from captioner import images
 from captioner.caption import Caption
 from captioner.errors import ImageError, UsageError, unknown
 from captioner.limits import Number, check
+from captioner.loading import load
 from captioner.model_folder import BEST, MODEL
-from captioner.predictor import Predictor, load
+from captioner.predictor import BasePredictor
 from captioner.resources import bundled_models
 from captioner.text import MAX_WORD, Tokenizer
 
@@ -76,7 +77,7 @@ class Models:
     def __init__(self, given: Sequence[str] = (), device: str = "auto") -> None:
         self._device = device
         self._lock = threading.Lock()
-        self._loaded: dict[str, tuple[Predictor, Predictor | None]] = {}  # and its sampler
+        self._loaded: dict[str, tuple[BasePredictor, BasePredictor | None]] = {}  # and its sampler
         self._sources: dict[str, str] = {}
         for model in given:
             own = name = _name(model)
@@ -90,11 +91,11 @@ class Models:
             self._sources.setdefault(name, name)
         self.names = list(self._sources)  # the default first
 
-    def get(self, name: str) -> Predictor:
+    def get(self, name: str) -> BasePredictor:
         """Return the model with this name."""
         return self._load(name)[0]
 
-    def _load(self, name: str) -> tuple[Predictor, Predictor | None]:
+    def _load(self, name: str) -> tuple[BasePredictor, BasePredictor | None]:
         if name not in self._sources:
             raise UsageError(unknown("model", name, self.names))
         with self._lock:
@@ -146,7 +147,7 @@ class Models:
         return replace(_explain(sampler, photo, sentence), image=name)
 
 
-def _explain(predictor: Predictor, photo: images.Source, sentence: str) -> Caption:
+def _explain(predictor: BasePredictor, photo: images.Source, sentence: str) -> Caption:
     # The time grows with the square of the number of words.
     longest = MAX_WORDS * (MAX_WORD + 1)  # with a space after each
     if len(sentence) > longest or len(Tokenizer()(sentence)) > MAX_WORDS:

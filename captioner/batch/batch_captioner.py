@@ -1,7 +1,5 @@
 """Captions for batches of photos: what the processes of every engine run."""
 
-import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
@@ -10,7 +8,7 @@ from typing import Any
 from captioner.batch.rows import FIELDS, Row, encodable, failure, from_columns
 from captioner.batch.sources import Sources
 from captioner.errors import ImageError
-from captioner.predictor import load
+from captioner.loading import load
 
 FETCH_THREADS = 8
 """Concurrent downloads from an object store per process."""
@@ -55,7 +53,7 @@ class BatchCaptioner:
         with ThreadPoolExecutor(FETCH_THREADS) as threads:
             opened = list(threads.map(self.sources.open, names))
         images = [image for image in opened if not isinstance(image, ImageError)]
-        results = self.predictor.captions(images, self.decoding, len(names))
+        results = self.predictor.captions(images, self.decoding, len(names), maps=False)
         rows = []
         for name, image in zip(names, opened, strict=True):
             result = image if isinstance(image, ImageError) else next(results)
@@ -73,12 +71,5 @@ class BatchCaptioner:
     @property
     def identity(self) -> dict[str, Any]:
         """The model's name and SHA-256 (configuration, vocabulary and weights), and the decoding."""
-        captioner = self.predictor.captioner
-        digest = hashlib.sha256(json.dumps(captioner.config, sort_keys=True).encode())
-        digest.update(captioner.vocabulary.fingerprint.encode())
-        digest.update(captioner.encoder.fingerprint().encode())
-        for name, tensor in sorted(captioner.state_dict().items()):
-            digest.update(name.encode())
-            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
-        model = {"name": self.predictor.name, "sha256": digest.hexdigest()}
+        model = {"name": self.predictor.name, "sha256": self.predictor.fingerprint()}
         return {"model": model, "decoding": asdict(self.decoding)}

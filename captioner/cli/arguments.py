@@ -40,7 +40,8 @@ def add_inputs(parser: argparse.ArgumentParser) -> None:
 def add_model(parser: argparse.ArgumentParser) -> None:
     """Add ``--model`` and ``--device``."""
     default, *others = bundled_models()
-    text = f"a bundled model ({', '.join(others)}), a model folder, a .ckpt or a run folder"
+    text = f"a bundled model ({', '.join(others)}), a model folder, a .ckpt, a run folder, "
+    text += "or hf:NAME_OR_FOLDER for a model of transformers"
     parser.add_argument("--model", help=f"{text} (default: {default})")
     add_device(parser)
 

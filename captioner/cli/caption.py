@@ -22,6 +22,7 @@ from captioner.cli.arguments import add_inputs, open_output, positive, writes_fo
 from captioner.cli.progress import captioning, loading, report_failures
 from captioner.cli.writers import WRITERS, check_replaced, format_of
 from captioner.errors import ImageError, UsageError, plural
+from captioner.resources import HF
 
 ADVANCED = ("batch_size", "engine", "workers", "shard_size", "retry", "overwrite")
 FEW = 128
@@ -164,8 +165,9 @@ def _engine(options: argparse.Namespace, arguments: dict[str, Any], few: bool = 
     from captioner.fast.malloc import keep_memory
 
     keep_memory()
-    # On a busy machine, several threads wait for each other and take three times as long as one.
-    torch.set_num_threads(1)
+    if not str(options.model).startswith(HF):
+        # On a busy machine, several threads wait for each other and take three times as long as one.
+        torch.set_num_threads(1)
     return nullcontext(BatchCaptioner(**arguments))
 
 

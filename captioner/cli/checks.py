@@ -6,6 +6,7 @@ They run before a command imports torch, so that a wrong argument is refused wit
 import argparse
 import errno
 import importlib.util
+import json
 import os
 import re
 import socket
@@ -90,6 +91,31 @@ def _check_model(_option: str, name: str) -> None:
         f"'{name}' holds no model; give a .ckpt of captioner fit, a model folder, a run folder or a "
         "bundled name"
     )
+
+
+def _check_model_or_hf(option: str, name: str) -> None:
+    if not name.startswith(resources.HF):
+        return _check_model(option, name)
+    from captioner.hf.families import check_installed, family_of
+
+    check_installed()
+    source = name.removeprefix(resources.HF)
+    folder = Path(source).expanduser()
+    if not source or not folder.is_dir():
+        if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source):
+            raise UsageError(
+                f"{option} '{name}': no such folder, and no name on the hub; expected hf:FOLDER or "
+                "hf:OWNER/NAME, such as hf:Salesforce/blip-image-captioning-base"
+            )
+        return None
+    _check_file(option, str(folder / "config.json"))
+    with (folder / "config.json").open("rb") as file:
+        try:
+            config = json.load(file)
+        except ValueError as error:
+            raise UsageError(f"'{folder / 'config.json'}' is not JSON: {error}") from error
+    family_of(name, config if isinstance(config, dict) else {})
+    return None
 
 
 def _check_device(option: str, name: str) -> None:
@@ -189,7 +215,7 @@ def _check_address(host: str, port: int) -> None:
 
 
 CHECKS: dict[str, Callable[[str, Any], None]] = {
-    "model": _check_model,
+    "model": _check_model_or_hf,
     "device": _check_device,
     "scene_options": _check_scene_option,
     "format": _check_installed,
@@ -208,7 +234,7 @@ def _inputs(given: dict[str, Any]) -> Iterator[Path]:
         root = Path(given[name]).expanduser()
         yield from root.rglob("*") if root.is_dir() else [root]
     if "model" in given:
-        model = resources.find_model(given["model"])
+        model = _model_path(given["model"])
         yield model
         yield from (model / name for name in ("config.yaml", *MODEL_FILES))
         yield from (
@@ -222,14 +248,22 @@ def _inputs(given: dict[str, Any]) -> Iterator[Path]:
     yield from paths.iterate([name for name in photos if "://" not in name])
 
 
+def _model_path(name: str) -> Path:
+    return resources.find_model(name.removeprefix(resources.HF))
+
+
 def _check_output(command: str, options: argparse.Namespace, given: dict[str, Any]) -> None:
     if command == "export":
+        if options.model.startswith(resources.HF):
+            raise UsageError(
+                f"cannot export '{options.model}': model folders hold the package's own models"
+            )
         _check_export(Path(options.folder), Path(options.model), options.overwrite)
     if "output" not in given:
         return
     output = Path(options.output)
     if command == "explain":
-        folders = [resources.find_model(given["model"])] if "model" in given else []
+        folders = [_model_path(given["model"])] if "model" in given else []
         inputs = list(map(Path, options.inputs))
         # A figure among the photos could replace a photo of its name, and would be captioned next time.
         beside = [path.parent for path in inputs if not path.is_dir()]

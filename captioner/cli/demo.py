@@ -15,8 +15,10 @@ from captioner.limits import Number
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``demo``."""
     add = parser.add_argument
-    text = "a bundled name, a model folder, a .ckpt or a run folder; repeat it for several models "
-    text += "(default: the bundled models)"
+    text = (
+        "a bundled name, a model folder, a .ckpt, a run folder or hf:NAME_OR_FOLDER; repeat it for "
+    )
+    text += "several models (default: the bundled models)"
     add("--model", action="append", default=[], help=text)
     add_device(parser)
     text = "address to listen on; 0.0.0.0 for the whole network"

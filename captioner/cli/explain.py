@@ -17,9 +17,13 @@ from captioner.errors import ImageError, UsageError, printable
 from captioner.limits import SHARE
 from captioner.overlay import export
 from captioner.paths import find
+from captioner.resources import HF
 
-ADVANCED = ("batch_size", "beam_size", "scale", "smoothing", "layer", "head")
-STYLE = ("opacity", "scale", "smoothing", "layer", "head", "look", "contours", "content_words")
+ADVANCED = ("batch_size", "beam_size", "scale", "smoothing", "layer", "head", "rollout")
+STYLE = (
+    *("opacity", "scale", "smoothing", "layer", "head", "look", "contours", "content_words"),
+    "rollout",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,6 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name in ("layer", "head"):
         text = f"show one {name} of a decoder with several; the first is 1"
         add(f"--{name}", type=_index, metavar="N", help=text)
+    text = "show attention rollout through all layers, for models of transformers (hf:…)"
+    add("--rollout", action="store_true", help=text)
 
 
 def _index(text: str) -> int:
@@ -53,6 +59,10 @@ def _index(text: str) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Write the files and return the exit status: 1 if any photo could not be read, else 0."""
+    if options.rollout and (options.layer, options.head) != (None, None):
+        raise UsageError("--rollout combines all layers and heads: leave out --layer and --head")
+    if options.rollout and not str(options.model).startswith(HF):
+        raise UsageError("--rollout needs a model of transformers: give --model hf:NAME_OR_FOLDER")
     paths = find(options.inputs)
     bases = _output_bases(paths, options.output)
     suffixes = export.suffixes(options.formats)
@@ -62,17 +72,18 @@ def run(options: argparse.Namespace) -> int:
         if os.path.realpath(file) in inputs:
             raise UsageError(f"'{file}' would be overwritten; give another --output folder")
     with loading():
-        from captioner import predictor
         from captioner.fast.malloc import keep_memory
         from captioner.files import write_bytes
+        from captioner.loading import load
         from captioner.overlay import Style
         from captioner.text import Tokenizer
 
         keep_memory()
-        model = predictor.load(options.model, options.device)
+        model = load(options.model, options.device)
     style = Style(**{name: getattr(options, name) for name in STYLE})
+    known = None if model.vocabulary is None else model.vocabulary.words
     for word in Tokenizer()(options.caption or ""):
-        if word not in model.vocabulary.words:
+        if known is not None and word not in known:
             note = f"the model does not know '{printable(word)}' and reads it as <unk>"
             print(f"captioner: {note}", file=sys.stderr)
     decoding = model.decoding.with_options({"beam_size": options.beam_size})

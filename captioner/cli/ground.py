@@ -93,10 +93,10 @@ def run(options: argparse.Namespace) -> int:
         keep_memory()
         images = READERS[kind](options, Path(scratch))  # before torch is imported
         show("loading the model")
-        from captioner import predictor
         from captioner.cli.ground_tables import page
+        from captioner.loading import load
 
-        model = predictor.load(options.model, options.device)
+        model = load(options.model, options.device)
         model.decoding = model.decoding.with_options({"beam_size": options.beam_size})
         report, statistics = evaluate(model, images, options, show)
     print(page(report, options.full))

@@ -20,7 +20,7 @@ from captioner.resources import find_model
 
 if TYPE_CHECKING:
     from captioner.data.cache import AnnotationCache
-    from captioner.predictor import Predictor
+    from captioner.predictor import BasePredictor, Predictor
 
 SCENES = 200  # size of the test split of configs/data/shapes.yaml
 OPTIONS = {"image_size": 112, "max_objects": 3}
@@ -116,9 +116,11 @@ READERS: dict[str, Callable[[argparse.Namespace, Path], Images]] = {
 
 
 def evaluate(
-    model: "Predictor", images: Images, options: argparse.Namespace, show: Callable[..., None]
+    model: "BasePredictor", images: Images, options: argparse.Namespace, show: Callable[..., None]
 ) -> Evaluation:
     """Evaluate every regime and describe the model, the data and the settings."""
+    from captioner.adapter import AdapterPredictor
+    from captioner.evaluation import adapted
     from captioner.evaluation.attention_maps import batches
     from captioner.evaluation.faithfulness import DeletionCurves
     from captioner.evaluation.grounding import GroundingData
@@ -126,44 +128,55 @@ def evaluate(
 
     both: tuple[Regime, ...] = ("forced", "generated")
     regimes = both if options.regime == "both" else (options.regime,)
-    captioner, masked, total = model.captioner, images.masked, len(images.photos)
+    masked, total = images.masked, len(images.photos)
+    captioner = None if isinstance(model, AdapterPredictor) else model.captioner
     maps = {regime: GroundingData(captioner, masked, regime) for regime in regimes if masked}
     curves = {
         regime: DeletionCurves(model, images.photos, regime)
         for regime in regimes
         if not options.no_faithfulness
     }
-    measures: list[GroundingData | DeletionCurves] = [*maps.values(), *curves.values()]
     failed = list(images.failed)
-    cache = _cache(model, images, show) if images.cached else None
-    show("measuring photos", total)
-    for batch in batches(
-        captioner,
-        images.photos,
-        options.batch_size,
-        failed,
-        cache=cache,
-        decoding=model.decoding if "generated" in regimes else None,
-        seed=options.seed,
-        advance=lambda done: show("measuring photos", total, done),
-    ):
-        for measure in measures:
-            measure.add(batch)
+
+    def advance(done: int) -> None:
+        show("measuring photos", total, done)
+
+    if isinstance(model, AdapterPredictor):
+        show("measuring photos", total)
+        adapted.measure(model, images.photos, maps, curves, failed, options.seed, advance)
+    else:
+        cache = _cache(model, images, show) if images.cached else None
+        show("measuring photos", total)
+        found = batches(
+            model.captioner,
+            images.photos,
+            options.batch_size,
+            failed,
+            cache=cache,
+            decoding=model.decoding if "generated" in regimes else None,
+            seed=options.seed,
+            advance=advance,
+        )
+        for batch in found:
+            for of_maps in maps.values():
+                of_maps.add(batch)
+            for of_words in curves.values():
+                of_words.add(batch)
     show("computing confidence intervals", total)
     reports: dict[str, Any] = {}
     statistics = []
     for regime in regimes:
-        of_maps = maps[regime].report(options.seed) if maps else Evaluation({}, [])
-        reports[regime] = of_maps.report
-        statistics += of_maps.image_statistics
+        grounding = maps[regime].report(options.seed) if maps else Evaluation({}, [])
+        reports[regime] = grounding.report
+        statistics += grounding.image_statistics
         if curves:
-            of_words = curves[regime].report(options.seed)
-            reports[regime] |= {"faithfulness": of_words.report}
-            statistics += of_words.image_statistics
+            faithfulness = curves[regime].report(options.seed)
+            reports[regime] |= {"faithfulness": faithfulness.report}
+            statistics += faithfulness.image_statistics
     report = {
         "command": " ".join(["captioner", *sys.argv[1:]]),
         "model": model.name,
-        "mechanism": captioner.decoder.mechanism,
+        "mechanism": model.mechanism,
         "supervised_by_masks": model.supervision,
         "data": images.source,
         "decoding": vars(model.decoding),

@@ -22,12 +22,12 @@ from captioner.data.records import Record
 from captioner.errors import EvaluationError
 from captioner.evaluation.attention_maps import Batch
 from captioner.evaluation.bootstrap import Bootstrap, Ratio, mean
-from captioner.evaluation.deletion import DRAWS, SHARES, word_drops
+from captioner.evaluation.deletion import DRAWS, SHARES, LogProbDrop, word_drops
 from captioner.evaluation.image_statistics import Evaluation, Regime, of_images
 from captioner.models.decoder import Decoder, index_batch
 from captioner.models.distributions import hard_attention
-from captioner.predictor import Predictor
-from captioner.text import UNK, Tokenizer
+from captioner.predictor import BasePredictor, Predictor
+from captioner.text import SPECIALS, UNK, Tokenizer
 from captioner.word_classes import FUNCTION_WORDS
 
 MEASURES = (
@@ -52,34 +52,50 @@ class DeletionCurves:
 
     def __init__(
         self,
-        predictor: Predictor,
+        predictor: BasePredictor,
         records: Sequence[Record] | Sequence[MaskedImage],
         regime: Regime = "forced",
     ) -> None:
         self.regime = regime
         self._records = records
-        self._decoder = _deterministic(predictor.captioner.decoder)
-        self._vocabulary, self._max_length = predictor.vocabulary, predictor.decoding.max_length
+        self._mechanism, self._max_length = predictor.mechanism, predictor.decoding.max_length
+        if isinstance(predictor, Predictor):
+            self._decoder = _deterministic(predictor.captioner.decoder)
+            self._vocabulary = predictor.vocabulary
         self._ids: list[int | str] = []  # of each image
         self._captions: list[tuple[str, ...]] = []  # of each image
         self._values: list[np.ndarray] = []  # of each caption: MEASURES, (T, M)
 
     def add(self, batch: Batch) -> None:
-        """Compute the deletion curves of some images."""
+        """Compute the deletion curves of some images, for a ``Predictor``."""
         tokens = [best.tokens for best in batch.generated]
         if self.regime == "forced":
             first = [[*self._records[index].captions, ""][0] for index in batch.indices]
             words = [Tokenizer()(caption)[: self._max_length] for caption in first]
             tokens = list(map(self._vocabulary.encode, words))
-        self._ids += [self._records[index].image_id for index in batch.indices]
-        self._captions += [tuple(self._vocabulary.decode(ids)) for ids in tokens]
+        captions = [tuple(self._vocabulary.decode(ids)) for ids in tokens]
         nonempty = [number for number, ids in enumerate(tokens) if ids]
         if not nonempty:
-            return
+            return self._add(batch.indices, captions, [])
         chosen = torch.tensor(nonempty, device=batch.annotations.vectors.device)
         annotations = index_batch(batch.annotations, chosen)
-        captions = [tokens[number] for number in nonempty]
-        for drop in word_drops(self._decoder, annotations, captions, seed=batch.seed):
+        written = [tokens[number] for number in nonempty]
+        drops = word_drops(self._decoder, annotations, written, seed=batch.seed)
+        return self._add(batch.indices, captions, drops)
+
+    def add_caption(self, index: int, words: Sequence[str], drops: LogProbDrop) -> None:
+        """Add the deletion curves of a caption of an image."""
+        self._add([index], [tuple(words)], [drops])
+
+    def _add(
+        self,
+        indices: Sequence[int],
+        captions: Sequence[tuple[str, ...]],
+        drops: Sequence[LogProbDrop],
+    ) -> None:
+        self._ids += [self._records[index].image_id for index in indices]
+        self._captions += captions
+        for drop in drops:
             most, random, least = drop.areas.T
             measures = [drop.log_probs, most, random, least, most - random, random - least]
             self._values.append(torch.stack(measures, 1).double().cpu().numpy())
@@ -92,7 +108,7 @@ class DeletionCurves:
         """
         words = np.array([word for caption in self._captions for word in caption])
         image = np.repeat(np.arange(len(self._ids)), list(map(len, self._captions)))
-        known = words != self._vocabulary.words[UNK]
+        known = words != SPECIALS[UNK]
         if not known.any():
             raise EvaluationError(
                 "cannot measure faithfulness: no caption of a photo holds a word that the model knows"
@@ -113,7 +129,7 @@ class DeletionCurves:
         report = {
             "measure": "faithfulness",
             "regime": self.regime,
-            "mechanism": self._decoder.mechanism,
+            "mechanism": self._mechanism,
             "images": len(self._ids),
             "unknown_words": int((~known).sum()),
             "settings": {

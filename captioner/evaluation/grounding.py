@@ -70,12 +70,12 @@ class GroundingData:
     """Captions, mentions and maps of all images, which are added batch by batch.
 
     Args:
-        captioner: in eval mode.
+        captioner: in eval mode; None if ``add_caption`` is called instead of ``add``.
         data: images with masks, and for ``forced`` with captions.
         regime: ``forced`` (reference captions) or ``generated`` (the model's own).
     """
 
-    def __init__(self, captioner: Captioner, data: MaskedImages, regime: Regime) -> None:
+    def __init__(self, captioner: Captioner | None, data: MaskedImages, regime: Regime) -> None:
         self.data, self.regime = data, regime
         self.images: list[int] = []  # indices of the images that could be read
         self.grid = (1, 1)  # (rows, columns) of all maps, which are flat, in raster order
@@ -89,17 +89,16 @@ class GroundingData:
 
     def add(self, batch: Batch) -> None:
         """Compute the maps of some images."""
+        assert self._captioner is not None
         self.grid = batch.annotations.grid
         self.images += batch.indices
         images, vocabulary = self.data.images, self._captioner.vocabulary
         if self.regime == "forced":
-            find = self.data.mentions
             # Decoders are faster if the longest captions come first.
             split = [filter(None, map(Tokenizer(), images[i].captions)) for i in batch.indices]
             words = [sorted(captions, key=len, reverse=True) for captions in split]
             tokens = [[vocabulary.encode(caption) for caption in captions] for captions in words]
         else:
-            find = self.data.named
             tokens = [[best.tokens] for best in batch.generated]
             words = [[vocabulary.decode(ids)] for [ids] in tokens]
         with torch.random.fork_rng():
@@ -111,35 +110,44 @@ class GroundingData:
         for b, index in enumerate(batch.indices):
             for r, caption in enumerate(words[b]):
                 maps = {name: normalised(kind[b][r].numpy()) for name, kind in kinds.items()}
-                mentions = find(caption, images[index])
-                self._add_caption(index, caption, tokens[b][r], maps, mentions)
+                self.add_caption(index, caption, maps, [id == UNK for id in tokens[b][r]])
 
-    def _add_caption(
+    def add_caption(
         self,
         index: int,
         words: Sequence[str],
-        ids: Sequence[int],
         maps: dict[str, np.ndarray],
-        mentions: Sequence[Mention],
+        unknown: Sequence[bool] | None = None,
     ) -> None:
-        numbered = [(mention, self._number(index, ids, maps, mention)) for mention in mentions]
+        """Add a caption of an image.
+
+        Args:
+            index: of the image in the data set.
+            words: the T words of the caption.
+            maps: kind of map → the map of each word, (T, L), whose sum is 1.
+            unknown: whether the model does not know each word; None if it can read any.
+        """
+        unknown = unknown or [False] * len(words)
+        find = self.data.mentions if self.regime == "forced" else self.data.named
+        mentions = find(words, self.data.images[index])
+        numbered = [(mention, self._number(index, unknown, maps, mention)) for mention in mentions]
         self.pairs += [
             (first, second)
             for (one, first), (other, second) in combinations(numbered, 2)
             if first is not None and second is not None
             if self.data.images[index].overlap(one.instances, other.instances) <= OVERLAP
         ]
-        self.left_out["unknown_words"] += list(ids).count(UNK)
+        self.left_out["unknown_words"] += sum(unknown)
         entropy = entropies(maps.get("chances", maps["model"]))
         self.captions.append(CaptionRecord(index, words, numbered, entropy))
 
     def _number(
-        self, index: int, ids: Sequence[int], maps: dict[str, np.ndarray], mention: Mention
+        self, index: int, unknown: Sequence[bool], maps: dict[str, np.ndarray], mention: Mention
     ) -> int | None:
         """Add a mention if it can be scored, and return its index among the scored ones."""
         if not mention.instances:
             return None
-        if any(ids[word] == UNK for word in mention.words):  # the map of <unk> belongs to no word
+        if any(unknown[word] for word in mention.words):  # the map of <unk> belongs to no word
             self.left_out["mentions_of_unknown_words"] += 1
             return None
         mask = self.data.images[index].truth(mention.instances, self.grid)

@@ -200,11 +200,14 @@ def _draw_legend(axes: Axes, caption: Caption, style: Style, y: float) -> None:
     axes.imshow(bar, extent=(MARGIN, right, y + 0.12, y + 0.02), aspect="auto")
     axes.text(MARGIN, y + 0.15, f"even ({low:.2g})" if low else "0", va="top")
     axes.text(right, y + 0.15, "own" if own else f"{high:.2g}", va="top", ha="right")
+    outside = ""
+    if caption.outside is not None:
+        outside = f"; {caption.outside.mean():.0%} of the attention is on no cell"
     text = (
         f"attention weight per cell of the {rows} × {columns} grid; "
         f"{'each word on its own scale' if own else 'one scale for all words'}\n"
         f"{caption.model}: {describe_mechanism(caption, style)}\n"
-        f"log-probability {caption.log_prob:.2f}"
+        f"log-probability {caption.log_prob:.2f}{outside}"
     )
     axes.text(right + GAP, y, text, va="top")
 

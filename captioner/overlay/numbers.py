@@ -14,7 +14,7 @@ from captioner.overlay.style import DEFAULT_STYLE, Style, describe_mechanism, en
 
 def record(caption: Caption, style: Style = DEFAULT_STYLE) -> dict[str, Any]:
     """Return a caption and the weights of its grid cells as a JSON object."""
-    weights = maps(caption, style)
+    weights, outside = maps(caption, style), caption.outside
     return {
         "image": caption.image,
         "size": [caption.geometry.width, caption.geometry.height],
@@ -27,6 +27,7 @@ def record(caption: Caption, style: Style = DEFAULT_STYLE) -> dict[str, Any]:
                 "word": word,
                 **({"unknown": True} if index in caption.unknown else {}),
                 "log_prob": round(caption.word_log_probs[index], 4),
+                **({} if outside is None else {"outside": round(float(outside[index]), 4)}),
                 "entropy": round(float(entropies(weights[index : index + 1])[0]), 4),
                 **_grounding(caption, index),
                 # The shortest decimals that round to the same float32 values.
@@ -46,14 +47,15 @@ def _grounding(caption: Caption, index: int) -> dict[str, float]:
 def npz(caption: Caption, style: Style = DEFAULT_STYLE) -> bytes:
     """Return an NPZ file with ``weights`` (T, rows, columns) float32 and ``words`` (T,).
 
-    With a visual sentinel, the file also holds ``visual_grounding`` (T,) float32.
+    ``visual_grounding``, ``layers``, ``rollout`` and ``outside`` of ``Caption`` are included, if the
+    caption has them.
     """
-    arrays: dict[str, Any] = {"weights": maps(caption, style)}
-    arrays["words"] = np.array(caption.words, str)
-    if caption.visual_grounding is not None:
-        arrays["visual_grounding"] = caption.visual_grounding
     stream = BytesIO()
-    np.savez_compressed(stream, **arrays)
+    names = ("visual_grounding", "layers", "rollout", "outside")
+    more = {name: getattr(caption, name) for name in names}
+    more = {name: values for name, values in more.items() if values is not None}
+    words = np.array(caption.words, str)
+    np.savez_compressed(stream, weights=maps(caption, style), words=words, **more)
     return stream.getvalue()
 
 

@@ -35,6 +35,7 @@ class Style:
         look: ``glow`` colours only cells with more than uniform attention, 1 / (number of cells);
             ``paper`` is a grey photo under a map from black (0) to white, as in Xu et al. 2015.
         contours: also draw a line at half of the colour scale.
+        rollout: show attention rollout instead of the weights, for models that have it.
         content_words: figures and animations leave out function words such as "a" and "of".
     """
 
@@ -46,19 +47,29 @@ class Style:
     look: Look = "glow"
     contours: bool = False
     content_words: bool = False
+    rollout: bool = False
 
     def __post_init__(self) -> None:
         limits.check("opacity", self.opacity, limits.SHARE)
         for name, choices in (("scale", Scale), ("smoothing", Smoothing), ("look", Look)):
             if (value := getattr(self, name)) not in get_args(choices):
                 raise UsageError(f"{name} must be {' or '.join(get_args(choices))}, got {value!r}")
+        if self.rollout and (self.layer, self.head) != (None, None):
+            raise UsageError("rollout combines all layers and heads: leave out layer and head")
 
 
 DEFAULT_STYLE = Style()
 
 
 def maps(caption: Caption, style: Style = DEFAULT_STYLE) -> Float32[np.ndarray, "T rows columns"]:
-    """Return the weights to show: those of the chosen layer and head, or the caption's own."""
+    """Return the weights to show: rollout, those of the chosen layer and head, or the caption's own."""
+    if style.rollout:
+        if caption.rollout is None:
+            raise UsageError(
+                f"{caption.mechanism or caption.model} has no attention rollout, or details=True was "
+                "not given; leave out rollout"
+            )
+        return caption.rollout
     if style.layer is None and style.head is None:
         return caption.weights
     if caption.layers is None:
@@ -66,7 +77,10 @@ def maps(caption: Caption, style: Style = DEFAULT_STYLE) -> Float32[np.ndarray, 
             f"cannot choose a layer or head: {caption.mechanism or caption.model} has one map per "
             "word, or details=True was not given; leave out layer and head"
         )
-    return select_head(caption.layers, style.layer, style.head)
+    weights = select_head(caption.layers, style.layer, style.head)
+    if caption.outside is None:
+        return weights
+    return weights / np.maximum(weights.sum((1, 2), keepdims=True), np.float32(1e-30))
 
 
 def select_head(
@@ -88,7 +102,7 @@ def describe_mechanism(caption: Caption, style: Style = DEFAULT_STYLE) -> str:
     """Return the attention mechanism, and the layer and head shown, counted from 1."""
     layer = "" if style.layer is None else f", layer {style.layer + 1}"
     head = "" if style.head is None else f", head {style.head + 1}"
-    return caption.mechanism + layer + head
+    return caption.mechanism + layer + head + (", attention rollout" if style.rollout else "")
 
 
 def entropies(weights: Float32[np.ndarray, "T rows columns"]) -> Float32[np.ndarray, " T"]:

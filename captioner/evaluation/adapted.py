@@ -1,0 +1,98 @@
+"""Grounding and deletion curves of captioners of other libraries, through ``Adapter``.
+
+The model's tokens are erased for all words of a sentence, also those before the measured one, because
+such models have no state that a single step could be repeated from.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from PIL import Image
+
+from captioner import images as image_files
+from captioner.adapter import Adapter, AdapterPredictor, Reading
+from captioner.alignment import to_photo, words_of
+from captioner.data.masks import MaskedImage
+from captioner.data.records import Record
+from captioner.errors import EvaluationError, ImageError
+from captioner.evaluation.deletion import DRAWS, SHARES, LogProbDrop
+from captioner.evaluation.faithfulness import DeletionCurves
+from captioner.evaluation.grounding import GroundingData
+from captioner.evaluation.image_statistics import Regime
+from captioner.evaluation.localisation import normalised
+
+
+def measure(
+    predictor: AdapterPredictor,
+    photos: Sequence[Record | MaskedImage],
+    maps: Mapping[Regime, GroundingData],
+    curves: Mapping[Regime, DeletionCurves],
+    failed: list[str],
+    seed: int,
+    advance: Callable[[int], object],
+) -> None:
+    """Add the maps and deletion curves of all photos; arguments as for ``attention_maps.batches``.
+
+    Raises:
+        EvaluationError: no image could be read.
+    """
+    adapter, read = predictor.adapter, 0
+    for index, record in enumerate(photos):
+        advance(1)
+        try:
+            photo = image_files.load(record.path)
+        except ImageError as error:
+            failed.append(str(error))
+            continue
+        read += 1
+        for regime, of_words in curves.items():
+            if regime == "generated":
+                readings = [adapter.generate([photo], predictor.decoding, True)[0][0]]
+            else:
+                readings = [adapter.read(photo, text) for text in record.captions if text.strip()]
+            if regime in maps:
+                _add_maps(maps[regime], index, readings)
+            if text := "".join(readings[0].pieces).strip() if readings else "":
+                words, drops = word_drops(adapter, photo, text, seed + index)
+                of_words.add_caption(index, words, drops)
+    if not read:
+        raise EvaluationError(f"no photo can be read; {failed[0]}")
+
+
+def _add_maps(collected: GroundingData, index: int, readings: Sequence[Reading]) -> None:
+    """Add the maps of an image, on a grid of the model's size that covers the photo."""
+    collected.images.append(index)
+    for reading in readings:
+        assert reading.attention is not None
+        words, members = words_of(reading.pieces)
+        collected.grid = reading.attention.shape[-2:]
+        of_pieces = to_photo(reading.attention.mean((1, 2)), reading.box, collected.grid)
+        of_words = np.stack([of_pieces[pieces].mean(0).ravel() for pieces in members])
+        collected.add_caption(index, words, {"model": normalised(of_words)})
+
+
+def word_drops(
+    adapter: Adapter, photo: Image.Image, text: str, seed: int
+) -> tuple[list[str], LogProbDrop]:
+    """Return the words of a sentence and their deletion curves; as ``deletion.word_drops``."""
+    reading = adapter.read(photo, text)
+    words, members = words_of(reading.pieces)
+    assert reading.attention is not None
+    grid = reading.attention.shape[-2:]
+    weights = reading.attention.mean((1, 2)).reshape(len(reading.pieces), -1)
+    weights = np.stack([weights[pieces].mean(0) for pieces in members])  # (T, L)
+    generator, cells = np.random.default_rng(seed), weights.shape[1]
+    numbers = np.maximum(1, np.round(np.array([0, *SHARES]) * cells)).astype(int)
+    random = [generator.random(weights.shape).argsort(1) for _ in range(DRAWS)]
+    orders = [np.argsort(-weights, 1), np.argsort(weights, 1), *random]
+    ranks = np.stack([np.argsort(order, 1) for order in orders], 1)  # (T, N, L)
+    erased = ranks[:, :, None] < numbers[:, None]  # (T, N, Q, L)
+    log_probs = adapter.erase(photo, text, erased.reshape(-1, *grid))
+    log_probs = log_probs.reshape(*erased.shape[:3], -1)
+    after = np.stack([log_probs[t][..., pieces].sum(-1) for t, pieces in enumerate(members)])
+    whole = np.array([sum(reading.log_probs[i] for i in pieces) for pieces in members])
+    drops = whole[:, None, None] - after
+    by_order = np.stack([drops[:, 0], drops[:, 2:].mean(1), drops[:, 1]], 1)
+    curves = (whole, by_order, numbers / cells)
+    return words, LogProbDrop(*(torch.from_numpy(part).float() for part in curves))

@@ -1,0 +1,1 @@
+"""Captioners of the transformers library: docs/any-captioner.md."""
