@@ -19,7 +19,7 @@ from captioner.models.annotations import Annotations
 from captioner.models.captioner import Captioner
 from captioner.models.distributions import hard_attention, samples_locations
 from captioner.models.monte_carlo import over_paths
-from captioner.resources import DEFAULT_MODEL, bundled_models
+from captioner.resources import DEFAULT_MODEL, find_model
 from captioner.text import MAX_WORD, UNK, Tokenizer, Vocabulary, is_plain, join
 
 MAX_TEXT = 20_000  # characters of a sentence
@@ -251,11 +251,6 @@ def load(model: str | Path | None = None, device: str = "auto") -> Predictor:
     fast.accelerate(stored.captioner)
     name = str(model or DEFAULT_MODEL)
     return Predictor(stored.captioner, name, device, stored.decoding, stored.supervision)
-
-
-def find_model(model: str | Path | None) -> Path:
-    """Return the folder of a bundled model, or the path itself; None is the bundled default."""
-    return bundled_models().get(str(model or DEFAULT_MODEL), Path(model or DEFAULT_MODEL))
 
 
 def _words(text: str) -> list[str]:

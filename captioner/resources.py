@@ -25,6 +25,11 @@ def bundled_models() -> dict[str, Path]:
     return dict(sorted(folders.items(), key=lambda model: (model[0] != DEFAULT_MODEL, model)))
 
 
+def find_model(model: str | Path | None) -> Path:
+    """Return the folder of a bundled model, or the path itself; None is the bundled default."""
+    return bundled_models().get(str(model or DEFAULT_MODEL), Path(model or DEFAULT_MODEL))
+
+
 def encoder_weights(name: str) -> dict[str, Path]:
     """Return the bundled weights of an encoder, by the name for its option ``weights``."""
     files = _HERE.glob(f"pretrained/encoders/{name}-*.safetensors")

@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write the model folder and return the exit status."""
     from captioner import checkpoint
-    from captioner.predictor import find_model
+    from captioner.resources import find_model
 
     source = find_model(options.model)
     stored = checkpoint.load(source)

@@ -19,8 +19,9 @@ from captioner.evaluation.grounding import GroundingData
 from captioner.evaluation.image_statistics import Evaluation, Regime
 from captioner.evaluation.metrics import read_references
 from captioner.limits import SCENE
-from captioner.predictor import Predictor, find_model
+from captioner.predictor import Predictor
 from captioner.provenance import provenance
+from captioner.resources import find_model
 
 SCENES = 200  # size of the test split of configs/data/shapes.yaml
 OPTIONS = {"image_size": 112, "max_objects": 3}

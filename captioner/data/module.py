@@ -11,7 +11,7 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader
 
-from captioner import distributed, limits
+from captioner import checkpoint, distributed, limits
 from captioner.data import shapes_dataset
 from captioner.data.cache import AnnotationCache, PixelEncoder
 from captioner.data.dataset import CaptionDataset, EpochSampler, ResumableLoader
@@ -22,6 +22,7 @@ from captioner.data.sources import Source, join
 from captioner.data.supervision import BoxSupervision, MaskSupervision, Supervision
 from captioner.errors import DataError, unknown
 from captioner.fast.malloc import give_back_memory
+from captioner.resources import find_model
 from captioner.text import Vocabulary
 
 
@@ -85,6 +86,8 @@ class CaptionDataModule(pl.LightningDataModule):
         shapes: the scenes of ``name: shapes``.
         entities: the folder of Flickr30k Entities, whose boxes then supervise attention instead of
             object masks if the objective's ``supervision`` is above 0.
+        keep_vocabulary: a model, such as the one of ``model.init_from``, whose words stay in the
+            vocabulary, although the captions do not contain them.
         sources: further data sets whose photos join the training split; see ``Source``.
     """
 
@@ -104,6 +107,7 @@ class CaptionDataModule(pl.LightningDataModule):
         num_workers: int = 0,
         shapes: ShapesOptions = ShapesOptions(),  # noqa: B008 - never changed
         entities: str | None = None,
+        keep_vocabulary: str | None = None,
         sources: list[Source] | None = None,
     ) -> None:
         super().__init__()
@@ -129,7 +133,9 @@ class CaptionDataModule(pl.LightningDataModule):
             raise DataError(f"data set {name!r} needs its folder: give --data.root DIR")
         self.records = join(read(name, root), sources or [])
         self._tokenized: dict[str, TokenizedCaptions] = {}
-        self.vocabulary = Vocabulary.build(self._captions(TRAIN), min_count)
+        kept = checkpoint.load(find_model(keep_vocabulary)) if keep_vocabulary else None
+        words = kept.captioner.vocabulary.plain_words if kept else ()
+        self.vocabulary = Vocabulary.build(self._captions(TRAIN), min_count, words)
         self._cache: AnnotationCache | None = None
 
     @property
