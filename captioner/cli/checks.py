@@ -65,6 +65,8 @@ def check(command: str, options: argparse.Namespace) -> None:
         next(paths.iterate([name for name in photos if "://" not in name]), None)
     if "device" in given and given.get("engine") != "ray":  # Ray uses the devices of its cluster
         _check_gpu("--device", options.device)
+    if command == "caption":
+        _check_write(given)
     if command == "demo":
         _check_address(options.host, options.port)
     _check_output(command, options, given)
@@ -138,6 +140,17 @@ def _check_installed(option: str, value: str) -> None:
     package = {"parquet": "pyarrow", "ray": "ray"}.get(value)
     if package and importlib.util.find_spec(package) is None:
         raise UsageError(f"{option} {value} needs {package}: {INSTALL}")
+
+
+def _check_write(given: dict[str, Any]) -> None:
+    """Refuse options of files of captions with ``--write``, and its options without it."""
+    kind = given.get("write")
+    files = ("format", "output", "shard_size", "retry")
+    for name in files if kind else ("existing", "prefix", "suffix"):
+        if name in given:
+            option = f"--{name.replace('_', '-')}"
+            needs = f"cannot be used with --write {kind}" if kind else "needs --write KIND"
+            raise UsageError(f"{option} {needs}: leave it out, or see captioner caption --help")
 
 
 def _check_file(_option: str, name: str) -> None:
