@@ -3,7 +3,7 @@
 A search is batched over images. Greedy search is a beam of one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -236,14 +236,18 @@ def sample(
     count: int,
     max_length: int,
     sampling: Sampling | None = None,
+    min_length: int = 1,
+    choose: Callable[[Float[Tensor, "B S V"], int], Int[Tensor, "B S"]] | None = None,
 ) -> Int[Tensor, "B S T"]:
-    """Sample captions word by word from the decoder's distribution.
+    """Sample captions word by word, by default from the decoder's distribution.
 
     Args:
         decoder, annotations, sampling: as for ``search``; in training mode, the decoder applies
             dropout.
         count: S, the number of captions per image.
         max_length: maximal number of words; a caption of this length has no end token.
+        min_length: least number of words.
+        choose: returns the next words, given their logits and the number of words before them.
 
     Returns:
         ``<start> words <end> <pad> …``, T at most ``max_length`` + 1.
@@ -254,8 +258,12 @@ def sample(
     ended = torch.zeros_like(tokens, dtype=torch.bool)
     for length in range(max_length):
         logits, _, state = decoder.step(tokens, state)
-        probs = mask_special_tokens(logits, length == 0).softmax(-1)
-        drawn = torch.multinomial(probs.flatten(0, 1), 1).view_as(tokens)
+        logits = mask_special_tokens(logits, length < min_length)
+        if choose is None:
+            probs = logits.softmax(-1).flatten(0, 1)
+            drawn = torch.multinomial(probs, 1).view_as(tokens)
+        else:
+            drawn = choose(logits, length)
         tokens = drawn.masked_fill(ended, PAD)
         written.append(tokens)
         ended = ended | (tokens == END)

@@ -1,7 +1,7 @@
 """The Python interface: load a model and caption images with it."""
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
@@ -20,8 +20,10 @@ from captioner.models.captioner import Captioner
 from captioner.models.distributions import hard_attention, samples_locations
 from captioner.models.monte_carlo import over_paths
 from captioner.resources import DEFAULT_MODEL, find_model
+from captioner.sampling import WordSampling, sample_captions
 from captioner.text import MAX_WORD, UNK, Tokenizer, Vocabulary, is_plain, join
 
+SAMPLING = {"temperature", "top_k", "top_p", "min_length", "seed"}  # options that only sampling has
 MAX_TEXT = 20_000  # characters of a sentence
 
 
@@ -85,13 +87,15 @@ class Predictor:
             batch_size: number of images in a batch, up to 512.
             details: also return ``layers``, ``past`` and ``centre``, which takes one more pass.
             options: ``beam_size``, ``max_length``, ``length_penalty``, ``samples`` and ``no_repeat``:
-                see ``Decoding``; by default the model's own values.
+                see ``Decoding``; by default the model's own values. With ``temperature``, ``top_k``,
+                ``top_p`` or ``seed``, captions are sampled instead: see ``WordSampling``; the most
+                probable one is returned, the others are its ``alternatives``.
 
         Raises:
             UsageError: an unknown option, or a value out of range; details of sampled hard attention.
             ImageError: an image cannot be read; ``captions`` returns such errors instead.
         """
-        decoding = self.decoding.with_options(options)
+        decoding = self.method(options)
         several = isinstance(images, list | tuple)
         sources: Any = images if several else [images]
         results = []
@@ -101,10 +105,23 @@ class Predictor:
             results.append(result)
         return results if several else results[0]
 
+    def method(self, options: Mapping[str, Any]) -> Decoding | WordSampling:
+        """Return the search or the sampling that options describe; those that are None do not count.
+
+        Raises:
+            UsageError: an unknown option, or a value out of range.
+        """
+        given = {name: value for name, value in options.items() if value is not None}
+        if given.keys() & SAMPLING:
+            return WordSampling.from_options(given, self.decoding.max_length)
+        if (count := given.pop("num_captions", 1)) > given.get("beam_size", 1):
+            given["beam_size"] = max(count, self.decoding.beam_size)
+        return self.decoding.with_options(given)
+
     def captions(
         self,
         images: Sequence[Source],
-        decoding: Decoding | None = None,
+        decoding: Decoding | WordSampling | None = None,
         batch_size: int = 64,
         details: bool = False,
     ) -> Iterator[Caption | ImageError]:
@@ -127,11 +144,20 @@ class Predictor:
             yield from (results[index] for index in sorted(results))
 
     def _captions(
-        self, images: Sequence[Source], batch: PixelBatch, decoding: Decoding, details: bool
+        self,
+        images: Sequence[Source],
+        batch: PixelBatch,
+        decoding: Decoding | WordSampling,
+        details: bool,
     ) -> Iterator[tuple[int, Caption]]:
         """Yield the index and the caption of each image that could be read."""
         decoder, annotations = self.captioner.decoder, self._annotate(batch.pixels)
-        beams = search(decoder, annotations, decoding)
+        if isinstance(decoding, WordSampling):
+            samples = self.decoding.samples
+            beams = sample_captions(decoder, annotations, decoding, samples)
+        else:
+            samples = decoding.samples
+            beams = search(decoder, annotations, decoding)
         for row, (index, hypotheses) in enumerate(zip(batch.indices, beams, strict=True)):
             if details:  # the search has no centre, layers and past
                 tokens = [h.tokens for h in hypotheses]
@@ -141,7 +167,7 @@ class Predictor:
                     for h, s in zip(hypotheses, scored, strict=True)
                 ]
             geometry = Geometry(*batch.sizes[row], annotations.grid)
-            source, samples = images[index], decoding.samples
+            source = images[index]
             best, *others = [self._caption(source, h, geometry, samples) for h in hypotheses]
             yield index, replace(best, alternatives=tuple(others))
 

@@ -4,6 +4,7 @@ captioner caption photo.jpg holiday/ 'scans/*.tif'
 captioner caption holiday/ --model transformer --output captions.csv
 captioner caption library/ --output captions/    # any number of photos, resumable
 captioner caption holiday/ --write txt           # a text file beside each photo
+captioner caption holiday/ --output captions.jsonl --num-captions 5 --temperature 0.7
 """
 
 import argparse
@@ -22,7 +23,7 @@ from captioner.batch.output_folder import MANIFEST, Shards
 from captioner.batch.rows import Row, failure
 from captioner.batch.sidecars import EXISTING, FORMATS, Sidecars
 from captioner.batch.sources import Sources
-from captioner.cli.arguments import add_inputs, open_output, positive, writes_folder
+from captioner.cli.arguments import add_inputs, add_sampling, open_output, positive, writes_folder
 from captioner.cli.progress import captioning, loading, report_failures
 from captioner.cli.writers import WRITERS, check_replaced, format_of
 from captioner.errors import DataError, ImageError, UsageError, plural
@@ -31,11 +32,13 @@ ADVANCED = ("batch_size", "engine", "workers", "shard_size", "retry", "overwrite
 FEW = 128
 """With fewer photos than this, one process finishes before worker processes have started."""
 FOLDER_FORMATS = ("jsonl", "parquet")
+GENERATION = ("num_captions", "temperature", "top_k", "top_p", "min_length", "seed")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``caption``."""
     add_inputs(parser)
+    add_sampling(parser)
     add, files = parser.add_argument, " ".join(sorted(WRITERS))
     text = f"for a file: {files} (default: by suffix, or text); for a folder: "
     text += f"{' '.join(FOLDER_FORMATS)} (default: jsonl)"
@@ -77,6 +80,13 @@ def run(options: argparse.Namespace) -> int:
             raise UsageError(f"'{name}' is a web address: download the photo and give the file")
         if "://" in name and not writes_folder(options):
             raise UsageError(f"'{name}' is in an object store: give a folder with --output DIR/")
+    if (options.num_captions or 1) > 1 and (
+        "write" in options
+        or (not writes_folder(options) and (file_format or format_of(options.output)) != "jsonl")
+    ):
+        raise UsageError(
+            "several captions per photo are written as JSON lines: give --format jsonl"
+        )
     if "write" in options:
         return _write_sidecars(options)
     if not writes_folder(options):
@@ -209,7 +219,7 @@ def _write_sidecars(options: argparse.Namespace) -> int:
 def _engine(options: argparse.Namespace, arguments: dict[str, Any], few: bool = False) -> Any:
     """Return a context manager of an object with ``rows(batches)`` and ``identity``."""
     given = vars(options)
-    common = {"model": options.model, "device": options.device, "beam_size": options.beam_size}
+    common = {name: given[name] for name in ("model", "device", "beam_size", *GENERATION)}
     arguments = common | arguments
     if given.get("engine") == "ray":
         from captioner.batch.ray_engine import RayEngine

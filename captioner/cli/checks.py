@@ -28,12 +28,12 @@ from captioner.text import MAX_WORD
 MODEL_FILES = ("config.json", "model/config.json", "checkpoints/best.ckpt")
 STORED = ("config.json", "model.safetensors", "vocab.json", "README.md")
 DATA = (
-    *("coco", "coco2014", "coco2017", "csv", "flickr30k", "flickr8k", "folder", "jsonl"),
+    *("auto", "coco", "coco2014", "coco2017", "csv", "flickr30k", "flickr8k", "folder", "jsonl"),
     *("karpathy", "karpathy-coco", "karpathy-flickr30k", "karpathy-flickr8k"),
 )
 """The keys of ``captioner.data.readers.READERS``, repeated because its import takes longer."""
 
-TABLES = ("csv", "jsonl")  # whose root may be a file
+TABLES = ("auto", "csv", "jsonl")  # whose root may be a file
 SCENE_OPTIONS = ("image_size", "max_objects")
 STATISTICS = ".images.jsonl"  # the end of the name of the second file that ``ground`` writes
 INPUT_FILES = ("results", "references", "instances", "captions")  # JSON files
