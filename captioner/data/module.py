@@ -66,7 +66,7 @@ class CaptionDataModule(pl.LightningDataModule):
 
     Args:
         name: the data set: coco, flickr8k, flickr30k, karpathy, jsonl, csv, folder, auto
-            (what lies in the folder), or shapes (generated, needs no files); docs/data.md lists them all.
+            (what lies in the folder), or shapes (generated, needs no files); see docs/data.md.
         root: its folder, as downloaded; for shapes, the folder to which scenes are written.
         batch_size: images per batch, over all processes. A training step uses ``captions_per_image``
             captions of each image.
