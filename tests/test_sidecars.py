@@ -138,6 +138,21 @@ def test_existing_captions_are_kept_extended_or_replaced(kind, tmp_path):
     assert write("overwrite", "three") == (False, "<three>")
 
 
+def test_no_words_in_either_property_are_lost(tmp_path):
+    """Also without a default language, and if the properties differ."""
+    file = tmp_path / "a.xmp"
+    alt = "<r:Alt><r:li xml:lang='fr'>le chien</r:li></r:Alt>"
+    alt = f"<i:AltTextAccessibility>{alt}</i:AltTextAccessibility>"
+    uri = "http://iptc.org/std/Iptc4xmpCore/1.0/xmlns/"
+    file.write_text(
+        FOREIGN.replace("xmp:Rating", f"xmlns:i='{uri}' xmp:Rating").replace("<d:c", f"{alt}<d:c")
+    )
+    assert Sidecars("xmp").is_finished(tmp_path / "a.jpg")
+    assert Sidecars("xmp", "append").write(tmp_path / "a.jpg", "new")
+    assert xmp.caption_of(file.read_bytes()) == "old & mine\nle chien\nnew"
+    assert '<rdf:li xml:lang="fr">le chien</rdf:li>' in file.read_text()
+
+
 @pytest.mark.parametrize(
     ("packet", "message"),
     [

@@ -51,6 +51,9 @@ def _jpeg(content: bytes, packet: bytes | None) -> tuple[bytes, bytes]:
         segment = content[at:end]
         if segment[1] == 0xE1 and segment[4:].startswith(_JPEG_NAME):
             old = segment[4 + len(_JPEG_NAME) :]
+            if packet is not None and any(other[4:8] == b"MPF\0" for other in after):
+                # The distance from this segment to the further images in the file would change.
+                raise DataError("its further images depend on the size of its XMP; use --write xmp")
         elif not after and segment[1] in (0xE0, 0xE1):  # JFIF and EXIF stay in front
             before.append(segment)
         else:
@@ -92,6 +95,8 @@ def _webp(content: bytes, packet: bytes | None) -> tuple[bytes, bytes]:
     while at < min(end, len(content)):
         name, length = struct.unpack_from("<4sI", content, at)
         data = content[at + 8 : at + 8 + length]
+        if len(data) != length:
+            raise ValueError("a chunk is cut off")
         if name == b"XMP ":
             old = data
         else:

@@ -31,13 +31,20 @@ Texts = dict[str, str]  # by language
 
 
 def caption_of(packet: bytes) -> str:
-    """Return the caption in a packet; an empty text if there is none.
+    """Return the different lines of both properties; an empty text if there are none.
+
+    Without a default text, the text in the first language counts.
 
     Raises:
         DataError: the packet is not XMP.
     """
     texts = _Packet(packet).texts if packet else {}
-    return next(filter(None, (texts.get(name, {}).get(_DEFAULT, "").strip() for name in _TAGS)), "")
+    lines: dict[str, None] = {}
+    for name in _TAGS:
+        languages = texts.get(name, {})
+        text = languages.get(_DEFAULT) or next(iter(languages.values()), "")
+        lines |= dict.fromkeys(line.strip() for line in text.splitlines() if line.strip())
+    return "\n".join(lines)
 
 
 def with_caption(packet: bytes | None, caption: str) -> bytes:
@@ -50,10 +57,8 @@ def with_caption(packet: bytes | None, caption: str) -> bytes:
     parsed = _Packet(packet)
     if parsed.end is None:
         raise DataError("its XMP has no rdf:RDF element")
-    properties = "".join(
-        _element(tag, parsed.texts.get(name, {}) | {_DEFAULT: caption})
-        for name, tag in _TAGS.items()
-    )
+    texts = parsed.texts
+    properties = "".join(_element(tag, texts.get(name, {}), caption) for name, tag in _TAGS.items())
     declared = "".join(f' xmlns:{prefix}="{uri}"' for prefix, uri in _NAMESPACES.items())
     added = (
         f'<rdf:Description xmlns:rdf="{_RDF}"{declared} rdf:about={quoteattr(parsed.about)}>'
@@ -62,16 +67,15 @@ def with_caption(packet: bytes | None, caption: str) -> bytes:
     edited = packet[: parsed.end] + added.encode() + packet[parsed.end :]
     for start, end in reversed(parsed.spans):  # they are before the added bytes
         edited = edited[:start] + edited[end:]
-    if caption_of(edited) != caption.strip():
+    if caption_of(edited) != caption:
         raise DataError("its XMP has a form that cannot be edited")
     return edited
 
 
-def _element(tag: str, texts: Texts) -> str:
-    default = {_DEFAULT: texts[_DEFAULT]}  # must come first
+def _element(tag: str, texts: Texts, caption: str) -> str:
     items = "".join(
         f"<rdf:li xml:lang={quoteattr(language)}>{escape(text)}</rdf:li>"
-        for language, text in (default | texts).items()
+        for language, text in ({_DEFAULT: ""} | texts | {_DEFAULT: caption}).items()
     )
     return f"<{tag}><rdf:Alt>{items}</rdf:Alt></{tag}>"
 

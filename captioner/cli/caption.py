@@ -75,6 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write the captions; return 0, or 1 if some photos could not be read."""
     file_format = vars(options).get("format")
+    warnings.filterwarnings("ignore", module="PIL")  # about damaged files that it can read
     for name in options.inputs:
         if name.startswith(("http://", "https://")):
             raise UsageError(f"'{name}' is a web address: download the photo and give the file")
@@ -104,7 +105,6 @@ def run(options: argparse.Namespace) -> int:
 def _write_file(options: argparse.Namespace, file_format: str) -> int:
     if options.output is not None and not options.overwrite:
         check_replaced(Path(options.output))
-    warnings.filterwarnings("ignore", module="PIL")  # about damaged files that it can read
     photos = paths.find(options.inputs)
     # The error of a single photo is reported at once; more photos are not read twice.
     broken = _unreadable(photos[0]) if len(photos) == 1 else None

@@ -145,7 +145,7 @@ def _check_installed(option: str, value: str) -> None:
 def _check_write(given: dict[str, Any]) -> None:
     """Refuse options of files of captions with ``--write``, and its options without it."""
     kind = given.get("write")
-    files = ("format", "output", "shard_size", "retry")
+    files = ("engine", "format", "output", "retry", "shard_size")
     for name in files if kind else ("existing", "prefix", "suffix"):
         if name in given:
             option = f"--{name.replace('_', '-')}"
