@@ -36,6 +36,7 @@ class Decoding:
         samples: number of paths that are averaged, for sampled hard attention; see ``MonteCarlo``.
         no_repeat: no sequence of this many words occurs twice in a caption (Paulus et al. 2018, arXiv
             1705.04304, §2.5); 0 allows repetitions.
+        min_length: least number of words, unless ``max_length`` is less.
     """
 
     beam_size: int = 5
@@ -43,6 +44,7 @@ class Decoding:
     length_penalty: float = 1.0
     samples: int = 1
     no_repeat: int = 0
+    min_length: int = 1
 
     def __post_init__(self) -> None:
         for option, expected in limits.DECODING.items():
@@ -177,10 +179,10 @@ def _allowed_log_probs(
     """Compute log-probabilities of the next word, -inf for words that must not follow."""
     log_probs = logits.float().log_softmax(-1)
     log_probs[..., [PAD, START, UNK]] = -torch.inf  # in place, unlike ``mask_special_tokens``
-    if length == 1:
-        log_probs[..., END] = -torch.inf
-    elif length > decoding.max_length:
+    if length > decoding.max_length:
         log_probs[..., :END] = log_probs[..., END + 1 :] = -torch.inf
+    elif length <= decoding.min_length:  # the end would be word number ``length``
+        log_probs[..., END] = -torch.inf
     run = decoding.no_repeat
     if run and tokens.shape[-1] >= run:
         runs = tokens.unfold(-1, run, 1)  # (B, K, t - run + 1, run)

@@ -56,6 +56,7 @@ DECODING = {
     "length_penalty": Number(-10, 10, whole=False),
     "samples": Number(1, 100),
     "no_repeat": Number(0, 200),
+    "min_length": Number(1, 200),
 }
 # The options of sampled captions.
 WORD_SAMPLING = {

@@ -23,7 +23,7 @@ from captioner.resources import DEFAULT_MODEL, find_model
 from captioner.sampling import WordSampling, sample_captions
 from captioner.text import MAX_WORD, UNK, Tokenizer, Vocabulary, is_plain, join
 
-SAMPLING = {"temperature", "top_k", "top_p", "min_length", "seed"}  # options that only sampling has
+SAMPLING = {"temperature", "top_k", "top_p", "seed"}  # options that only sampling has
 MAX_TEXT = 20_000  # characters of a sentence
 
 
@@ -86,10 +86,11 @@ class Predictor:
                 or an array or tensor (H, W), (H, W, 3) or (H, W, 4); or a list of these.
             batch_size: number of images in a batch, up to 512.
             details: also return ``layers``, ``past`` and ``centre``, which takes one more pass.
-            options: ``beam_size``, ``max_length``, ``length_penalty``, ``samples`` and ``no_repeat``:
-                see ``Decoding``; by default the model's own values. With ``temperature``, ``top_k``,
-                ``top_p`` or ``seed``, captions are sampled instead: see ``WordSampling``; the most
-                probable one is returned, the others are its ``alternatives``.
+            options: ``beam_size``, ``min_length``, ``max_length``, ``length_penalty``, ``samples`` and
+                ``no_repeat``: see ``Decoding``; by default the model's own values. ``num_captions`` is
+                the least beam size. With ``temperature``, ``top_k``, ``top_p`` or ``seed``, captions
+                are sampled instead: see ``WordSampling``; the most probable one is returned, the
+                others are its ``alternatives``.
 
         Raises:
             UsageError: an unknown option, or a value out of range; details of sampled hard attention.
@@ -114,9 +115,10 @@ class Predictor:
         given = {name: value for name, value in options.items() if value is not None}
         if given.keys() & SAMPLING:
             return WordSampling.from_options(given, self.decoding.max_length)
-        if (count := given.pop("num_captions", 1)) > given.get("beam_size", 1):
-            given["beam_size"] = max(count, self.decoding.beam_size)
-        return self.decoding.with_options(given)
+        count = given.pop("num_captions", 1)
+        limits.check("num_captions", count, limits.WORD_SAMPLING["num_captions"])
+        decoding = self.decoding.with_options(given)
+        return replace(decoding, beam_size=max(count, decoding.beam_size))
 
     def captions(
         self,

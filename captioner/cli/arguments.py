@@ -67,7 +67,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         "temperature": "sample words; below 1, probable words become more probable",
         "top_k": "sample among the k most probable words",
         "top_p": "sample among the words that together have this probability",
-        "min_length": "sample captions of this many words or more",
+        "min_length": "least number of words",
         "seed": "sample; another seed gives other captions (default: 0)",
     }
     group = parser.add_argument_group("several and varied captions")
