@@ -23,6 +23,7 @@ from captioner.decoding import Decoding
 from captioner.errors import ImageError, UsageError
 from captioner.images import Geometry, Source
 from captioner.predictor import BasePredictor, sentence_words
+from captioner.sampling import WordSampling
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,7 +107,7 @@ class AdapterPredictor(BasePredictor):
     def captions(
         self,
         images: Sequence[Source],
-        decoding: Decoding | None = None,
+        decoding: Decoding | WordSampling | None = None,
         batch_size: int = 64,
         details: bool = False,
         maps: bool = True,
@@ -114,6 +115,11 @@ class AdapterPredictor(BasePredictor):
         """Stream captions; see ``BasePredictor``."""
         limits.check("batch_size", batch_size, limits.BATCH)
         decoding = decoding or self.decoding
+        if isinstance(decoding, WordSampling):
+            raise UsageError(
+                f"{self.name} samples no captions: leave out temperature, top_k, top_p and seed; "
+                "beam_size and num_captions give several"
+            )
         if decoding.samples != 1:
             raise UsageError(f"{self.name} samples no locations: leave samples out")
         for start in range(0, len(images), batch_size):

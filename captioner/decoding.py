@@ -3,7 +3,7 @@
 A search is batched over images. Greedy search is a beam of one.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,6 +36,7 @@ class Decoding:
         samples: number of paths that are averaged, for sampled hard attention; see ``MonteCarlo``.
         no_repeat: no sequence of this many words occurs twice in a caption (Paulus et al. 2018, arXiv
             1705.04304, §2.5); 0 allows repetitions.
+        min_length: least number of words, unless ``max_length`` is less.
     """
 
     beam_size: int = 5
@@ -43,6 +44,7 @@ class Decoding:
     length_penalty: float = 1.0
     samples: int = 1
     no_repeat: int = 0
+    min_length: int = 1
 
     def __post_init__(self) -> None:
         for option, expected in limits.DECODING.items():
@@ -177,10 +179,10 @@ def _allowed_log_probs(
     """Compute log-probabilities of the next word, -inf for words that must not follow."""
     log_probs = logits.float().log_softmax(-1)
     log_probs[..., [PAD, START, UNK]] = -torch.inf  # in place, unlike ``mask_special_tokens``
-    if length == 1:
-        log_probs[..., END] = -torch.inf
-    elif length > decoding.max_length:
+    if length > decoding.max_length:
         log_probs[..., :END] = log_probs[..., END + 1 :] = -torch.inf
+    elif length <= decoding.min_length:  # the end would be word number ``length``
+        log_probs[..., END] = -torch.inf
     run = decoding.no_repeat
     if run and tokens.shape[-1] >= run:
         runs = tokens.unfold(-1, run, 1)  # (B, K, t - run + 1, run)
@@ -236,14 +238,18 @@ def sample(
     count: int,
     max_length: int,
     sampling: Sampling | None = None,
+    min_length: int = 1,
+    choose: Callable[[Float[Tensor, "B S V"], int], Int[Tensor, "B S"]] | None = None,
 ) -> Int[Tensor, "B S T"]:
-    """Sample captions word by word from the decoder's distribution.
+    """Sample captions word by word, by default from the decoder's distribution.
 
     Args:
         decoder, annotations, sampling: as for ``search``; in training mode, the decoder applies
             dropout.
         count: S, the number of captions per image.
         max_length: maximal number of words; a caption of this length has no end token.
+        min_length: least number of words.
+        choose: returns the next words, given their logits and the number of words before them.
 
     Returns:
         ``<start> words <end> <pad> …``, T at most ``max_length`` + 1.
@@ -254,8 +260,12 @@ def sample(
     ended = torch.zeros_like(tokens, dtype=torch.bool)
     for length in range(max_length):
         logits, _, state = decoder.step(tokens, state)
-        probs = mask_special_tokens(logits, length == 0).softmax(-1)
-        drawn = torch.multinomial(probs.flatten(0, 1), 1).view_as(tokens)
+        logits = mask_special_tokens(logits, length < min_length)
+        if choose is None:
+            probs = logits.softmax(-1).flatten(0, 1)
+            drawn = torch.multinomial(probs, 1).view_as(tokens)
+        else:
+            drawn = choose(logits, length)
         tokens = drawn.masked_fill(ended, PAD)
         written.append(tokens)
         ended = ended | (tokens == END)

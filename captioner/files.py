@@ -1,6 +1,7 @@
 """Files that appear whole or not at all."""
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import TextIOWrapper
@@ -9,10 +10,11 @@ from typing import BinaryIO, TextIO
 
 
 @contextmanager
-def atomic(file: Path) -> Iterator[BinaryIO]:
+def atomic(file: Path, keep_stat: bool = False) -> Iterator[BinaryIO]:
     """Open a stream whose file is on the disk when the block ends, unless it ends with an error.
 
     An existing file is unchanged until then. What a killed process leaves is replaced at the next try.
+    With ``keep_stat``, the new file has the permissions and times of the existing one.
     """
     part = file.with_name(f".{file.name}.part")
     try:
@@ -20,6 +22,8 @@ def atomic(file: Path) -> Iterator[BinaryIO]:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())  # otherwise a power cut could leave an empty file
+        if keep_stat:
+            shutil.copystat(file, part)
         part.replace(file)
     finally:
         part.unlink(missing_ok=True)

@@ -24,7 +24,8 @@ else:  # torch takes seconds to import
     Source = Any
 
 # By Pillow's names. MPO (JPEG with a second view, from phones) opens as JPEG.
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
+HEIF_EXTRA = "pip install 'captioner[heif]'"
 MAX_PIXELS = 80_000_000  # above the images of common cameras, below Pillow's warning at 89 million
 MAX_PIPE = 1 << 28  # bytes of the largest file read from a pipe
 
@@ -36,7 +37,9 @@ _KINDS = {
     rb"GIF8": "GIF",
     rb"II\*\0|MM\0\*": "TIFF",
     rb"BM.{4}\0{4}": "BMP",
-    rb"....ftyp": "HEIC, AVIF or a video; convert it to JPEG or PNG",
+    rb"....ftyp(avif|avis)": "AVIF",
+    rb"....ftyp(hei[cfmsx]|hev[cx]|mif1|msf1)": "HEIC",
+    rb"....ftyp": "a video",
     rb"%PDF": "a PDF document",
     rb"PK\x03\x04": "a ZIP archive",
     rb"version https://git-lfs": "a Git LFS pointer instead of the file; run git lfs pull",
@@ -83,7 +86,7 @@ def load(source: Source, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
                 raise ImageError("is open as text; open it with mode 'rb'")
             head = bytes(beginning)
             # Pillow would map a path into memory; truncating the file then kills the process.
-            with Image.open(stream, formats=FORMATS) as image:
+            with _open(stream, head) as image:
                 _check_size(image, max_pixels)
                 image.load()
                 return _upright(_rgb(image), image)
@@ -96,6 +99,26 @@ def upright_size(path: str) -> tuple[int, int]:
     with Image.open(path, formats=FORMATS) as image:
         swapped = image.getexif().get(Base.Orientation, 1) >= 5
         return image.size[::-1] if swapped else image.size
+
+
+def _open(stream: Any, head: bytes) -> Image.Image:
+    """Open an image of one of the documented formats; its pixels are not decoded yet."""
+    if _kind(head) != "HEIC":
+        return Image.open(stream, formats=FORMATS)
+    try:
+        from pillow_heif.as_plugin import (
+            HeifImageFile,
+        )  # registering it would change Pillow for all
+    except ImportError as error:
+        raise ImageError(f"is a HEIC photo, which needs a further library: {HEIF_EXTRA}") from error
+    stream.seek(0)
+    image: Image.Image = HeifImageFile(stream)  # type: ignore[no-untyped-call]
+    return image  # the library turns it upright
+
+
+def _kind(head: bytes) -> str:
+    """Return the format of a file that begins with these bytes; "" if it is unknown."""
+    return next((kind for mark, kind in _KINDS.items() if re.match(mark, head, re.DOTALL)), "")
 
 
 @dataclass(frozen=True)
@@ -256,14 +279,14 @@ def _diagnose(error: Exception, source: Source, head: bytes | None) -> str:
             )
     if head is None:
         return f"cannot be read ({reason}); check it"
-    known = (kind for mark, kind in _KINDS.items() if re.match(mark, head, re.DOTALL))
-    kind = next(known, f"unknown data ({head[:8].hex(' ')})")
-    if kind in FORMATS:
+    kind = _kind(head) or f"unknown data ({head[:8].hex(' ')})"
+    if kind in (*FORMATS, "HEIC"):
         cause = "" if isinstance(error, UnidentifiedImageError) else f" ({reason})"
-        return f"is a {kind} file that cannot be decoded{cause}; download, copy or export it again"
+        found = f"is {'an' if kind == 'AVIF' else 'a'} {kind} file that cannot be decoded{cause}"
+        return f"{found}; download, copy or export it again"
     if ";" in kind:
         return f"is {kind}"
-    return f"is {kind}, not an image; give a {', '.join(FORMATS[:-1])} or {FORMATS[-1]} file"
+    return f"is {kind}, not an image; give a {', '.join(FORMATS)} or HEIC file"
 
 
 def data_url(image: Image.Image, quality: int = 88) -> str:

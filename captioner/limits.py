@@ -56,6 +56,17 @@ DECODING = {
     "length_penalty": Number(-10, 10, whole=False),
     "samples": Number(1, 100),
     "no_repeat": Number(0, 200),
+    "min_length": Number(1, 200),
+}
+# The options of sampled captions.
+WORD_SAMPLING = {
+    "num_captions": Number(1, 100),
+    "temperature": Number(0.01, 100, whole=False),
+    "top_k": Number(0, 1_000_000),
+    "top_p": Number(0, 1, whole=False, above=True),
+    "min_length": Number(1, 200),
+    "max_length": Number(1, 200),
+    "seed": SEED,
 }
 # The options of the data module, in the order of its arguments.
 DATA = {

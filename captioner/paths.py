@@ -8,7 +8,10 @@ from pathlib import Path, PurePath
 
 from captioner.errors import UsageError
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+SUFFIXES = (
+    *(".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
+    *(".heic", ".heif", ".avif"),
+)
 """The file name suffixes of images in a folder, compared in lower case."""
 
 

@@ -3,7 +3,7 @@
 import copy
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, overload
@@ -21,8 +21,10 @@ from captioner.models.annotations import Annotations
 from captioner.models.captioner import Captioner
 from captioner.models.distributions import hard_attention, samples_locations
 from captioner.models.monte_carlo import over_paths
+from captioner.sampling import WordSampling, sample_captions
 from captioner.text import MAX_WORD, UNK, Tokenizer, Vocabulary, is_plain, join
 
+SAMPLING = {"temperature", "top_k", "top_p", "seed"}  # options that only sampling has
 MAX_TEXT = 20_000  # characters of a sentence
 
 
@@ -71,14 +73,17 @@ class BasePredictor:
                 or an array or tensor (H, W), (H, W, 3) or (H, W, 4); or a list of these.
             batch_size: number of images in a batch, up to 512.
             details: also return ``layers``, ``past`` and ``centre``, which takes one more pass.
-            options: ``beam_size``, ``max_length``, ``length_penalty``, ``samples`` and ``no_repeat``:
-                see ``Decoding``; by default the model's own values.
+            options: ``beam_size``, ``min_length``, ``max_length``, ``length_penalty``, ``samples`` and
+                ``no_repeat``: see ``Decoding``; by default the model's own values. ``num_captions`` is
+                the least beam size. With ``temperature``, ``top_k``, ``top_p`` or ``seed``, captions
+                are sampled instead: see ``WordSampling``; the most probable one is returned, the
+                others are its ``alternatives``.
 
         Raises:
             UsageError: an unknown option, or a value out of range; details of sampled hard attention.
             ImageError: an image cannot be read; ``captions`` returns such errors instead.
         """
-        decoding = self.decoding.with_options(options)
+        decoding = self.method(options)
         several = isinstance(images, list | tuple)
         sources: Any = images if several else [images]
         results = []
@@ -88,10 +93,24 @@ class BasePredictor:
             results.append(result)
         return results if several else results[0]
 
+    def method(self, options: Mapping[str, Any]) -> Decoding | WordSampling:
+        """Return the search or the sampling that options describe; those that are None do not count.
+
+        Raises:
+            UsageError: an unknown option, or a value out of range.
+        """
+        given = {name: value for name, value in options.items() if value is not None}
+        if given.keys() & SAMPLING:
+            return WordSampling.from_options(given, self.decoding.max_length)
+        count = given.pop("num_captions", 1)
+        limits.check("num_captions", count, limits.WORD_SAMPLING["num_captions"])
+        decoding = self.decoding.with_options(given)
+        return replace(decoding, beam_size=max(count, decoding.beam_size))
+
     def captions(
         self,
         images: Sequence[Source],
-        decoding: Decoding | None = None,
+        decoding: Decoding | WordSampling | None = None,
         batch_size: int = 64,
         details: bool = False,
         maps: bool = True,
@@ -180,7 +199,7 @@ class Predictor(BasePredictor):
     def captions(
         self,
         images: Sequence[Source],
-        decoding: Decoding | None = None,
+        decoding: Decoding | WordSampling | None = None,
         batch_size: int = 64,
         details: bool = False,
         maps: bool = True,  # noqa: ARG002 - they cost nothing here
@@ -200,11 +219,20 @@ class Predictor(BasePredictor):
             yield from (results[index] for index in sorted(results))
 
     def _captions(
-        self, images: Sequence[Source], batch: PixelBatch, decoding: Decoding, details: bool
+        self,
+        images: Sequence[Source],
+        batch: PixelBatch,
+        decoding: Decoding | WordSampling,
+        details: bool,
     ) -> Iterator[tuple[int, Caption]]:
         """Yield the index and the caption of each image that could be read."""
         decoder, annotations = self.captioner.decoder, self._annotate(batch.pixels)
-        beams = search(decoder, annotations, decoding)
+        if isinstance(decoding, WordSampling):
+            samples = self.decoding.samples
+            beams = sample_captions(decoder, annotations, decoding, samples)
+        else:
+            samples = decoding.samples
+            beams = search(decoder, annotations, decoding)
         for row, (index, hypotheses) in enumerate(zip(batch.indices, beams, strict=True)):
             if details:  # the search has no centre, layers and past
                 tokens = [h.tokens for h in hypotheses]
@@ -214,7 +242,7 @@ class Predictor(BasePredictor):
                     for h, s in zip(hypotheses, scored, strict=True)
                 ]
             geometry = Geometry(*batch.sizes[row], annotations.grid)
-            source, samples = images[index], decoding.samples
+            source = images[index]
             best, *others = [self._caption(source, h, geometry, samples) for h in hypotheses]
             yield index, replace(best, alternatives=tuple(others))
 

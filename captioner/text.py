@@ -113,23 +113,27 @@ class Vocabulary:
             )
 
     @classmethod
-    def build(cls, captions: Iterable[Sequence[str]], min_count: int = 5) -> "Vocabulary":
+    def build(
+        cls, captions: Iterable[Sequence[str]], min_count: int = 5, kept: Sequence[str] = ()
+    ) -> "Vocabulary":
         """Build the vocabulary of *training* captions: words that occur ``min_count`` times or more.
 
         Words are ordered by frequency, then alphabetically, so the order of captions does not matter.
+        The words ``kept`` come first, in their order and however rare they are.
 
         Raises:
             DataError: no word is frequent enough.
         """
         counts = Counter(word for caption in captions for word in caption)
         frequent = [word for word, n in counts.items() if n >= min_count and is_plain(word)]
-        kept = [word for word in frequent if word not in SPECIALS]
-        if not kept:
+        found = [word for word in frequent if word not in SPECIALS]
+        if not found:
             raise DataError(
                 f"no word appears {min_count} times in the training captions: "
                 "lower data.min_count or check that the captions were read"
             )
-        return cls(sorted(kept, key=lambda word: (-counts[word], word)))
+        new = set(found).difference(kept)
+        return cls([*kept, *sorted(new, key=lambda word: (-counts[word], word))])
 
     def __len__(self) -> int:
         return len(self.words)

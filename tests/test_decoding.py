@@ -72,6 +72,7 @@ def plain_beam(decoder, annotations, decoding):
             for total, words in alive
             for word, log_prob in next_word(decoder, annotations, words).items()
             if length < decoding.max_length or word == END
+            if length in (decoding.max_length, *range(decoding.min_length, 99)) or word != END
             if not repeats([*words, word], decoding.no_repeat)
         ]
         extended.sort(key=lambda pair: -pair[0])
@@ -90,11 +91,14 @@ def ranked(pairs):
     return [words for _, words in sorted(pairs, key=lambda pair: (-round(pair[0], 4), pair[1]))]
 
 
-@pytest.mark.parametrize(("beam_size", "length_penalty"), [(1, 1.0), (2, 0.0), (5, 1.0)])
+@pytest.mark.parametrize(
+    ("beam_size", "length_penalty", "min_length"),
+    [(1, 1.0, 1), (2, 0.0, 1), (5, 1.0, 1), (3, 0.0, 4), (2, 0.0, 9)],
+)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_equals_a_plain_beam(seed, beam_size, length_penalty):
+def test_equals_a_plain_beam(seed, beam_size, length_penalty, min_length):
     decoder, annotations = sharp_decoder(seed), images(seed)
-    decoding = Decoding(beam_size, 6, length_penalty)
+    decoding = Decoding(beam_size, 6, length_penalty, min_length=min_length)
     for b, hypotheses in enumerate(search(decoder, annotations, decoding)):
         expected = plain_beam(decoder, annotations.of(b), decoding)
         assert ranked((h.score, h.tokens) for h in hypotheses) == ranked(expected)

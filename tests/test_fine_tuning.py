@@ -104,8 +104,8 @@ def test_a_wrong_number_of_layers_is_refused(number):
 # ── Starting from a fine-tuned model ──────────────────────────────────────────────────────────────
 
 
-def captioner(trainable, size=64):
-    return runs.small_captioner(["a", "dog"], size=size, trainable=trainable, hidden=8, embedding=8)
+def captioner(trainable):
+    return runs.small_captioner(["a", "dog"], trainable=trainable, hidden=8, embedding=8)
 
 
 def test_a_fine_tuned_encoder_is_taken_with_its_decoder(tmp_path):
@@ -120,11 +120,3 @@ def test_a_fine_tuned_encoder_is_taken_with_its_decoder(tmp_path):
         assert torch.equal(whole.state_dict()[name], tensor), name
     with pytest.raises(UsageError, match="was fine-tuned together with its decoder"):
         start_from(captioner(False), str(tmp_path / "tuned"))
-
-
-def test_another_frozen_encoder_gives_a_warning(tmp_path, caplog):
-    checkpoint.save(captioner(False), tmp_path / "frozen", "# Frozen", Decoding())
-    start_from(captioner(False), str(tmp_path / "frozen"))
-    assert not caplog.records
-    start_from(captioner(False, size=96), str(tmp_path / "frozen"))
-    assert "was trained with another encoder" in caplog.text

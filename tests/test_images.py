@@ -4,6 +4,7 @@ import io
 import os
 import re
 import struct
+import sys
 import zlib
 from pathlib import Path
 
@@ -64,6 +65,7 @@ VARIANTS = {
     "gif": ("GIF", {}),
     "jpeg": ("JPEG", EXACT),
     "jpeg-progressive": ("JPEG", {**EXACT, "progressive": True}),
+    "avif": ("AVIF", {"quality": 95}),
 }
 
 
@@ -73,6 +75,30 @@ def test_formats(name, tmp_path):
     path = tmp_path / "image"  # the content counts, not the suffix
     path.write_bytes(encode(blocks(), format, **options))
     assert abs(pixels(path) - blocks()).mean() < (10 if "quality" in options else 1e-9)
+
+
+@pytest.mark.parametrize("kind", ["HEIC", "AVIF"])
+@pytest.mark.parametrize("orientation", [1, 3, 6, 7])
+def test_photos_of_phones_are_upright(kind, orientation):
+    """As Pillow turns a JPEG with the same EXIF orientation."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    options = {"quality": 95, "exif": exif.tobytes()}
+    if kind == "HEIC":
+        heif = pytest.importorskip("pillow_heif", reason="HEIC MISSING: pip install pillow-heif")
+        stream = io.BytesIO()
+        heif.from_pillow(Image.fromarray(blocks())).save(stream, **options)
+        data = stream.getvalue()
+    else:
+        data = encode(blocks(), kind, **options)
+    expected = pixels(encode(blocks(), "JPEG", **EXACT, exif=exif))
+    assert pixels(data).shape == expected.shape
+    assert abs(pixels(data) - expected).mean() < 10
+
+
+def test_without_its_library_the_error_of_a_heic_photo_names_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pillow_heif.as_plugin", None)
+    refused(b"\0\0\0\x18ftypheic\0\0\0\0", "is a HEIC photo", "pip install 'captioner[heif]'")
 
 
 def test_the_first_frame_of_a_file_and_the_current_one_of_an_open_image():
@@ -359,12 +385,13 @@ def test_an_open_image_is_not_changed():
 
 IMPOSTORS = {
     b"": "an empty file, not an image; give a JPEG",
-    b"This is not an image.\n": "text, not an image; give a JPEG, PNG, WEBP, GIF, BMP or TIFF",
+    b"This is not an image.\n": "text, not an image; give a JPEG, PNG, WEBP, GIF, BMP, TIFF, AVIF or",
     b'<?xml version="1.0"?>\n<svg xmlns="http://www.w3.org/2000/svg"/>': "an SVG drawing, not",
     b"<!DOCTYPE html>\n<HTML><body>404</body>": "an HTML page, not an image",
     b"%PDF-1.7\n%\xe2\xe3\xcf\xd3": "a PDF document, not an image",
     b"PK\x03\x04\x14\0\0\0": "a ZIP archive, not an image",
-    b"\0\0\0\x18ftypheic\0\0\0\0": "HEIC, AVIF or a video; convert it to JPEG or PNG",
+    b"\0\0\0\x18ftypavif\0\0\0\0": "an AVIF file that cannot be decoded; download",
+    b"\0\0\0\x18ftypisom\0\0\0\0": "a video, not an image",
     b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n": "a Git LFS pointer instead",
     bytes(range(1, 200)): "unknown data (01 02 03 04 05 06 07 08), not an image",
     b"\xff\xd8\xff\xe0": "a JPEG file that cannot be decoded; download",

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
-from captioner.batch.rows import FIELDS, Row, encodable, failure, from_columns
+from captioner.batch.rows import FIELDS, SEVERAL, Row, encodable, failure, from_columns
 from captioner.batch.sources import Sources
 from captioner.errors import ImageError
 from captioner.loading import load
@@ -24,7 +24,8 @@ class BatchCaptioner:
     Args:
         model, device: as ``captioner.load`` takes them.
         sources: where the photos are; None for files on this machine.
-        options: fields of ``Decoding`` that replace the model's own.
+        options: fields of ``Decoding`` that replace the model's own, or of ``WordSampling``; with
+            ``num_captions`` above 1, rows also have the columns ``SEVERAL``.
 
     Raises:
         UsageError: an unknown device or option.
@@ -39,7 +40,8 @@ class BatchCaptioner:
         **options: Any,
     ) -> None:
         self.predictor = load(model, device)
-        self.decoding = self.predictor.decoding.with_options(options)
+        self.num_captions = options.get("num_captions") or 1
+        self.decoding = self.predictor.method(options)
         self.sources = sources or Sources([])
 
     def __call__(self, batch: Mapping[str, Sequence[str] | Any]) -> dict[str, list[Any]]:
@@ -53,7 +55,9 @@ class BatchCaptioner:
         with ThreadPoolExecutor(FETCH_THREADS) as threads:
             opened = list(threads.map(self.sources.open, names))
         images = [image for image in opened if not isinstance(image, ImageError)]
-        results = self.predictor.captions(images, self.decoding, len(names), maps=False)
+        results = self.predictor.captions(
+            images, self.decoding, len(names), maps=self.num_captions > 1
+        )
         rows = []
         for name, image in zip(names, opened, strict=True):
             result = image if isinstance(image, ImageError) else next(results)
@@ -61,7 +65,12 @@ class BatchCaptioner:
                 rows.append(failure(name, result))
             else:
                 rows.append({**result.to_dict(), "image": encodable(name)})
-        return {field: [row.get(field) for row in rows] for field in FIELDS}
+                if self.num_captions > 1:
+                    found = [result, *result.alternatives][: self.num_captions]
+                    rows[-1]["captions"] = [caption.text for caption in found]
+                    rows[-1]["log_probs"] = [round(caption.log_prob, 4) for caption in found]
+        fields = FIELDS + (SEVERAL if self.num_captions > 1 else ())
+        return {field: [row.get(field) for row in rows] for field in fields}
 
     def rows(self, batches: Iterable[list[str]]) -> Iterator[Row]:
         """Yield the row of every photo in order; the method that all engines have."""
@@ -72,4 +81,5 @@ class BatchCaptioner:
     def identity(self) -> dict[str, Any]:
         """The model's name and SHA-256 (configuration, vocabulary and weights), and the decoding."""
         model = {"name": self.predictor.name, "sha256": self.predictor.fingerprint()}
-        return {"model": model, "decoding": asdict(self.decoding)}
+        several = {"num_captions": self.num_captions} if self.num_captions > 1 else {}
+        return {"model": model, "decoding": asdict(self.decoding) | several}

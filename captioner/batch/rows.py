@@ -9,6 +9,8 @@ Row = dict[str, Any]
 
 FIELDS = ("image", "caption", "words", "log_prob", "word_log_probs", "model", "error")
 """The columns, and the order of a row's fields."""
+SEVERAL = ("captions", "log_probs")
+"""Further columns if several captions per photo are written, the best first."""
 
 
 def failure(name: str, error: CaptionerError) -> Row:
@@ -19,8 +21,9 @@ def failure(name: str, error: CaptionerError) -> Row:
 
 def from_columns(columns: Mapping[str, Sequence[Any]]) -> Iterator[Row]:
     """Yield the rows of a batch without the fields that are None."""
-    for values in zip(*(columns[field] for field in FIELDS), strict=True):
-        row = zip(FIELDS, values, strict=True)
+    fields = [field for field in (*FIELDS, *SEVERAL) if field in columns]
+    for values in zip(*(columns[field] for field in fields), strict=True):
+        row = zip(fields, values, strict=True)
         yield {field: value for field, value in row if value is not None}
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from captioner.files import atomic_text
-from captioner.limits import BATCH, DECODING, Number
+from captioner.limits import BATCH, DECODING, WORD_SAMPLING, Number
 from captioner.resources import bundled_models
 
 FOLDER_OPTIONS = {"engine", "workers", "shard_size", "retry"}
@@ -59,6 +59,22 @@ def add_search(parser: argparse.ArgumentParser, batch_size: int) -> None:
     add("--beam-size", type=number(limit), metavar="N", help=text)
     text = f"photos computed together, up to {BATCH.high}"
     add("--batch-size", type=number(BATCH), metavar="N", default=batch_size, help=text)
+
+
+def add_sampling(parser: argparse.ArgumentParser) -> None:
+    """Add ``--num-captions`` and the options of sampling."""
+    texts = {
+        "num_captions": "captions per photo, in JSON lines: the best of the beam, or samples",
+        "temperature": "sample words; below 1, probable words become more probable",
+        "top_k": "sample among the k most probable words",
+        "top_p": "sample among the words that together have this probability",
+        "min_length": "least number of words",
+        "seed": "sample; another seed gives other captions (default: 0)",
+    }
+    group = parser.add_argument_group("several and varied captions")
+    for name, text in texts.items():
+        option, metavar = f"--{name.replace('_', '-')}", "N" if WORD_SAMPLING[name].whole else "X"
+        group.add_argument(option, type=number(WORD_SAMPLING[name]), metavar=metavar, help=text)
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:

@@ -3,11 +3,15 @@
 captioner caption photo.jpg holiday/ 'scans/*.tif'
 captioner caption holiday/ --model transformer --output captions.csv
 captioner caption library/ --output captions/    # any number of photos, resumable
+captioner caption holiday/ --write txt           # a text file beside each photo
+captioner caption holiday/ --output captions.jsonl --num-captions 5 --temperature 0.7
 """
 
 import argparse
+import errno
 import sys
 import warnings
+from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import chain, islice, repeat
@@ -17,22 +21,25 @@ from typing import Any
 from captioner import paths
 from captioner.batch.output_folder import MANIFEST, Shards
 from captioner.batch.rows import Row, failure
+from captioner.batch.sidecars import EXISTING, FORMATS, Sidecars
 from captioner.batch.sources import Sources
-from captioner.cli.arguments import add_inputs, open_output, positive, writes_folder
+from captioner.cli.arguments import add_inputs, add_sampling, open_output, positive, writes_folder
 from captioner.cli.progress import captioning, loading, report_failures
 from captioner.cli.writers import WRITERS, check_replaced, format_of
-from captioner.errors import ImageError, UsageError, plural
+from captioner.errors import DataError, ImageError, UsageError, plural
 from captioner.resources import HF
 
 ADVANCED = ("batch_size", "engine", "workers", "shard_size", "retry", "overwrite")
 FEW = 128
 """With fewer photos than this, one process finishes before worker processes have started."""
 FOLDER_FORMATS = ("jsonl", "parquet")
+GENERATION = ("num_captions", "temperature", "top_k", "top_p", "min_length", "seed")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``caption``."""
     add_inputs(parser)
+    add_sampling(parser)
     add, files = parser.add_argument, " ".join(sorted(WRITERS))
     text = f"for a file: {files} (default: by suffix, or text); for a folder: "
     text += f"{' '.join(FOLDER_FORMATS)} (default: jsonl)"
@@ -46,6 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--output", metavar="FILE|DIR", help=text)
     text = "replace an existing file that holds something other than captions"
     add("--overwrite", action="store_true", help=text)
+    beside = parser.add_argument_group("where the photos are", argument_default=argparse.SUPPRESS)
+    text = "txt: a text file beside each photo; xmp: an XMP file beside it; embed: XMP inside the photo "
+    text += "(JPEG, PNG, WebP or TIFF). A photo that has such a caption keeps it"
+    beside.add_argument("--write", choices=tuple(FORMATS), help=text)
+    text = "for photos that have a caption: leave it, add a line, or replace it (default: skip)"
+    beside.add_argument("--existing", choices=EXISTING, help=text)
+    beside.add_argument("--prefix", metavar="TEXT", help="text before every caption")
+    beside.add_argument("--suffix", metavar="TEXT", help="text after every caption")
     folder = parser.add_argument_group("options for a folder", argument_default=argparse.SUPPRESS)
     text = "processes on this machine, or Ray Data on a cluster (default: local)"
     folder.add_argument("--engine", choices=("local", "ray"), help=text)
@@ -61,11 +76,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write the captions; return 0, or 1 if some photos could not be read."""
     file_format = vars(options).get("format")
+    warnings.filterwarnings("ignore", module="PIL")  # about damaged files that it can read
     for name in options.inputs:
         if name.startswith(("http://", "https://")):
             raise UsageError(f"'{name}' is a web address: download the photo and give the file")
         if "://" in name and not writes_folder(options):
             raise UsageError(f"'{name}' is in an object store: give a folder with --output DIR/")
+    if (options.num_captions or 1) > 1 and (
+        "write" in options
+        or (not writes_folder(options) and (file_format or format_of(options.output)) != "jsonl")
+    ):
+        raise UsageError(
+            "several captions per photo are written as JSON lines: give --format jsonl"
+        )
+    if "write" in options:
+        return _write_sidecars(options)
     if not writes_folder(options):
         return _write_file(options, file_format or format_of(options.output))
     if options.output is None:
@@ -81,7 +106,6 @@ def run(options: argparse.Namespace) -> int:
 def _write_file(options: argparse.Namespace, file_format: str) -> int:
     if options.output is not None and not options.overwrite:
         check_replaced(Path(options.output))
-    warnings.filterwarnings("ignore", module="PIL")  # about damaged files that it can read
     photos = paths.find(options.inputs)
     # The error of a single photo is reported at once; more photos are not read twice.
     broken = _unreadable(photos[0]) if len(photos) == 1 else None
@@ -145,11 +169,58 @@ def _write_folder(options: argparse.Namespace, file_format: str) -> int:
     return report_failures(failed, captioned + failed, listing)
 
 
+def _write_sidecars(options: argparse.Namespace) -> int:
+    """Write captions where the photos are; photos that keep their caption are not read."""
+    settings = {k: v for k, v in vars(options).items() if k in ("existing", "prefix", "suffix")}
+    sidecars, photos = Sidecars(options.write, **settings), paths.find(options.inputs)
+    done: Counter[str] = Counter()
+    pending: deque[Path] = deque()
+
+    def report(error: Exception) -> None:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise error  # it would also stop the other photos
+        print(f"captioner: {error}", file=sys.stderr)
+        done["failed"] += 1
+
+    def unfinished() -> Iterator[str]:
+        for photo in photos:
+            try:
+                if sidecars.is_finished(photo):
+                    done["finished"] += 1
+                    continue
+            except (DataError, OSError) as error:
+                report(error)
+                continue
+            pending.append(photo)
+            yield str(photo)
+
+    names = unfinished()
+    first = list(islice(names, 1))
+    if first:
+        with (
+            _engine(options, {}, len(photos) < FEW) as engine,
+            captioning(lambda: len(photos)) as advance,
+        ):
+            for row in engine.rows(_batches(chain(first, names), options.batch_size)):
+                photo = pending.popleft()
+                if _reported(row):
+                    done["failed"] += 1
+                else:
+                    try:
+                        done["written"] += sidecars.write(photo, row["caption"])
+                    except (DataError, OSError) as error:
+                        report(error)
+                advance()
+    kept = len(photos) - done["written"] - done["failed"]
+    print(f"{plural(done['written'], 'caption')} written, {plural(kept, 'photo')} left as they are")
+    return report_failures(done["failed"], len(photos))
+
+
 @loading()
 def _engine(options: argparse.Namespace, arguments: dict[str, Any], few: bool = False) -> Any:
     """Return a context manager of an object with ``rows(batches)`` and ``identity``."""
     given = vars(options)
-    common = {"model": options.model, "device": options.device, "beam_size": options.beam_size}
+    common = {name: given[name] for name in ("model", "device", "beam_size", *GENERATION)}
     arguments = common | arguments
     if given.get("engine") == "ray":
         from captioner.batch.ray_engine import RayEngine

@@ -29,12 +29,12 @@ from captioner.text import MAX_WORD
 
 MODEL_FILES = (CONFIG, f"{MODEL}/{CONFIG}", str(BEST))
 DATA = (
-    *("coco", "coco2014", "coco2017", "csv", "flickr30k", "flickr8k", "folder", "jsonl"),
+    *("auto", "coco", "coco2014", "coco2017", "csv", "flickr30k", "flickr8k", "folder", "jsonl"),
     *("karpathy", "karpathy-coco", "karpathy-flickr30k", "karpathy-flickr8k"),
 )
 """The keys of ``captioner.data.readers.READERS``, repeated because its import takes longer."""
 
-TABLES = ("csv", "jsonl")  # whose root may be a file
+TABLES = ("auto", "csv", "jsonl")  # whose root may be a file
 SCENE_OPTIONS = ("image_size", "max_objects")
 STATISTICS = ".images.jsonl"  # the end of the name of the second file that ``ground`` writes
 INPUT_FILES = ("results", "references", "instances", "captions")  # JSON files
@@ -66,6 +66,8 @@ def check(command: str, options: argparse.Namespace) -> None:
         next(paths.iterate([name for name in photos if "://" not in name]), None)
     if "device" in given and given.get("engine") != "ray":  # Ray uses the devices of its cluster
         _check_gpu("--device", options.device)
+    if command == "caption":
+        _check_write(given)
     if command == "demo":
         _check_address(options.host, options.port)
     _check_output(command, options, given)
@@ -169,6 +171,17 @@ def _check_installed(option: str, value: str) -> None:
     package = {"parquet": "pyarrow", "ray": "ray"}.get(value)
     if package and importlib.util.find_spec(package) is None:
         raise UsageError(f"{option} {value} needs {package}: {INSTALL}")
+
+
+def _check_write(given: dict[str, Any]) -> None:
+    """Refuse options of files of captions with ``--write``, and its options without it."""
+    kind = given.get("write")
+    files = ("engine", "format", "output", "retry", "shard_size")
+    for name in files if kind else ("existing", "prefix", "suffix"):
+        if name in given:
+            option = f"--{name.replace('_', '-')}"
+            needs = f"cannot be used with --write {kind}" if kind else "needs --write KIND"
+            raise UsageError(f"{option} {needs}: leave it out, or see captioner caption --help")
 
 
 def _check_file(_option: str, name: str) -> None:

@@ -33,6 +33,7 @@ COMMANDS = {
 }
 EXAMPLES = {
     "fit": (
+        "--config configs/own.yaml --data.root FOLDER    # your own photos, from a bundled model",
         "--config configs/shapes.yaml    # a few minutes, no data needed",
         "--config configs/flickr8k.yaml --data.root DIR",
         "--config configs/flickr8k.yaml --data.root DIR --ckpt_path last    # resume",
@@ -77,7 +78,13 @@ _RANGES = {
     "--trainer.max_epochs": limits.Number(1),
 }
 BEST, LAST, PREEMPTED = "checkpoints/best.ckpt", "checkpoints/last.ckpt", "hpc_ckpt_*.ckpt"
-_FIXED = ("model.encoder.", "model.neck.", "model.decoder.", "data.min_count.")
+_FIXED = (
+    "model.encoder.",
+    "model.neck.",
+    "model.decoder.",
+    "data.min_count.",
+    "data.keep_vocabulary.",
+)
 _FIXED_IN_FIT = ("trainer.max_epochs.", "data.batch_size.")
 
 
@@ -167,8 +174,9 @@ def check(command: str, arguments: list[str]) -> list[str]:
         checks.check_folder("--data.entities", str(options["data.entities"]))
     _check_sources(options.get("data.sources") or [])
     checks.check_accelerator(options.get("trainer.accelerator"), options.get("trainer.devices"))
-    if (model := options.get("model.init_from")) is not None:
-        checks.CHECKS["model"]("--model.init_from", model)
+    for name in ("model.init_from", "data.keep_vocabulary"):
+        if (model := options.get(name)) is not None:
+            checks.CHECKS["model"](f"--{name}", model)
     default = Path("runs") / (Path(files[-1]).stem if files else "run")
     root = Path(options.get("trainer.default_root_dir") or default)
     checks.check_directory(root)

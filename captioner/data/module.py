@@ -12,17 +12,18 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader
 
-from captioner import distributed, limits
+from captioner import checkpoint, distributed, limits
 from captioner.data import shapes_dataset
 from captioner.data.cache import AnnotationCache, PixelEncoder, default_folder
 from captioner.data.dataset import CaptionDataset, EpochSampler, ResumableLoader
 from captioner.data.pixels import ImageFiles
-from captioner.data.readers import READERS, read
+from captioner.data.readers import READERS, detect, read
 from captioner.data.records import SPLITS, TRAIN, VAL, Records, TokenizedCaptions
 from captioner.data.sources import Source, join
 from captioner.data.supervision import BoxSupervision, MaskSupervision, Supervision
-from captioner.errors import DataError, printable, unknown
+from captioner.errors import DataError, plural, printable, unknown
 from captioner.fast.malloc import give_back_memory
+from captioner.resources import find_model
 from captioner.text import Vocabulary
 
 _LOG = logging.getLogger(__name__)
@@ -67,8 +68,8 @@ class CaptionDataModule(pl.LightningDataModule):
     models with the same encoder read them from there.
 
     Args:
-        name: the data set: coco, flickr8k, flickr30k, karpathy, jsonl, csv, folder, or shapes
-            (generated, needs no files); docs/data.md lists them all.
+        name: the data set: coco, flickr8k, flickr30k, karpathy, jsonl, csv, folder, auto
+            (what lies in the folder), or shapes (generated, needs no files); see docs/data.md.
         root: its folder, as downloaded; for shapes, the folder to which scenes are written.
         batch_size: images per batch, over all processes. A training step uses ``captions_per_image``
             captions of each image.
@@ -88,6 +89,8 @@ class CaptionDataModule(pl.LightningDataModule):
         shapes: the scenes of ``name: shapes``.
         entities: the folder of Flickr30k Entities, whose boxes then supervise attention instead of
             object masks if the objective's ``supervision`` is above 0.
+        keep_vocabulary: a model, such as the one of ``model.init_from``, whose words stay in the
+            vocabulary, although the captions do not contain them.
         sources: further data sets whose photos join the training split; see ``Source``.
     """
 
@@ -107,6 +110,7 @@ class CaptionDataModule(pl.LightningDataModule):
         num_workers: int = 0,
         shapes: ShapesOptions = ShapesOptions(),  # noqa: B008 - never changed
         entities: str | None = None,
+        keep_vocabulary: str | None = None,
         sources: list[Source] | None = None,
     ) -> None:
         super().__init__()
@@ -129,9 +133,25 @@ class CaptionDataModule(pl.LightningDataModule):
         elif not root:
             raise DataError(f"data set {name!r} needs its folder: give --data.root DIR")
         self.records = join(read(name, root), sources or [])
+        if name == "auto" and distributed.rank() == 0:
+            print(self._found(Path(root).expanduser()))
         self._tokenized: dict[str, TokenizedCaptions] = {}
-        self.vocabulary = Vocabulary.build(self._captions(TRAIN), min_count)
+        kept = checkpoint.load(find_model(keep_vocabulary)) if keep_vocabulary else None
+        words = kept.captioner.vocabulary.plain_words if kept else ()
+        self.vocabulary = Vocabulary.build(self._captions(TRAIN), min_count, words)
         self._cache: AnnotationCache | None = None
+
+    def _found(self, root: Path) -> str:
+        kind, source = detect(root)
+        what = {"folder": "text files beside photos", "coco": "COCO annotations"}.get(
+            kind, str(source.name)
+        )
+        sizes = ", ".join(f"{len(self.records.of_split(split)):,} for {split}" for split in SPLITS)
+        captions = sum(len(record.captions) for record in self.records)
+        return (
+            f"found {plural(len(self.records), 'photo')} with {plural(captions, 'caption')} in {what} "
+            f"(data.name {kind}): {sizes}"
+        )
 
     @property
     def words(self) -> list[str]:

@@ -117,6 +117,8 @@ class HFAdapter(Adapter):
             "no_repeat_ngram_size": decoding.no_repeat,
             "do_sample": False,
         }
+        if decoding.min_length > 1:
+            options["min_new_tokens"] = decoding.min_length
         if decoding.beam_size > 1:
             options["length_penalty"] = float(decoding.length_penalty)
         with quiet():  # it warns of the inputs that its own examples give

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytorch_lightning as pl
@@ -50,8 +50,11 @@ class CaptioningTask(pl.LightningModule):
         neck: the trained layers between the CNN and the decoder.
         decoder: generates the caption.
         objective: the training objective.
-        init_from: a run, checkpoint or model folder whose neck and decoder weights initialise the
-            training. Parts without weights may differ, e.g. soft and hard attention.
+        init_from: a bundled model, or a run, checkpoint or model folder, whose neck and decoder weights
+            initialise the training. The vocabulary may differ, and parts without weights may, e.g.
+            soft and hard attention.
+        init_mismatch: ``refuse`` raises an error if the encoder or weights of ``init_from`` do not fit;
+            ``skip`` takes the weights that fit.
         learning_rate: peak learning rate of AdamW.
         encoder_learning_rate: peak learning rate of a trainable encoder.
         encoder_from: first epoch, counted from 0, in which a trainable encoder learns.
@@ -70,6 +73,7 @@ class CaptioningTask(pl.LightningModule):
         decoder: Callable[[int, int], Decoder] = LSTMDecoder,
         objective: Callable[[], Objective] = Likelihood,
         init_from: str | None = None,
+        init_mismatch: Literal["refuse", "skip"] = "refuse",
         learning_rate: float = 1.2e-3,
         encoder_learning_rate: float = 1e-4,
         encoder_from: int = 0,
@@ -96,7 +100,10 @@ class CaptioningTask(pl.LightningModule):
         """Load the weights of ``init_from`` in a new run, and install the faster modules."""
         model = self.hparams["init_from"]
         if stage == "fit" and model is not None and self.trainer.ckpt_path is None:
-            self.supervision = max(self.supervision, start_from(self.captioner, model))
+            mismatch = self.hparams["init_mismatch"]
+            supervision, summary = start_from(self.captioner, model, mismatch)
+            self.supervision = max(self.supervision, supervision)
+            self.print(summary)
         fast.accelerate(self.captioner)
 
     # ── Training ──────────────────────────────────────────────────────────────────────────────────

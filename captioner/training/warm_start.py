@@ -1,49 +1,127 @@
-"""Initial weights from another model."""
+"""Initial weights from another model, whose vocabulary may differ."""
 
 import logging
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
 
 from captioner import checkpoint
-from captioner.errors import UsageError
+from captioner.errors import UsageError, plural
 from captioner.models.captioner import Captioner
 from captioner.resources import find_model
+from captioner.text import SPECIALS, Vocabulary
 
 _LOG = logging.getLogger(__name__)
+# The weights of a ``WordDecoder`` that have a row for every word.
+_WORD_ROWS = ("embedding.weight", "output.weight", "output.bias")
 
 
-def start_from(captioner: Captioner, model: str) -> float:
+def start_from(
+    captioner: Captioner, model: str, mismatch: Literal["refuse", "skip"] = "refuse"
+) -> tuple[float, str]:
     """Load another model's neck and decoder, and its encoder if that was fine-tuned.
 
-    ``model`` is a run, checkpoint or model folder. Returns the weight of the mask supervision that it
-    was trained with, or 0. Raises UsageError if the vocabularies or the shapes of the weights differ.
+    The rows of words that both vocabularies contain are copied. The rows of new words, including their
+    output biases, are drawn from normal distributions with the mean and the standard deviation of each
+    component over the words of the other model.
+
+    Args:
+        captioner: receives the weights.
+        model: a bundled name, or a run, checkpoint or model folder.
+        mismatch: ``refuse`` raises an error if the encoder or the shape of a weight differs; ``skip``
+            takes all other weights.
+
+    Returns:
+        The weight of the mask supervision that the model was trained with, or 0, and a line for the
+        user.
+
+    Raises:
+        UsageError: the encoders or the shapes of the weights differ.
     """
     stored = checkpoint.load(find_model(model))
-    other = stored.captioner
-    if other.vocabulary.words != captioner.vocabulary.words:
-        raise UsageError(
-            f"the vocabulary of '{model}' ({len(other.vocabulary):,} words) differs from that of this "
-            f"data ({len(captioner.vocabulary):,} words): start from a model trained with the same "
-            "data options"
-        )
-    if captioner.encoder.external and other.encoder.external:
-        captioner.encoder.load_pretrained()
-        if captioner.encoder.fingerprint() != other.encoder.fingerprint():
-            _LOG.warning(
-                "the decoder of '%s' was trained with another encoder: if that is not intended, give "
-                "the image_size, weights, stride and extra_strides of its config.json",
-                model,
+    other, skips = stored.captioner, mismatch == "skip"
+    _check_encoder(captioner, other, model, skips)
+    left_out: list[str] = []
+    for part in ("encoder", "neck", "decoder")[0 if other.encoder.trainable else 1 :]:
+        module = getattr(captioner, part)
+        given, own = getattr(other, part).state_dict(), module.state_dict()
+        if part == "decoder":
+            given |= _word_rows(given, other.vocabulary, captioner.vocabulary)
+        differing = {n: (_shape(given, n), _shape(own, n)) for n in own | given}
+        differing = {name: shapes for name, shapes in differing.items() if len(set(shapes)) > 1}
+        if differing and not skips:
+            reason = ", ".join(f"{n} ({a}, here {b})" for n, (a, b) in [*differing.items()][:3])
+            raise UsageError(
+                f"the weights of the {part} of '{model}' do not fit this configuration: {reason}; give "
+                "the options of its config.json, or --model.init_mismatch skip to take what fits"
             )
+        module.load_state_dict({n: t for n, t in given.items() if n not in differing}, strict=False)
+        left_out += [f"{part}.{name}" for name in differing]
+    old, new = set(other.vocabulary.plain_words), set(captioner.vocabulary.plain_words)
+    summary = (
+        f"started from '{model}': {plural(len(old & new), 'word')} copied, {len(new - old):,} new, "
+        f"{len(old - new):,} dropped"
+    )
+    if left_out:
+        summary += f"; weights that do not fit: {', '.join(left_out)}"
+    return stored.supervision, summary
+
+
+def _word_rows(
+    weights: Mapping[str, Tensor], old: Vocabulary, new: Vocabulary
+) -> dict[str, Tensor]:
+    """Return the weights with one row per word for the words of another vocabulary."""
+    ids = {word: index for index, word in enumerate(old.words)}
+    sources = torch.tensor([ids.get(word, -1) for word in new.words])
+    unknown = sources < 0
+    rows = {}
+    for name in (name for name in _WORD_ROWS if name in weights):
+        words = weights[name][len(SPECIALS) :]
+        rows[name] = weights[name][sources]
+        shape = rows[name][unknown].shape
+        drawn = torch.randn(shape) * words.std(0, correction=0) + words.mean(0)
+        rows[name][unknown] = drawn.to(rows[name].dtype)
+    return rows
+
+
+def _check_encoder(captioner: Captioner, other: Captioner, model: str, skips: bool) -> None:
+    """Refuse an encoder whose annotations the decoder was not trained with."""
     if other.encoder.trainable and not captioner.encoder.trainable:
         raise UsageError(
             f"the encoder of '{model}' was fine-tuned together with its decoder: give "
             "--model.encoder.init_args.trainable true, and --model.encoder_learning_rate 0 to "
             "keep the encoder as it is"
         )
-    for part in ("encoder", "neck", "decoder")[0 if other.encoder.trainable else 1 :]:
-        try:
-            getattr(captioner, part).load_state_dict(getattr(other, part).state_dict())
-        except RuntimeError as error:
-            reason = " ".join(str(error).split())
-            raise UsageError(
-                f"the weights of the {part} of '{model}' do not fit this configuration: {reason}"
-            ) from error
-    return stored.supervision
+    if not (captioner.encoder.external and other.encoder.external):
+        return
+    captioner.encoder.load_pretrained()
+    if captioner.encoder.fingerprint() == other.encoder.fingerprint():
+        return
+    reason = (
+        f"the decoder of '{model}' was trained with another encoder: "
+        f"{', '.join(_differences(other.config['encoder'], captioner.config['encoder']))}"
+    )
+    if not skips:
+        raise UsageError(
+            f"{reason}; give the options of its encoder, or --model.init_mismatch skip to start from "
+            "its weights all the same"
+        )
+    _LOG.warning("%s", reason)
+
+
+def _differences(theirs: Any, mine: Any, name: str = "encoder") -> Iterator[str]:
+    """The options in which two configuration trees differ."""
+    if isinstance(theirs, Mapping) and isinstance(mine, Mapping):
+        if theirs.get("class_path") != mine.get("class_path"):  # their options cannot be compared
+            theirs, mine = {"": theirs["class_path"]}, {"": mine["class_path"]}
+        for key in dict.fromkeys([*theirs, *mine]):
+            inner = name if key in ("", "init_args") else f"{name}.{key}"
+            yield from _differences(theirs.get(key), mine.get(key), inner)
+    elif theirs != mine:
+        yield f"{name} is {theirs}, here {mine}"
+
+
+def _shape(weights: Mapping[str, Tensor], name: str) -> str:
+    return " × ".join(map(str, weights[name].shape)) if name in weights else "missing"

@@ -19,6 +19,38 @@ from captioner.data.readers.problems import Problems
 from captioner.data.readers.tables import read_csv, read_folder, read_jsonl
 from captioner.data.records import Record, Records
 from captioner.errors import DataError, unknown
+from captioner.paths import walk
+
+
+def read_auto(root: Path, problems: Problems) -> Iterator[Record]:
+    """Photos with a .txt beside each, a .csv or .jsonl of captions, or COCO's annotations."""
+    name, source = detect(root)
+    return READERS[name](source, problems)
+
+
+def detect(root: Path) -> tuple[str, Path]:
+    """Return the kind of data set that lies in a folder, or is this file, and what its reader takes.
+
+    A file named ``captions`` counts before other tables, tables before COCO's annotations, and these
+    before text files.
+
+    Raises:
+        DataError: there is nothing that a reader for photos of the user reads.
+    """
+    for pattern in ("captions.{}", "*.{}"):
+        for kind in ("csv", "jsonl"):
+            files = [root] if root.is_file() else sorted(root.glob(pattern.format(kind)))
+            if files and files[0].suffix == f".{kind}":
+                return kind, files[0]
+    if next(root.glob("annotations/captions_*.json"), None):
+        return "coco", root
+    if next(walk(root, (".txt",)), None):
+        return "folder", root
+    raise DataError(
+        f"no captions found in '{root}': expected a .txt file beside each photo, captions.csv or "
+        "captions.jsonl with the columns image and caption, or annotations/captions_*.json as in COCO"
+    )
+
 
 READERS: dict[str, Callable[[Path, Problems], Iterator[Record]]] = {
     "coco": read_coco,
@@ -30,6 +62,7 @@ READERS: dict[str, Callable[[Path, Problems], Iterator[Record]]] = {
     "jsonl": read_jsonl,
     "csv": read_csv,
     "folder": read_folder,
+    "auto": read_auto,
 }
 """The values of ``data.name``, except the generated ``shapes``."""
 
@@ -55,7 +88,7 @@ def scan(name: str, root: str | Path) -> tuple[Records, Problems]:
     if name not in READERS:
         raise DataError(unknown("data set", name, READERS))
     root, reader = Path(os.path.expanduser(root)), READERS[name]  # noqa: PTH111 - never raises
-    is_table = name in ("jsonl", "csv") and os.path.isfile(root)  # noqa: PTH113
+    is_table = name in ("jsonl", "csv", "auto") and os.path.isfile(root)  # noqa: PTH113
     if not os.path.isdir(root) and not is_table:  # noqa: PTH112
         expected = (reader.func if isinstance(reader, partial) else reader).__doc__ or ""
         raise DataError(

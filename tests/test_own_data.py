@@ -1,0 +1,84 @@
+"""Photos of the user: which data set lies in a folder, and the example of docs/own-data.md."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+import captioner
+from captioner.cli.main import main
+from captioner.data.readers import detect, read
+from captioner.errors import DataError
+from layouts import coco, picture, write
+
+PAGE = Path(__file__).parents[1] / "docs" / "own-data.md"
+TABLE = "image,caption,split\na.png,a dog,train\nb.png,a cat,val\n"
+LINES = '{"image": "a.png", "caption": "a dog"}\n{"image": "b.png", "caption": "a cat"}\n'
+
+
+@pytest.mark.parametrize(
+    ("files", "kind", "source"),
+    [
+        ({"a.txt": "a dog\n", "b.txt": "a cat\n"}, "folder", ""),
+        (
+            {"captions.csv": TABLE, "other.csv": "x", "a.txt": "", "b.txt": ""},
+            "csv",
+            "captions.csv",
+        ),
+        ({"mine.csv": TABLE}, "csv", "mine.csv"),
+        ({"captions.jsonl": LINES, "mine.csv": "x"}, "jsonl", "captions.jsonl"),
+    ],
+)
+def test_the_kind_of_data_set_is_found(files, kind, source, tmp_path):
+    for name, text in files.items():
+        write(tmp_path / name, text)
+    for name in ("a.png", "b.png"):
+        picture(tmp_path / name)
+    assert detect(tmp_path) == (kind, tmp_path / source)
+    records = read("auto", tmp_path)
+    assert {r.image_id: r.captions for r in records} == {"a.png": ("a dog",), "b.png": ("a cat",)}
+    if source:
+        assert detect(tmp_path / source) == (kind, tmp_path / source)
+
+
+def test_annotations_of_coco_are_found_and_nothing_is_an_error(tmp_path):
+    picture(tmp_path / "empty" / "a.png")
+    with pytest.raises(DataError, match=r"no captions found in .*: expected a \.txt file beside"):
+        read("auto", tmp_path / "empty")
+    root = coco(tmp_path / "coco", {"val2014": {"a.jpg": ["a dog"]}})
+    assert detect(root) == ("coco", root)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_example_of_the_page(tmp_path, monkeypatch, capsys):
+    """Every command of the page, in order, on twelve photos and with few steps."""
+    monkeypatch.chdir(tmp_path)
+    for number in range(12):
+        split = ("train", "val", "test")[number % 3]
+        file = picture(Path("FOLDER", split, f"{number}.png"), number)
+        if number != 3:
+            file.with_suffix(".txt").write_text("a zebrafish and a dog\nmany zebrafish\n")
+    picture(Path("photo.jpg"))
+    commands = [
+        shlex.split(line) for line in re.findall("^    captioner (.*)$", PAGE.read_text(), re.M)
+    ]
+    assert len(commands) > 8
+    for command in commands:
+        if command[0] == "fit":
+            command += ["--trainer.max_steps", "4", "--trainer.val_check_interval", "1"]
+            command += ["--trainer.enable_progress_bar", "false", "--data.cache_dir", "cache"]
+        assert main(command) == 0, command
+        printed = capsys.readouterr().out
+        if command[0] == "fit":
+            assert "found 12 photos with 23 captions in text files" in printed
+            assert re.search(
+                r"started from 'luong-dot': [\d,]+ words copied, 1 new, 0 dropped", printed
+            )
+    assert "zebrafish" in captioner.load("runs/own").vocabulary.words
+    assert list(Path("runs/own/overlays").glob("*.png"))
+    assert (Path("runs/own/model/README.md")).is_file()
+    records = [json.loads(line) for line in Path("captions.jsonl").read_text().splitlines()]
+    assert [len(record["captions"]) for record in records] == [5] * 12
