@@ -124,12 +124,13 @@ def evaluate(
     from captioner.evaluation.attention_maps import batches
     from captioner.evaluation.faithfulness import DeletionCurves
     from captioner.evaluation.grounding import GroundingData
+    from captioner.predictor import Predictor
     from captioner.provenance import provenance
 
     both: tuple[Regime, ...] = ("forced", "generated")
     regimes = both if options.regime == "both" else (options.regime,)
     masked, total = images.masked, len(images.photos)
-    captioner = None if isinstance(model, AdapterPredictor) else model.captioner
+    captioner = model.captioner if isinstance(model, Predictor) else None
     maps = {regime: GroundingData(captioner, masked, regime) for regime in regimes if masked}
     curves = {
         regime: DeletionCurves(model, images.photos, regime)
@@ -141,10 +142,7 @@ def evaluate(
     def advance(done: int) -> None:
         show("measuring photos", total, done)
 
-    if isinstance(model, AdapterPredictor):
-        show("measuring photos", total)
-        adapted.measure(model, images.photos, maps, curves, failed, options.seed, advance)
-    else:
+    if isinstance(model, Predictor):
         cache = _cache(model, images, show) if images.cached else None
         show("measuring photos", total)
         found = batches(
@@ -162,6 +160,10 @@ def evaluate(
                 of_maps.add(batch)
             for of_words in curves.values():
                 of_words.add(batch)
+    else:
+        assert isinstance(model, AdapterPredictor)
+        show("measuring photos", total)
+        adapted.measure(model, images.photos, maps, curves, failed, options.seed, advance)
     show("computing confidence intervals", total)
     reports: dict[str, Any] = {}
     statistics = []
