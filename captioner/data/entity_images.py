@@ -40,6 +40,7 @@ class EntityImages(MaskedImages):
     """
 
     exhaustive = False
+    max_overlap = 0.25  # boxes are larger than their objects
     phrases: Mapping[int | str, Mapping[tuple[str, ...], list[Mention]]]
     problems: list[str]
     failed: list[str]

@@ -66,6 +66,8 @@ class MaskedImages:
     """A data set with masks."""
 
     exhaustive: ClassVar[bool] = True  # whether all objects of the categories are annotated
+    # Masks that share at most this fraction of the smaller one count as disjoint.
+    max_overlap: ClassVar[float] = 0.1
     images: tuple[MaskedImage, ...]  # in the order of the instances file
     category_words: WordFinder | None  # finds categories in captions; None for generated scenes
     source: str  # for reports

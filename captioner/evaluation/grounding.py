@@ -52,7 +52,6 @@ MAPS = {
 where ``model`` is the chosen cell."""
 
 LEFT_OUT = ("unknown_words", "mentions_of_unknown_words", "masks_of_whole_picture")
-OVERLAP = 0.1  # masks that share at most this fraction of the smaller one count as disjoint
 MIN_IMAGES = 20  # fewer images do not support a verdict
 
 
@@ -135,7 +134,8 @@ class GroundingData:
             (first, second)
             for (one, first), (other, second) in combinations(numbered, 2)
             if first is not None and second is not None
-            if self.data.images[index].overlap(one.instances, other.instances) <= OVERLAP
+            if self.data.images[index].overlap(one.instances, other.instances)
+            <= self.data.max_overlap
         ]
         self.left_out["unknown_words"] += sum(unknown)
         entropy = entropies(maps.get("chances", maps["model"]))
