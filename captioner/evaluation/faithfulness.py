@@ -61,7 +61,7 @@ class DeletionCurves:
         self._mechanism, self._max_length = predictor.mechanism, predictor.decoding.max_length
         if isinstance(predictor, Predictor):
             self._decoder = _deterministic(predictor.captioner.decoder)
-            self._vocabulary = predictor.vocabulary
+            self._mechanism, self._vocabulary = self._decoder.mechanism, predictor.vocabulary
         self._ids: list[int | str] = []  # of each image
         self._captions: list[tuple[str, ...]] = []  # of each image
         self._values: list[np.ndarray] = []  # of each caption: MEASURES, (T, M)
