@@ -185,14 +185,13 @@ def _write_sidecars(options: argparse.Namespace) -> int:
     def unfinished() -> Iterator[str]:
         for photo in photos:
             try:
-                if sidecars.is_finished(photo):
-                    done["finished"] += 1
-                    continue
+                finished = sidecars.is_finished(photo)
             except (DataError, OSError) as error:
                 report(error)
                 continue
-            pending.append(photo)
-            yield str(photo)
+            if not finished:
+                pending.append(photo)
+                yield str(photo)
 
     names = unfinished()
     first = list(islice(names, 1))

@@ -40,7 +40,7 @@ STATISTICS = ".images.jsonl"  # the end of the name of the second file that ``gr
 INPUT_FILES = ("results", "references", "instances", "captions")  # JSON files
 
 RAW = (".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf", ".raw", ".rw2")
-OTHERS = (".avif", ".eps", ".heic", ".heif", ".ico", ".jfif", ".jp2", ".jpe", ".jxl", ".psd")
+OTHERS = (".eps", ".ico", ".jfif", ".jp2", ".jpe", ".jxl", ".psd")
 PHOTOS = {*paths.SUFFIXES, ".svg", *RAW, *OTHERS}  # also of formats that the package cannot read
 
 

@@ -33,7 +33,7 @@ COMMANDS = {
 }
 EXAMPLES = {
     "fit": (
-        "--config configs/own.yaml --data.root FOLDER    # your own photos, from a bundled model",
+        "--config configs/own.yaml --data.root DIR    # your own photos, from a bundled model",
         "--config configs/shapes.yaml    # a few minutes, no data needed",
         "--config configs/flickr8k.yaml --data.root DIR",
         "--config configs/flickr8k.yaml --data.root DIR --ckpt_path last    # resume",
