@@ -111,9 +111,12 @@ class AdapterPredictor(BasePredictor):
         batch_size: int = 64,
         details: bool = False,
         maps: bool = True,
+        confidence: bool = False,
     ) -> Iterator[Caption | ImageError]:
         """Stream captions; see ``BasePredictor``."""
         limits.check("batch_size", batch_size, limits.BATCH)
+        if confidence:
+            raise UsageError(f"{self.name} is no model of this package: leave out confidence")
         decoding = decoding or self.decoding
         if isinstance(decoding, WordSampling):
             raise UsageError(

@@ -48,6 +48,8 @@ class Caption:
             ``layers`` are the model's own weights, whose sum is below 1.
         rollout: attention rollout (Abnar, Zuidema 2020, arXiv 2005.00928) of each word, as shares; only
             with details and ``outside``.
+        confidence: probability that the caption is right: see ``captioner.confidence``; None if it was
+            not requested.
         unknown: indices of the words that the model does not know and reads as ``<unk>``; only a
             sentence given to ``Predictor.explain`` has any.
     """
@@ -71,6 +73,7 @@ class Caption:
     outside: Float32[np.ndarray, " T"] | None = None
     rollout: Float32[np.ndarray, "T rows columns"] | None = None
     alternatives: tuple["Caption", ...] = ()
+    confidence: float | None = None
     unknown: tuple[int, ...] = ()
 
     def __repr__(self) -> str:
@@ -108,7 +111,9 @@ class Caption:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON record that ``captioner caption`` writes."""
-        marked = {"unknown": list(self.unknown)} if self.unknown else {}
+        marked: dict[str, Any] = {"unknown": list(self.unknown)} if self.unknown else {}
+        if self.confidence is not None:
+            marked["confidence"] = round(self.confidence, 4)
         return {
             "image": self.image,
             "caption": self.text,

@@ -17,6 +17,7 @@ from safetensors.torch import save_model
 from torch import Tensor
 
 from captioner import __version__, model_folder, schema, untrusted, upgrade
+from captioner.confidence import Calibration
 from captioner.decoding import Decoding
 from captioner.errors import CheckpointError, unknown
 from captioner.model_folder import BEST, CARD, CONFIG, FORMAT_VERSION, MODEL, VOCABULARY, WEIGHTS
@@ -33,11 +34,13 @@ class Stored:
         captioner: the model, in eval mode, on the CPU.
         decoding: the search with which the model was scored.
         supervision: weight of the mask supervision of its attention in training; 0 for none.
+        calibration: of the confidence of its captions; None before ``captioner calibrate``.
     """
 
     captioner: Captioner
     decoding: Decoding
     supervision: float = 0.0
+    calibration: Calibration | None = None
 
 
 def save(
@@ -47,11 +50,12 @@ def save(
     decoding: Decoding,
     supervision: float = 0.0,
     half: bool = False,
+    calibration: Calibration | None = None,
 ) -> None:
     """Write a model folder. An interrupted save leaves the previous folder, if there was one.
 
     Args:
-        captioner, decoding, supervision: as in ``Stored``.
+        captioner, decoding, supervision, calibration: as in ``Stored``.
         folder: a new or empty folder, or a model folder, which is replaced.
         card: the text of ``README.md``.
         half: store parameters as float16; they are loaded as float32.
@@ -64,6 +68,8 @@ def save(
     if foreign and (not folder.is_dir() or any(folder.iterdir())):
         raise CheckpointError(f"'{folder}' is not empty and not a model folder; choose another")
     config, words = _config(captioner, decoding, supervision), captioner.vocabulary.plain_words
+    if calibration is not None:
+        config["confidence"] = asdict(calibration)
     metadata = {"format_version": str(FORMAT_VERSION)}
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -220,7 +226,8 @@ def _filled(
         ) from error
     check_encoder(captioner, encoder, source)
     decoding = Decoding().with_options(config.get("decoding", {}))
-    return Stored(captioner.eval(), decoding, float(config.get("supervision", 0.0)))
+    calibration = Calibration(**config["confidence"]) if "confidence" in config else None
+    return Stored(captioner.eval(), decoding, float(config.get("supervision", 0.0)), calibration)
 
 
 def check_encoder(captioner: Captioner, expected: Any, source: Path) -> None:

@@ -40,4 +40,6 @@ def load_own(model: str | Path | None = None, device: str = "auto") -> Predictor
     stored = checkpoint.load(find_model(model))
     fast.accelerate(stored.captioner)
     name = str(model or DEFAULT_MODEL)
-    return Predictor(stored.captioner, name, device, stored.decoding, stored.supervision)
+    return Predictor(
+        stored.captioner, name, device, stored.decoding, stored.supervision, stored.calibration
+    )

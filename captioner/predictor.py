@@ -13,6 +13,7 @@ from torch import Tensor
 
 from captioner import limits
 from captioner.caption import Attends, Caption
+from captioner.confidence import SAMPLES, Calibration, agreement
 from captioner.data.pixels import PixelBatch, read_batch, read_batches
 from captioner.decoding import Decoding, Hypothesis, score_captions, search
 from captioner.errors import ImageError, UsageError
@@ -21,11 +22,15 @@ from captioner.models.annotations import Annotations
 from captioner.models.captioner import Captioner
 from captioner.models.distributions import hard_attention, samples_locations
 from captioner.models.monte_carlo import over_paths
-from captioner.sampling import WordSampling, sample_captions
+from captioner.sampling import WordSampling, sample_captions, sample_words
 from captioner.text import MAX_WORD, UNK, Tokenizer, Vocabulary, is_plain, join
 
 SAMPLING = {"temperature", "top_k", "top_p", "seed"}  # options that only sampling has
 MAX_TEXT = 20_000  # characters of a sentence
+NOT_CALIBRATED = (
+    "'{0}' has no calibration, so the confidence of its captions is unknown: run captioner calibrate on "
+    "its model folder"
+)
 
 
 class BasePredictor:
@@ -40,11 +45,13 @@ class BasePredictor:
         vocabulary: the words that the model knows; None if it can read any.
         supervision: weight of the mask supervision of its attention in training; 0 for none.
         draws_locations: whether hard attention samples a new location in every pass.
+        calibration: of the confidence of its captions; None if it was not calibrated.
     """
 
     vocabulary: Vocabulary | None = None
     supervision: float = 0.0
     draws_locations: bool = False
+    calibration: Calibration | None = None
     mechanism: str
 
     def __init__(self, name: str, decoding: Decoding, device: torch.device) -> None:
@@ -64,6 +71,7 @@ class BasePredictor:
         *,
         batch_size: int = 64,
         details: bool = False,
+        confidence: bool = False,
         **options: Any,
     ) -> Caption | list[Caption]:
         """Caption an image, or each image of a list.
@@ -73,6 +81,7 @@ class BasePredictor:
                 or an array or tensor (H, W), (H, W, 3) or (H, W, 4); or a list of these.
             batch_size: number of images in a batch, up to 512.
             details: also return ``layers``, ``past`` and ``centre``, which takes one more pass.
+            confidence: also estimate ``Caption.confidence``, which samples 24 more captions.
             options: ``beam_size``, ``min_length``, ``max_length``, ``length_penalty``, ``samples`` and
                 ``no_repeat``: see ``Decoding``; by default the model's own values. ``num_captions`` is
                 the least beam size. With ``temperature``, ``top_k``, ``top_p`` or ``seed``, captions
@@ -80,14 +89,16 @@ class BasePredictor:
                 others are its ``alternatives``.
 
         Raises:
-            UsageError: an unknown option, or a value out of range; details of sampled hard attention.
+            UsageError: an unknown option, or a value out of range; details of sampled hard attention;
+                confidence of a model that was not calibrated.
             ImageError: an image cannot be read; ``captions`` returns such errors instead.
         """
         decoding = self.method(options)
         several = isinstance(images, list | tuple)
         sources: Any = images if several else [images]
         results = []
-        for result in self.captions(sources, decoding, batch_size, details):
+        found = self.captions(sources, decoding, batch_size, details, confidence=confidence)
+        for result in found:
             if isinstance(result, ImageError):
                 raise result
             results.append(result)
@@ -114,6 +125,7 @@ class BasePredictor:
         batch_size: int = 64,
         details: bool = False,
         maps: bool = True,
+        confidence: bool = False,
     ) -> Iterator[Caption | ImageError]:
         """Stream a caption, or the error, of each image in order; arguments as in ``caption``.
 
@@ -164,6 +176,7 @@ class Predictor(BasePredictor):
         device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
         decoding: the default search.
         supervision: weight of the mask supervision of its attention in training; 0 for none.
+        calibration: of the confidence of its captions, if it was calibrated.
 
     Raises:
         UsageError: no such device.
@@ -176,10 +189,11 @@ class Predictor(BasePredictor):
         device: str = "auto",
         decoding: Decoding = Decoding(),  # noqa: B008 - frozen
         supervision: float = 0.0,
+        calibration: Calibration | None = None,
     ) -> None:
         super().__init__(name, decoding, torch_device(device))
         self.captioner = captioner.to(self.device).eval()
-        self.supervision = supervision
+        self.supervision, self.calibration = supervision, calibration
 
     @property
     def vocabulary(self) -> Vocabulary:  # type: ignore[override]
@@ -203,6 +217,7 @@ class Predictor(BasePredictor):
         batch_size: int = 64,
         details: bool = False,
         maps: bool = True,  # noqa: ARG002 - they cost nothing here
+        confidence: bool = False,
     ) -> Iterator[Caption | ImageError]:
         """Stream captions; see ``BasePredictor``."""
         if details and self.draws_locations:
@@ -211,11 +226,13 @@ class Predictor(BasePredictor):
                 "pass (test_time: sample): leave details out, or use explain(image, text)"
             )
         limits.check("batch_size", batch_size, limits.BATCH)
+        if confidence and self.calibration is None:
+            raise UsageError(NOT_CALIBRATED.format(self.name))
         decoding = decoding or self.decoding
         for batch in read_batches(images, batch_size, self.captioner.encoder.preprocessing):
             results: dict[int, Caption | ImageError] = dict(batch.failed)
             if batch.indices:
-                results |= self._captions(images, batch, decoding, details)
+                results |= self._captions(images, batch, decoding, details, confidence)
             yield from (results[index] for index in sorted(results))
 
     def _captions(
@@ -224,6 +241,7 @@ class Predictor(BasePredictor):
         batch: PixelBatch,
         decoding: Decoding | WordSampling,
         details: bool,
+        confidence: bool,
     ) -> Iterator[tuple[int, Caption]]:
         """Yield the index and the caption of each image that could be read."""
         decoder, annotations = self.captioner.decoder, self._annotate(batch.pixels)
@@ -233,6 +251,8 @@ class Predictor(BasePredictor):
         else:
             samples = decoding.samples
             beams = search(decoder, annotations, decoding)
+        if confidence:
+            agreements = self.agreements(annotations, [beam[0].tokens for beam in beams])
         for row, (index, hypotheses) in enumerate(zip(batch.indices, beams, strict=True)):
             if details:  # the search has no centre, layers and past
                 tokens = [h.tokens for h in hypotheses]
@@ -244,7 +264,24 @@ class Predictor(BasePredictor):
             geometry = Geometry(*batch.sizes[row], annotations.grid)
             source = images[index]
             best, *others = [self._caption(source, h, geometry, samples) for h in hypotheses]
+            if confidence and self.calibration is not None:
+                best = replace(best, confidence=self.calibration(agreements[row]))
             yield index, replace(best, alternatives=tuple(others))
+
+    def agreements(
+        self, annotations: Annotations, captions: Sequence[Sequence[int]]
+    ) -> list[float]:
+        """Return how far sampled captions agree with a caption of each image, given as ids.
+
+        See ``captioner.confidence.agreement``. The result does not depend on the other images.
+        """
+        options = WordSampling(SAMPLES, max_length=self.decoding.max_length)
+        decoder, words = self.captioner.decoder, self.vocabulary.decode
+        sampled = sample_words(decoder, annotations, options, self.decoding.samples)
+        return [
+            agreement(words(caption), list(map(words, samples)))
+            for caption, samples in zip(captions, sampled, strict=True)
+        ]
 
     def explain(self, image: Source, text: str, *, samples: int | None = None) -> Caption:
         """Return a given sentence as a caption of the image, with details; see ``BasePredictor``.
@@ -275,7 +312,9 @@ class Predictor(BasePredictor):
         plain = self.captioner
         captioner = Captioner(plain.encoder, plain.neck, decoder, plain.vocabulary, plain.config)
         decoding = replace(self.decoding, samples=1)
-        return Predictor(captioner, self.name, str(self.device), decoding, self.supervision)
+        return Predictor(
+            captioner, self.name, str(self.device), decoding, self.supervision, self.calibration
+        )
 
     def fingerprint(self) -> str:
         """Return a SHA-256 of the configuration, the vocabulary and the weights."""

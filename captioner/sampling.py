@@ -74,6 +74,18 @@ def sample_captions(
         options: how words are chosen.
         samples: number of paths that are averaged, for sampled hard attention; see ``Decoding``.
     """
+    results = []
+    for row, captions in enumerate(sample_words(decoder, annotations, options, samples)):
+        scored = score_captions(decoder, annotations.of(row), captions, samples)
+        results.append(sorted(scored, key=lambda h: -h.score))
+    return results
+
+
+@torch.inference_mode()
+def sample_words(
+    decoder: Decoder, annotations: Annotations, options: WordSampling, samples: int = 1
+) -> list[list[list[int]]]:
+    """Sample captions as ``sample_captions`` does; return the ids of their words, unordered."""
     generator = torch.Generator().manual_seed(options.seed)  # on the CPU: equal on every device
     uniform = torch.rand(options.max_length, options.num_captions, generator=generator)
 
@@ -87,12 +99,10 @@ def sample_captions(
     model = decoder if samples == 1 else MonteCarlo(decoder, samples)
     count, longest = options.num_captions, options.max_length
     tokens = sample(model, annotations, count, longest, None, options.min_length, choose)
-    results = []
-    for row, captions in enumerate(tokens[..., 1:].tolist()):
-        words = [ids[: ids.index(END)] if END in ids else ids for ids in captions]
-        scored = score_captions(decoder, annotations.of(row), words, samples)
-        results.append(sorted(scored, key=lambda h: -h.score))
-    return results
+    return [
+        [ids[: ids.index(END)] if END in ids else ids for ids in captions]
+        for captions in tokens[..., 1:].tolist()
+    ]
 
 
 def truncate(probs: Float[Tensor, "*rows V"], top_k: int, top_p: float) -> Float[Tensor, "*rows V"]:

@@ -90,6 +90,7 @@ CONFIG: dict[str, Any] = {
     },
     "decoding": DECODING,
     "supervision": SUPERVISION,
+    "confidence": dict.fromkeys(("intercept", "slope"), Number(-100, 100, whole=False)),
     "vocabulary": {
         "size": Number(len(SPECIALS)),
         "fingerprint": TEXT,
@@ -104,7 +105,7 @@ CHECKPOINT: dict[str, Any] = {
     "encoder_sha256": TEXT,
 }
 # What older folders and checkpoints may lack.
-OPTIONAL = ("decoding", "supervision", "encoder_sha256", *DECODING)
+OPTIONAL = ("decoding", "supervision", "confidence", "encoder_sha256", *DECODING)
 
 
 def check(

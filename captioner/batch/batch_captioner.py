@@ -5,10 +5,19 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
-from captioner.batch.rows import FIELDS, SEVERAL, Row, encodable, failure, from_columns
+from captioner.batch.rows import (
+    CONFIDENCE,
+    FIELDS,
+    SEVERAL,
+    Row,
+    encodable,
+    failure,
+    from_columns,
+)
 from captioner.batch.sources import Sources
-from captioner.errors import ImageError
+from captioner.errors import ImageError, UsageError
 from captioner.loading import load
+from captioner.predictor import NOT_CALIBRATED
 
 FETCH_THREADS = 8
 """Concurrent downloads from an object store per process."""
@@ -24,11 +33,13 @@ class BatchCaptioner:
     Args:
         model, device: as ``captioner.load`` takes them.
         sources: where the photos are; None for files on this machine.
+        confidence: rows also have a ``confidence``, from 0 to 1.
+        min_confidence: captions below this confidence are left empty.
         options: fields of ``Decoding`` that replace the model's own, or of ``WordSampling``; with
             ``num_captions`` above 1, rows also have the columns ``SEVERAL``.
 
     Raises:
-        UsageError: an unknown device or option.
+        UsageError: an unknown device or option; confidence of a model that was not calibrated.
         CheckpointError: the model cannot be loaded.
     """
 
@@ -37,9 +48,17 @@ class BatchCaptioner:
         model: str | None = None,
         device: str = "auto",
         sources: Sources | None = None,
+        confidence: bool = False,
+        min_confidence: float | None = None,
         **options: Any,
     ) -> None:
         self.predictor = load(model, device)
+        self.confidence, self.min_confidence = (
+            confidence or min_confidence is not None,
+            min_confidence,
+        )
+        if self.confidence and self.predictor.calibration is None:
+            raise UsageError(NOT_CALIBRATED.format(self.predictor.name))
         self.num_captions = options.get("num_captions") or 1
         self.decoding = self.predictor.method(options)
         self.sources = sources or Sources([])
@@ -56,7 +75,11 @@ class BatchCaptioner:
             opened = list(threads.map(self.sources.open, names))
         images = [image for image in opened if not isinstance(image, ImageError)]
         results = self.predictor.captions(
-            images, self.decoding, len(names), maps=self.num_captions > 1
+            images,
+            self.decoding,
+            len(names),
+            maps=self.num_captions > 1,
+            confidence=self.confidence,
         )
         rows = []
         for name, image in zip(names, opened, strict=True):
@@ -65,11 +88,14 @@ class BatchCaptioner:
                 rows.append(failure(name, result))
             else:
                 rows.append({**result.to_dict(), "image": encodable(name)})
+                if result.confidence is not None and result.confidence < (self.min_confidence or 0):
+                    rows[-1]["caption"] = ""
                 if self.num_captions > 1:
                     found = [result, *result.alternatives][: self.num_captions]
                     rows[-1]["captions"] = [caption.text for caption in found]
                     rows[-1]["log_probs"] = [round(caption.log_prob, 4) for caption in found]
         fields = FIELDS + (SEVERAL if self.num_captions > 1 else ())
+        fields += CONFIDENCE if self.confidence else ()
         return {field: [row.get(field) for row in rows] for field in fields}
 
     def rows(self, batches: Iterable[list[str]]) -> Iterator[Row]:
@@ -81,5 +107,7 @@ class BatchCaptioner:
     def identity(self) -> dict[str, Any]:
         """The model's name and SHA-256 (configuration, vocabulary and weights), and the decoding."""
         model = {"name": self.predictor.name, "sha256": self.predictor.fingerprint()}
-        several = {"num_captions": self.num_captions} if self.num_captions > 1 else {}
-        return {"model": model, "decoding": asdict(self.decoding) | several}
+        more: dict[str, Any] = {"num_captions": self.num_captions} if self.num_captions > 1 else {}
+        if self.confidence:
+            more["min_confidence"] = self.min_confidence
+        return {"model": model, "decoding": asdict(self.decoding) | more}

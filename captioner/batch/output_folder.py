@@ -249,6 +249,9 @@ def _schema() -> Any:
             "word_log_probs": pa.list_(pa.float64()),
             "model": pa.string(),
             "error": pa.struct({"type": pa.string(), "message": pa.string()}),
+            "captions": pa.list_(pa.string()),
+            "log_probs": pa.list_(pa.float64()),
+            "confidence": pa.float64(),
         }
     )
 

@@ -23,17 +23,28 @@ from captioner.batch.output_folder import MANIFEST, Shards
 from captioner.batch.rows import Row, failure
 from captioner.batch.sidecars import EXISTING, FORMATS, Sidecars
 from captioner.batch.sources import Sources
-from captioner.cli.arguments import add_inputs, add_sampling, open_output, positive, writes_folder
+from captioner.cli.arguments import (
+    add_inputs,
+    add_sampling,
+    number,
+    open_output,
+    positive,
+    writes_folder,
+)
 from captioner.cli.progress import captioning, loading, report_failures
 from captioner.cli.writers import WRITERS, check_replaced, format_of
-from captioner.errors import DataError, ImageError, UsageError, plural
+from captioner.errors import DataError, ImageError, UsageError, plural, printable
+from captioner.limits import SHARE
 from captioner.resources import HF
 
 ADVANCED = ("batch_size", "engine", "workers", "shard_size", "retry", "overwrite")
 FEW = 128
 """With fewer photos than this, one process finishes before worker processes have started."""
 FOLDER_FORMATS = ("jsonl", "parquet")
-GENERATION = ("num_captions", "temperature", "top_k", "top_p", "min_length", "seed")
+GENERATION = (
+    *("num_captions", "temperature", "top_k", "top_p", "min_length", "seed"),
+    *("confidence", "min_confidence"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--output", metavar="FILE|DIR", help=text)
     text = "replace an existing file that holds something other than captions"
     add("--overwrite", action="store_true", help=text)
+    group = parser.add_argument_group("confidence")
+    text = "add the probability that the caption is right, to text and JSON lines"
+    group.add_argument("--confidence", action="store_true", help=text)
+    text = "leave captions below this confidence empty; from 0 to 1"
+    group.add_argument("--min-confidence", type=number(SHARE), metavar="X", help=text)
     beside = parser.add_argument_group("where the photos are", argument_default=argparse.SUPPRESS)
     text = "txt: a text file beside each photo; xmp: an XMP file beside it; embed: XMP inside the photo "
     text += "(JPEG, PNG, WebP or TIFF). A photo that has such a caption keeps it"
@@ -204,7 +220,7 @@ def _write_sidecars(options: argparse.Namespace) -> int:
                 photo = pending.popleft()
                 if _reported(row):
                     done["failed"] += 1
-                else:
+                elif row["caption"]:
                     try:
                         done["written"] += sidecars.write(photo, row["caption"])
                     except (DataError, OSError) as error:
@@ -242,9 +258,12 @@ def _engine(options: argparse.Namespace, arguments: dict[str, Any], few: bool = 
 
 
 def _reported(row: Row) -> bool:
-    """Report the error of a photo, if it has one."""
+    """Report the error of a photo, if it has one, or that its caption was left out."""
     if "error" in row:
         print(f"captioner: {row['error']['message']}", file=sys.stderr)
+    elif not row["caption"]:
+        text = f"'{printable(row['image'])}' has no caption: confidence {row['confidence']:.0%}"
+        print(f"captioner: {text}", file=sys.stderr)
     return "error" in row
 
 

@@ -32,6 +32,7 @@ def run(options: argparse.Namespace) -> int:
         stored.decoding,
         stored.supervision,
         options.half,
+        stored.calibration,
     )
     print(f"model written to {options.folder}")
     return 0

@@ -143,7 +143,7 @@ def evaluate(
         show("measuring photos", total, done)
 
     if isinstance(model, Predictor):
-        cache = _cache(model, images, show) if images.cached else None
+        cache = open_cache(model, images.photos, show) if images.cached else None
         show("measuring photos", total)
         found = batches(
             model.captioner,
@@ -191,8 +191,8 @@ def evaluate(
     return Evaluation(report, statistics)
 
 
-def _cache(
-    model: "Predictor", images: Images, show: Callable[..., None]
+def open_cache(
+    model: "Predictor", photos: Sequence[Any], show: Callable[..., None]
 ) -> "AnnotationCache | None":
     """Open the annotation cache of the photos, and fill it; None if the encoder is trained too."""
     from captioner.data.cache import AnnotationCache, default_folder
@@ -209,7 +209,7 @@ def _cache(
 
     return AnnotationCache.open(
         default_folder() / "annotations",
-        [image.path for image in images.photos],
+        [photo.path for photo in photos],
         encoder,
         device=model.device,
         progress=progress,

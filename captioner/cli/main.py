@@ -12,6 +12,7 @@ from contextlib import suppress
 
 from captioner import __version__
 from captioner.cli import (
+    calibrate,
     caption,
     checks,
     compare,
@@ -34,6 +35,7 @@ COMMANDS = {
     "evaluate": evaluate,
     "ground": ground,
     "compare": compare,
+    "calibrate": calibrate,
     "export": export,
     "models": list_models,
     "demo": demo,

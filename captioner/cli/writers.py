@@ -21,10 +21,15 @@ Results = Iterable[tuple[Path, Row]]
 
 
 def write_text(results: Results, stream: "TextIO") -> None:
-    """Write ``path <tab> caption`` lines; photos without a caption are left out."""
+    """Write ``path <tab> caption`` lines; photos that cannot be read are left out.
+
+    A third column has the confidence, if it was requested.
+    """
     for path, row in results:
         if "error" not in row:
-            print(f"{printable(str(path), 4096)}\t{row['caption']}", file=stream, flush=True)
+            parts = [printable(str(path), 4096), row["caption"]]
+            parts += [f"{row['confidence']:.0%}"] if "confidence" in row else []
+            print(*parts, sep="\t", file=stream, flush=True)
 
 
 def write_jsonl(results: Results, stream: "TextIO") -> None:

@@ -1,0 +1,75 @@
+"""Calibrate the confidence of a model's captions on photos with reference captions.
+
+captioner calibrate runs/flickr8k/model --data flickr8k --root DIR
+captioner calibrate model --data csv --root captions.csv --split test --check
+"""
+
+import argparse
+import json
+
+from captioner.cli.arguments import add_device
+from captioner.cli.checks import DATA
+from captioner.cli.progress import stages
+from captioner.errors import UsageError
+from captioner.model_folder import CONFIG, find
+from captioner.resources import find_model
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``calibrate``."""
+    parser.add_argument("model", help="a model folder, a run folder or a bundled name")
+    add_device(parser)
+    add = parser.add_argument
+    add("--data", metavar="NAME", choices=DATA, required=True, help="data set, as in data.name")
+    add("--root", metavar="DIR", required=True, help="folder of the data set")
+    text = "split of the data set, on which the model was not trained (default: val)"
+    add("--split", choices=("train", "val", "test"), default="val", help=text)
+    text = "change nothing: report how well the model's own calibration fits these photos"
+    add("--check", action="store_true", help=text)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Write the calibration into the model folder, and print how well it fits the photos."""
+    from captioner.data import readers
+
+    folder = find(find_model(options.model))
+    if folder is None:
+        raise UsageError(
+            f"'{options.model}' is no model folder: give one that captioner fit or export wrote"
+        )
+    records = list(readers.read(options.data, options.root).of_split(options.split))
+    if not records:
+        raise UsageError(f"data set '{options.data}' has no photos in split '{options.split}'")
+    with stages() as show:
+        show("loading the model")
+        from dataclasses import asdict
+
+        from captioner.cli.ground_images import open_cache
+        from captioner.confidence import calibrate, calibration_error, reliability
+        from captioner.evaluation.confidence import measure
+        from captioner.files import write_text
+        from captioner.loading import load_own
+        from captioner.predictor import NOT_CALIBRATED
+
+        model = load_own(folder, options.device)
+        if options.check and model.calibration is None:
+            raise UsageError(NOT_CALIBRATED.format(options.model))
+        cache = open_cache(model, records, show)
+        show("captioning photos", len(records))
+        agreements, right = measure(
+            model, records, cache, lambda done: show("captioning photos", len(records), done)
+        )
+    calibration = model.calibration if options.check else calibrate(agreements, right)
+    assert calibration is not None
+    if not options.check:
+        config = json.loads((folder / CONFIG).read_text("utf-8"))
+        config["confidence"] = asdict(calibration)
+        write_text(folder / CONFIG, json.dumps(config, indent=2, ensure_ascii=False) + "\n")
+        print(f"calibration written to {folder / CONFIG}")
+    bins = reliability([calibration(value) for value in agreements], right)
+    print(f"{len(right):,} photos, {100 * sum(right) / len(right):.1f} % of the captions are right")
+    print("| captions | mean confidence | right |\n|---|---|---|")
+    for part in bins:
+        print(f"| {part.captions:,} | {part.confidence:.0%} | {part.right:.0%} |")
+    print(f"expected calibration error {100 * calibration_error(bins):.1f} points")
+    return 0
