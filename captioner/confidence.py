@@ -1,8 +1,8 @@
 """How sure a model is of a caption: do captions that it samples for the photo say the same?
 
-Where a model recognises a photo, sampled captions agree; where it guesses, they differ (self-consistency,
-Wang et al. 2023, arXiv 2203.11171). Logistic regression turns the agreement into a probability that the
-caption is right (Platt 1999).
+Where a model recognises a photo, sampled captions agree; where it guesses, they differ
+(self-consistency, Wang et al. 2023, arXiv 2203.11171). Logistic regression turns the agreement into a
+probability that the caption is right (Platt 1999).
 """
 
 from collections.abc import Collection, Iterable, Sequence

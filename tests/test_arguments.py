@@ -158,7 +158,7 @@ def test_captioner_alone_prints_the_help(capsys):
     text = spoken(capsys)
     assert text == spoken(capsys, "--help") == spoken(capsys, "help")
     for name in (*training.COMMANDS, *(name.split()[0] for name in COMMANDS)):
-        assert re.search(rf"^ +{name} ", text, re.MULTILINE), name
+        assert re.search(rf"^ +{name}\s", text, re.MULTILINE), name
     assert "check" in spoken(capsys, "data")
 
 

@@ -257,7 +257,6 @@ def test_blind_returns_the_training_mean_whatever_the_image():
         ("SAGAN", {"dim": 4}, "8 or more, got 4"),
         ("Projection", {"positions": -1}, "0 positions or more, got -1"),
         ("TransformerNeck", {"feed_forward": -1}, "1 or more here, got -1"),
-        ("MemoryNeck", {"key_dim": 4}, "one stream: choose TransformerNeck"),
     ],
 )
 def test_impossible_sizes_are_refused(neck, options, message):

@@ -108,7 +108,9 @@ def test_every_neck_takes_two_streams(name):
     expected = (2, 3) if name == "Blind" else (4, 5)
     assert result.grid == expected
     assert (result.keys is None) == (name == "Blind")
-    assert result.vectors.shape == (2, expected[0] * expected[1], 16)
+    assert result.vectors.shape == (2, expected[0] * expected[1], neck.out_dim)
+    if result.keys is not None:
+        assert result.keys.vectors.shape == result.vectors.shape
 
 
 def test_a_neck_without_projection_says_so():

@@ -1,4 +1,4 @@
-"""Calibrate the confidence of a model's captions on photos with reference captions.
+"""Calibrate the confidence of captions on photos with references.
 
 captioner calibrate runs/flickr8k/model --data flickr8k --root DIR
 captioner calibrate model --data csv --root captions.csv --split test --check

@@ -37,7 +37,10 @@ from captioner.errors import DataError, ImageError, UsageError, plural, printabl
 from captioner.limits import SHARE
 from captioner.resources import HF
 
-ADVANCED = ("batch_size", "engine", "workers", "shard_size", "retry", "overwrite")
+ADVANCED = (
+    *("batch_size", "engine", "workers", "shard_size", "retry", "overwrite"),
+    *("top_k", "top_p", "min_length", "seed", "prefix", "suffix"),
+)
 FEW = 128
 """With fewer photos than this, one process finishes before worker processes have started."""
 FOLDER_FORMATS = ("jsonl", "parquet")

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from captioner.models.annotations import Annotations
 from captioner.models.attention import (
     AttentionBase,
     AttentionFactory,
@@ -50,7 +51,7 @@ class MemoryNeck(TransformerNeck):
     """The encoder of the meshed-memory Transformer (Cornia et al. 2020, arXiv 1912.08226, §3.1).
 
     A ``TransformerNeck`` with ``MemorySlots`` in every layer. Its vectors are the outputs of all
-    layers, concatenated, for ``MeshedDecoder``.
+    layers, concatenated, for ``MeshedDecoder``. The keys of a second stream are those of every layer.
 
     Args:
         dim: the width of the output of a layer.
@@ -65,15 +66,19 @@ class MemoryNeck(TransformerNeck):
         dim: int = 512,
         layers: int = 3,
         slots: int = 40,
-        *,
-        key_dim: int | None = None,
         **options: Any,
     ) -> None:
-        require(key_dim is None, "MemoryNeck is for encoders of one stream: choose TransformerNeck")
         super().__init__(in_dim, dim, layers=layers, **options)
         self.out_dim = layers * dim
         for layer in self.stack:
             layer.attention = MemorySlots(layer.attention, slots)
+
+    def forward(self, annotations: Annotations) -> Annotations:
+        refined = super().forward(annotations)
+        if (keys := refined.keys) is None:
+            return refined
+        repeated = keys.vectors.repeat(1, 1, len(self.stack))
+        return replace(refined, keys=replace(keys, vectors=repeated))
 
     def read_out(self, outputs: list[Float[Tensor, "B L d"]]) -> Float[Tensor, "B L Nd"]:
         return torch.cat([self.norm(output) for output in outputs], -1)
