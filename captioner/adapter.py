@@ -5,7 +5,7 @@ explains and draws like the package's own models: docs/any-captioner.md has a co
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,12 @@ from captioner.errors import ImageError, UsageError
 from captioner.images import Geometry, Source
 from captioner.predictor import BasePredictor, sentence_words
 from captioner.sampling import WordSampling
+
+LARGEST_BATCH = 8  # photos in full size that are in memory together
+NO_SAMPLING = (
+    "{0} samples no captions: leave out temperature, top_k, top_p and seed; beam_size and num_captions "
+    "give several"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +110,13 @@ class AdapterPredictor(BasePredictor):
         """Return a text that changes with the weights."""
         return self.adapter.fingerprint()
 
+    def method(self, options: Mapping[str, Any]) -> Decoding | WordSampling:
+        """Return the search that options describe; see ``BasePredictor``."""
+        method = super().method(options)
+        if isinstance(method, WordSampling):
+            raise UsageError(NO_SAMPLING.format(self.name))
+        return method
+
     def captions(
         self,
         images: Sequence[Source],
@@ -115,14 +128,12 @@ class AdapterPredictor(BasePredictor):
     ) -> Iterator[Caption | ImageError]:
         """Stream captions; see ``BasePredictor``."""
         limits.check("batch_size", batch_size, limits.BATCH)
+        batch_size = min(batch_size, LARGEST_BATCH)
         if confidence:
             raise UsageError(f"{self.name} is no model of this package: leave out confidence")
         decoding = decoding or self.decoding
         if isinstance(decoding, WordSampling):
-            raise UsageError(
-                f"{self.name} samples no captions: leave out temperature, top_k, top_p and seed; "
-                "beam_size and num_captions give several"
-            )
+            raise UsageError(NO_SAMPLING.format(self.name))
         if decoding.samples != 1:
             raise UsageError(f"{self.name} samples no locations: leave samples out")
         for start in range(0, len(images), batch_size):

@@ -14,8 +14,13 @@ WHOLE: Box = (0.0, 0.0, 1.0, 1.0)
 MOST_CELLS = 96  # along one axis of a photo of which the model sees a small part
 
 
-def words_of(pieces: Sequence[str]) -> tuple[list[str], list[list[int]]]:
+def words_of(
+    pieces: Sequence[str], given: Sequence[str] | None = None
+) -> tuple[list[str], list[list[int]]]:
     """Return the words of a text, as ``Tokenizer`` splits it, and the pieces of each.
+
+    If the words are ``given``, those that the text contains are returned: a model's tokenizer may have
+    put spaces inside them.
 
     Punctuation is no word. A piece without text, such as one byte of a letter, belongs to the word in
     which it stands. If no piece holds a word, the whole text is one word.
@@ -27,8 +32,9 @@ def words_of(pieces: Sequence[str]) -> tuple[list[str], list[list[int]]]:
     ends = list(accumulate(map(len, pieces)))
     starts = [end - len(piece.lstrip()) for end, piece in zip(ends, pieces, strict=True)]
     words, members, position = [], [], 0
-    for word in Tokenizer()(text):
-        found = re.compile(re.escape(word), re.IGNORECASE).search(text, position)
+    for word in Tokenizer()(text) if given is None else given:
+        pattern = r"\s*".join(map(re.escape, word))
+        found = re.compile(pattern, re.IGNORECASE).search(text, position)
         if found is None:  # the tokenizer changed its letters
             continue
         position = found.end()

@@ -58,6 +58,9 @@ def is_right(words: Iterable[str], references: Collection[str]) -> bool:
 def calibrate(agreements: Sequence[float], right: Sequence[bool]) -> Calibration:
     """Fit a calibration by maximum likelihood, with Newton's method.
 
+    As in Platt 1999, the targets are (n + 1) / (n + 2) for the n right captions and 1 / (m + 2) for the
+    m wrong ones, so that few captions do not lead to extreme weights.
+
     Raises:
         EvaluationError: all captions are right, or none is.
     """
@@ -67,17 +70,19 @@ def calibrate(agreements: Sequence[float], right: Sequence[bool]) -> Calibration
             f"{count:,} of {len(right):,} captions are right: calibration needs right and wrong ones; "
             "give more photos"
         )
+    wrong = len(right) - count
+    targets = np.where(right, (count + 1) / (count + 2), 1 / (wrong + 2))
     inputs = np.stack([np.ones(len(right)), agreements], 1)  # (N, 2)
     weights = np.zeros(2)
     for _ in range(50):
         probs = 1 / (1 + np.exp(-inputs @ weights))
-        gradient = inputs.T @ (np.asarray(right) - probs)
-        curvature = (inputs * (probs * (1 - probs))[:, None]).T @ inputs + 1e-9 * np.eye(2)
+        gradient = inputs.T @ (targets - probs)
+        curvature = (inputs * (probs * (1 - probs))[:, None]).T @ inputs + 1e-6 * np.eye(2)
         step = np.linalg.solve(curvature, gradient)
         weights += step.clip(-5, 5)
         if np.abs(step).max() < 1e-9:
             break
-    return Calibration(*map(float, weights))
+    return Calibration(*map(float, weights.clip(-100, 100)))
 
 
 @dataclass(frozen=True)

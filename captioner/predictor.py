@@ -29,7 +29,7 @@ SAMPLING = {"temperature", "top_k", "top_p", "seed"}  # options that only sampli
 MAX_TEXT = 20_000  # characters of a sentence
 NOT_CALIBRATED = (
     "'{0}' has no calibration, so the confidence of its captions is unknown: run captioner calibrate on "
-    "its model folder"
+    "its model folder, which models of other libraries do not have"
 )
 
 
@@ -277,7 +277,7 @@ class Predictor(BasePredictor):
         """
         options = WordSampling(SAMPLES, max_length=self.decoding.max_length)
         decoder, words = self.captioner.decoder, self.vocabulary.decode
-        sampled = sample_words(decoder, annotations, options, self.decoding.samples)
+        sampled = sample_words(decoder, annotations, options)
         return [
             agreement(words(caption), list(map(words, samples)))
             for caption, samples in zip(captions, sampled, strict=True)

@@ -12,7 +12,7 @@ from captioner import limits
 from captioner.decoding import Hypothesis, sample, score_captions
 from captioner.errors import UsageError, unknown
 from captioner.models.annotations import Annotations
-from captioner.models.decoder import Decoder
+from captioner.models.decoder import Decoder, index_batch
 from captioner.models.monte_carlo import MonteCarlo
 from captioner.text import END
 
@@ -86,6 +86,11 @@ def sample_words(
     decoder: Decoder, annotations: Annotations, options: WordSampling, samples: int = 1
 ) -> list[list[list[int]]]:
     """Sample captions as ``sample_captions`` does; return the ids of their words, unordered."""
+    most = max(1, limits.MAX_ROWS // (options.num_captions * samples))
+    if len(annotations) > most:
+        rows = torch.arange(len(annotations), device=annotations.vectors.device)
+        parts = [index_batch(annotations, part) for part in torch.split(rows, most)]
+        return [ids for part in parts for ids in sample_words(decoder, part, options, samples)]
     generator = torch.Generator().manual_seed(options.seed)  # on the CPU: equal on every device
     uniform = torch.rand(options.max_length, options.num_captions, generator=generator)
 

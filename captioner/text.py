@@ -127,7 +127,7 @@ class Vocabulary:
         counts = Counter(word for caption in captions for word in caption)
         frequent = [word for word, n in counts.items() if n >= min_count and is_plain(word)]
         found = [word for word in frequent if word not in SPECIALS]
-        if not found:
+        if not found and not kept:
             raise DataError(
                 f"no word appears {min_count} times in the training captions: "
                 "lower data.min_count or check that the captions were read"

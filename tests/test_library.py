@@ -18,7 +18,7 @@ from captioner.batch import local_engine
 from captioner.batch.batch_captioner import BatchCaptioner
 from captioner.batch.local_engine import LocalEngine
 from captioner.batch.output_folder import Shards
-from captioner.batch.rows import FIELDS, from_columns
+from captioner.batch.rows import CONFIDENCE, FIELDS, SEVERAL, from_columns
 from captioner.batch.sources import Sources
 from captioner.cli import caption as cli_caption
 from captioner.cli.main import main
@@ -201,7 +201,7 @@ def test_rows_read_back_as_written(tmp_path):
                 out.add(row)
     assert libraries.records(tmp_path / "jsonl") == rows
     table = parquet.read_table(tmp_path / "parquet" / "captions-000000.parquet")
-    assert tuple(table.column_names) == FIELDS
+    assert tuple(table.column_names) == (*FIELDS, *SEVERAL, *CONFIDENCE)
     assert list(from_columns(table.to_pydict())) == rows
 
 

@@ -98,6 +98,16 @@ def test_embedding_changes_nothing_but_the_caption(suffix, packet, exiftool, tmp
     assert file.read_bytes() == content
 
 
+@pytest.mark.parametrize("empty", ["<dc:description/>", "<dc:description></dc:description>"])
+def test_an_empty_property_is_replaced_alone(empty):
+    parts = xmp._EMPTY.decode().partition("</rdf:RDF>")
+    inside = f'<rdf:Description xmlns:dc="http://purl.org/dc/elements/1.1/">{empty}<dc:title/>'
+    packet = f"{parts[0]}{inside}</rdf:Description>{parts[1]}{parts[2]}".encode()
+    edited = xmp.with_caption(packet, TEXT)
+    assert b"<dc:title/></rdf:Description>" in edited
+    assert xmp.caption_of(edited) == TEXT
+
+
 @pytest.mark.parametrize("packet", [None, FOREIGN])
 def test_only_the_bytes_of_the_caption_change_in_a_packet(packet, exiftool, tmp_path):
     file = tmp_path / "a.jpg.xmp"

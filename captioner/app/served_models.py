@@ -130,7 +130,8 @@ class Models:
                 check(option, value, SEARCH[option])
             decoding = predictor.decoding.with_options(options)
             detailed = details and not predictor.draws_locations
-            (best,) = predictor.captions([photo], decoding, details=detailed)
+            calibrated = predictor.calibration is not None
+            (best,) = predictor.captions([photo], decoding, details=detailed, confidence=calibrated)
             if isinstance(best, ImageError):
                 raise best
             captions = [best, *best.alternatives]

@@ -89,8 +89,8 @@ class BatchCaptioner:
             else:
                 rows.append({**result.to_dict(), "image": encodable(name)})
                 if result.confidence is not None and result.confidence < (self.min_confidence or 0):
-                    rows[-1]["caption"] = ""
-                if self.num_captions > 1:
+                    rows[-1] |= {"caption": "", "words": [], "word_log_probs": []}
+                if self.num_captions > 1 and rows[-1]["caption"]:
                     found = [result, *result.alternatives][: self.num_captions]
                     rows[-1]["captions"] = [caption.text for caption in found]
                     rows[-1]["log_probs"] = [round(caption.log_prob, 4) for caption in found]
@@ -109,5 +109,6 @@ class BatchCaptioner:
         model = {"name": self.predictor.name, "sha256": self.predictor.fingerprint()}
         more: dict[str, Any] = {"num_captions": self.num_captions} if self.num_captions > 1 else {}
         if self.confidence:
-            more["min_confidence"] = self.min_confidence
+            assert self.predictor.calibration is not None
+            more |= asdict(self.predictor.calibration) | {"min_confidence": self.min_confidence}
         return {"model": model, "decoding": asdict(self.decoding) | more}

@@ -13,6 +13,7 @@ from captioner.errors import DataError
 _JPEG_NAME, _PNG_NAME = b"http://ns.adobe.com/xap/1.0/\0", b"XML:com.adobe.xmp\0"
 _XMP_FLAG, _ALPHA_FLAG = 0x04, 0x10  # of the chunk VP8X
 _TIFF_TAG, _TIFF_BYTES = 700, 1  # the tag of XMP, and its type
+MAX_PACKET = 1 << 26  # bytes of a compressed packet
 
 
 def read_packet(content: bytes) -> bytes:
@@ -39,7 +40,7 @@ def _run(content: bytes, packet: bytes | None) -> tuple[bytes, bytes]:
         if content.startswith(mark) and (mark != b"RIFF" or content[8:12] == b"WEBP"):
             try:
                 return convert(content, packet)
-            except (struct.error, IndexError, ValueError) as error:
+            except (struct.error, IndexError, ValueError, zlib.error) as error:
                 raise DataError("it is damaged; export it again") from error
     raise DataError("captions are embedded in JPEG, PNG, WebP and TIFF only; use --write xmp")
 
@@ -76,7 +77,7 @@ def _png(content: bytes, packet: bytes | None) -> tuple[bytes, bytes]:
         if name == b"iTXt" and data.startswith(_PNG_NAME):
             compressed, _, rest = data[len(_PNG_NAME)], *data[len(_PNG_NAME) + 2 :].split(b"\0", 1)
             text = rest.split(b"\0", 1)[1]
-            old = zlib.decompress(text) if compressed else text
+            old = zlib.decompressobj().decompress(text, MAX_PACKET) if compressed else text
         else:
             pieces.append(chunk)
         at += len(chunk)

@@ -21,7 +21,7 @@ from captioner.batch.rows import Row, failure, from_columns
 from captioner.errors import CaptionerError, ImageError
 
 TIMEOUT = 60.0
-"""Seconds allowed for one photo. A batch is allowed this time for every ten photos or part of ten."""
+"""Seconds allowed for one photo, and for every ten photos, or part of ten, of a batch."""
 
 
 class LocalEngine(AbstractContextManager["LocalEngine"]):
@@ -30,6 +30,7 @@ class LocalEngine(AbstractContextManager["LocalEngine"]):
     Args:
         options: the arguments of ``BatchCaptioner``.
         count: number of processes; None for one per CPU core, or one if the model runs on a GPU.
+        timeout: seconds that ten photos may take.
 
     Raises:
         CaptionerError: the model cannot be loaded.
@@ -38,7 +39,10 @@ class LocalEngine(AbstractContextManager["LocalEngine"]):
         identity: ``BatchCaptioner.identity``.
     """
 
-    def __init__(self, options: dict[str, Any], count: int | None = None) -> None:
+    def __init__(
+        self, options: dict[str, Any], count: int | None = None, timeout: float = TIMEOUT
+    ) -> None:
+        self._timeout = timeout
         cores = _cores()
         self._options, self._threads = options, max(1, cores // (count or cores))
         self._workers: list[_Worker] = []
@@ -84,7 +88,7 @@ class LocalEngine(AbstractContextManager["LocalEngine"]):
             if self._closed:  # while the worker started
                 raise EOFError
             worker.connection.send(names)
-            answer = worker.receive(TIMEOUT * ceil(len(names) / 10))
+            answer = worker.receive(self._timeout * ceil(len(names) / 10))
         except (EOFError, OSError) as error:
             worker.end()
             worker.connection.close()
@@ -93,14 +97,14 @@ class LocalEngine(AbstractContextManager["LocalEngine"]):
                 return []
             if len(names) > 1:
                 return [row for name in names for row in self._caption([name])]
-            return [_failed(names[0], isinstance(error, TimeoutError))]
+            return [_failed(names[0], self._timeout if isinstance(error, TimeoutError) else None)]
         rows = list(from_columns(_raised(answer)))
         self._idle.append(worker)
         return rows
 
 
-def _failed(name: str, overdue: bool) -> Row:
-    effect = f"takes more than {TIMEOUT:g} seconds" if overdue else "ends the process"
+def _failed(name: str, timeout: float | None) -> Row:
+    effect = f"takes more than {timeout:g} seconds" if timeout else "ends the process"
     message = f"{name}: found a photo that {effect} when it is decoded; convert it to JPEG or PNG"
     return failure(name, ImageError(f"{message} with another program"))
 

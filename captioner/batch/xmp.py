@@ -5,6 +5,7 @@ Metadata Standard 2021.1). Only the bytes of these two properties change, so eve
 programs have written stays as it is.
 """
 
+import re
 from typing import Any
 from xml.parsers import expat
 from xml.sax.saxutils import escape, quoteattr
@@ -132,7 +133,10 @@ class _Packet:
     def _close(self, name: str) -> None:
         at = self._parser.CurrentByteIndex
         if self._property() == name:
-            self.spans.append((self._start, self._packet.index(b">", at) + 1))
+            # After an empty element, such as <dc:title/>, the parser is behind it already.
+            tag = re.split(rb"[\s/>]", self._packet[self._start + 1 : at], maxsplit=1)[0]
+            closes = self._packet.startswith(b"</" + tag, at)
+            self.spans.append((self._start, self._packet.index(b">", at) + 1 if closes else at))
         elif name == f"{_RDF} RDF":
             self.end = at
         self._path.pop()

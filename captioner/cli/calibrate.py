@@ -6,13 +6,14 @@ captioner calibrate model --data csv --root captions.csv --split test --check
 
 import argparse
 import json
+import sys
 
 from captioner.cli.arguments import add_device
 from captioner.cli.checks import DATA
 from captioner.cli.progress import stages
 from captioner.errors import UsageError
 from captioner.model_folder import CONFIG, find
-from captioner.resources import find_model
+from captioner.resources import HF, bundled_models, find_model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,12 +33,17 @@ def run(options: argparse.Namespace) -> int:
     """Write the calibration into the model folder, and print how well it fits the photos."""
     from captioner.data import readers
 
-    folder = find(find_model(options.model))
+    folder = None if options.model.startswith(HF) else find(find_model(options.model))
+    if options.model in bundled_models() and not options.check:
+        raise UsageError(
+            f"'{options.model}' comes calibrated: give --check, or a folder of your own"
+        )
     if folder is None:
         raise UsageError(
             f"'{options.model}' is no model folder: give one that captioner fit or export wrote"
         )
-    records = list(readers.read(options.data, options.root).of_split(options.split))
+    found = readers.read(options.data, options.root).of_split(options.split)
+    records = [record for record in found if record.captions]
     if not records:
         raise UsageError(f"data set '{options.data}' has no photos in split '{options.split}'")
     with stages() as show:
@@ -56,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
             raise UsageError(NOT_CALIBRATED.format(options.model))
         cache = open_cache(model, records, show)
         show("captioning photos", len(records))
-        agreements, right = measure(
+        agreements, right, failed = measure(
             model, records, cache, lambda done: show("captioning photos", len(records), done)
         )
     calibration = model.calibration if options.check else calibrate(agreements, right)
@@ -72,4 +78,6 @@ def run(options: argparse.Namespace) -> int:
     for part in bins:
         print(f"| {part.captions:,} | {part.confidence:.0%} | {part.right:.0%} |")
     print(f"expected calibration error {100 * calibration_error(bins):.1f} points")
-    return 0
+    for message in failed:
+        print(f"captioner: {message}", file=sys.stderr)
+    return 1 if failed else 0

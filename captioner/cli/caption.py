@@ -94,19 +94,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the captions; return 0, or 1 if some photos could not be read."""
-    file_format = vars(options).get("format")
+    given = vars(options)
+    file_format = given.get("format")
     warnings.filterwarnings("ignore", module="PIL")  # about damaged files that it can read
     for name in options.inputs:
         if name.startswith(("http://", "https://")):
             raise UsageError(f"'{name}' is a web address: download the photo and give the file")
         if "://" in name and not writes_folder(options):
             raise UsageError(f"'{name}' is in an object store: give a folder with --output DIR/")
-    if (options.num_captions or 1) > 1 and (
-        "write" in options
-        or (not writes_folder(options) and (file_format or format_of(options.output)) != "jsonl")
-    ):
+    file = "write" not in options and not writes_folder(options)
+    kind = (file_format or format_of(options.output)) if file else ""
+    if (options.num_captions or 1) > 1 and file and kind != "jsonl":
         raise UsageError(
             "several captions per photo are written as JSON lines: give --format jsonl"
+        )
+    if options.confidence and ("write" in options or kind in ("csv", "coco")):
+        where = f"--write {options.write}" if "write" in options else f"--format {kind}"
+        raise UsageError(
+            f"--confidence cannot be used with {where}, which has no place for it: give --format text "
+            "or jsonl, or only --min-confidence"
+        )
+    sampling = [
+        name for name in ("temperature", "top_k", "top_p", "seed") if given[name] is not None
+    ]
+    if options.beam_size and sampling:
+        raise UsageError(
+            "--beam-size is an option of the search: leave it out with "
+            f"--{sampling[0].replace('_', '-')}"
         )
     if "write" in options:
         return _write_sidecars(options)
@@ -240,21 +254,24 @@ def _engine(options: argparse.Namespace, arguments: dict[str, Any], few: bool = 
     given = vars(options)
     common = {name: given[name] for name in ("model", "device", "beam_size", *GENERATION)}
     arguments = common | arguments
+    # A model of transformers is large, and slow on a CPU: one process with all cores, and more time.
+    foreign = str(options.model).startswith(HF)
+    workers = given.get("workers") or (1 if foreign else None)
     if given.get("engine") == "ray":
         from captioner.batch.ray_engine import RayEngine
 
-        return RayEngine(arguments, given.get("workers"), options.batch_size)
+        return RayEngine(arguments, workers, options.batch_size)
     if not few:
-        from captioner.batch.local_engine import LocalEngine
+        from captioner.batch.local_engine import TIMEOUT, LocalEngine
 
-        return LocalEngine(arguments, given.get("workers"))
+        return LocalEngine(arguments, workers, TIMEOUT * (50 if foreign else 1))
     import torch
 
     from captioner.batch.batch_captioner import BatchCaptioner
     from captioner.fast.malloc import keep_memory
 
     keep_memory()
-    if not str(options.model).startswith(HF):
+    if not foreign:
         # On a busy machine, several threads wait for each other and take three times as long as one.
         torch.set_num_threads(1)
     return nullcontext(BatchCaptioner(**arguments))
@@ -265,8 +282,8 @@ def _reported(row: Row) -> bool:
     if "error" in row:
         print(f"captioner: {row['error']['message']}", file=sys.stderr)
     elif not row["caption"]:
-        text = f"'{printable(row['image'])}' has no caption: confidence {row['confidence']:.0%}"
-        print(f"captioner: {text}", file=sys.stderr)
+        reason = f": confidence {row['confidence']:.0%}" if "confidence" in row else ""
+        print(f"captioner: '{printable(row['image'])}' has no caption{reason}", file=sys.stderr)
     return "error" in row
 
 

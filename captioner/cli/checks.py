@@ -73,7 +73,8 @@ def check(command: str, options: argparse.Namespace) -> None:
     _check_output(command, options, given)
 
 
-def _check_model(_option: str, name: str) -> None:
+def check_model(_option: str, name: str) -> None:
+    """Check a bundled name or the path of a model of this package."""
     bundled, path = resources.bundled_models(), Path(name).expanduser()
     if name in bundled:
         return
@@ -97,7 +98,7 @@ def _check_model(_option: str, name: str) -> None:
 
 def _check_model_or_hf(option: str, name: str) -> None:
     if not name.startswith(resources.HF):
-        return _check_model(option, name)
+        return check_model(option, name)
     from captioner.hf.families import check_installed, family_of
 
     check_installed()
@@ -177,6 +178,12 @@ def _check_write(given: dict[str, Any]) -> None:
     """Refuse options of files of captions with ``--write``, and its options without it."""
     kind = given.get("write")
     files = ("engine", "format", "output", "retry", "shard_size")
+    if kind and given.get("overwrite"):
+        raise UsageError(
+            f"--overwrite cannot be used with --write {kind}: give --existing overwrite"
+        )
+    if kind and (given.get("num_captions") or 1) > 1:
+        raise UsageError(f"--num-captions cannot be used with --write {kind}: leave it out")
     for name in files if kind else ("existing", "prefix", "suffix"):
         if name in given:
             option = f"--{name.replace('_', '-')}"

@@ -85,7 +85,7 @@ _FIXED = (
     "data.min_count.",
     "data.keep_vocabulary.",
 )
-_FIXED_IN_FIT = ("trainer.max_epochs.", "data.batch_size.")
+_FIXED_IN_FIT = ("trainer.max_epochs.", "trainer.max_steps.", "data.batch_size.")
 
 
 def run(arguments: list[str]) -> int:
@@ -176,7 +176,7 @@ def check(command: str, arguments: list[str]) -> list[str]:
     checks.check_accelerator(options.get("trainer.accelerator"), options.get("trainer.devices"))
     for name in ("model.init_from", "data.keep_vocabulary"):
         if (model := options.get(name)) is not None:
-            checks.CHECKS["model"](f"--{name}", model)
+            checks.check_model(f"--{name}", model)
     default = Path("runs") / (Path(files[-1]).stem if files else "run")
     root = Path(options.get("trainer.default_root_dir") or default)
     checks.check_directory(root)

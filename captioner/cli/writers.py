@@ -56,7 +56,7 @@ def write_coco(results: Results, stream: "TextIO") -> None:
     """
     rows = []
     for path, row in results:
-        if "error" not in row:
+        if row.get("caption"):
             digits = re.fullmatch(r"(?:.*_)?(\d{12})", path.stem)
             image_id = int(digits[1]) if digits else path.name
             rows.append({"image_id": image_id, "caption": row["caption"]})

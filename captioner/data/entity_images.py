@@ -47,7 +47,7 @@ class EntityImages(MaskedImages):
 
     def mentions(self, words: Sequence[str], image: MaskedImage) -> list[Mention]:
         """The phrases of a reference caption that have boxes."""
-        return self.phrases[image.image_id][tuple(words)]
+        return self.phrases[image.image_id].get(tuple(words), [])
 
 
 class ObjectWords:

@@ -14,6 +14,7 @@ from captioner import images as image_files
 from captioner.adapter import Adapter, AdapterPredictor, Reading
 from captioner.alignment import to_photo, words_of
 from captioner.data.masks import MaskedImage
+from captioner.data.pixels import check_upright
 from captioner.data.records import Record
 from captioner.errors import EvaluationError, ImageError
 from captioner.evaluation.deletion import DRAWS, SHARES, LogProbDrop
@@ -21,6 +22,7 @@ from captioner.evaluation.faithfulness import DeletionCurves
 from captioner.evaluation.grounding import GroundingData
 from captioner.evaluation.image_statistics import Regime
 from captioner.evaluation.localisation import normalised
+from captioner.text import Tokenizer
 
 
 def measure(
@@ -42,30 +44,44 @@ def measure(
         advance(1)
         try:
             photo = image_files.load(record.path)
+            if isinstance(record, MaskedImage):
+                check_upright(record.path, photo.size, record.size)
         except ImageError as error:
             failed.append(str(error))
             continue
         read += 1
-        for regime, of_words in curves.items():
+        for regime in dict.fromkeys([*maps, *curves]):
             if regime == "generated":
                 readings = [adapter.generate([photo], predictor.decoding, True)[0][0]]
+                words = None
             else:
-                readings = [adapter.read(photo, text) for text in record.captions if text.strip()]
+                texts = [text for text in record.captions if text.strip()]
+                readings = [adapter.read(photo, text) for text in texts]
+                words = list(map(Tokenizer(), texts))
             if regime in maps:
-                _add_maps(maps[regime], index, readings)
-            if text := "".join(readings[0].pieces).strip() if readings else "":
-                words, drops = word_drops(adapter, photo, text, seed + index)
-                of_words.add_caption(index, words, drops)
+                _add_maps(maps[regime], index, readings, words)
+            text = "".join(readings[0].pieces).strip() if readings else ""
+            if text and regime in curves:
+                found, drops = word_drops(adapter, photo, text, seed + index)
+                curves[regime].add_caption(index, found, drops)
     if not read:
         raise EvaluationError(f"no photo can be read; {failed[0]}")
 
 
-def _add_maps(collected: GroundingData, index: int, readings: Sequence[Reading]) -> None:
-    """Add the maps of an image, on a grid of the model's size that covers the photo."""
+def _add_maps(
+    collected: GroundingData,
+    index: int,
+    readings: Sequence[Reading],
+    given: Sequence[Sequence[str]] | None,
+) -> None:
+    """Add the maps of an image, on a grid of the model's size that covers the photo.
+
+    ``given`` has the words of each reading; None to take them from its pieces.
+    """
     collected.images.append(index)
-    for reading in readings:
+    for number, reading in enumerate(readings):
         assert reading.attention is not None
-        words, members = words_of(reading.pieces)
+        words, members = words_of(reading.pieces, given[number] if given else None)
         collected.grid = reading.attention.shape[-2:]
         of_pieces = to_photo(reading.attention.mean((1, 2)), reading.box, collected.grid)
         of_words = np.stack([of_pieces[pieces].mean(0).ravel() for pieces in members])

@@ -16,10 +16,10 @@ def measure(
     records: Sequence[Record],
     cache: AnnotationCache | None,
     advance: Callable[[int], object],
-) -> tuple[list[float], list[bool]]:
-    """Return the agreement on each photo's caption, and whether the caption is right.
+) -> tuple[list[float], list[bool], list[str]]:
+    """Return the agreement on each photo's caption, whether the caption is right, and errors.
 
-    Photos that cannot be read are left out.
+    Photos that cannot be read are left out, with a message for each.
 
     Args:
         model: the model.
@@ -32,11 +32,12 @@ def measure(
     """
     agreements: list[float] = []
     right: list[bool] = []
+    failed: list[str] = []
     found = batches(
         model.captioner,
         records,
         BATCH,
-        [],
+        failed,
         cache=cache,
         decoding=model.decoding,
         advance=advance,
@@ -46,4 +47,4 @@ def measure(
         agreements += model.agreements(batch.annotations, captions)
         for index, tokens in zip(batch.indices, captions, strict=True):
             right.append(is_right(model.vocabulary.decode(tokens), records[index].captions))
-    return agreements, right
+    return agreements, right, failed
