@@ -10,7 +10,9 @@ import runs
 from captioner.cli.main import main
 from captioner.resources import configs_folder
 
-DESIGNS = sorted((configs_folder() / "model").rglob("*.yaml"))
+FILES = sorted((configs_folder() / "model").rglob("*.yaml"))
+# tests/test_own_data.py trains the one that starts from a trained model.
+DESIGNS = [file for file in FILES if "init_from" not in runs.design(file)]
 TRAIN, DEV, STEPS = 500, 20, 50
 
 

@@ -30,7 +30,7 @@ class LocalEngine(AbstractContextManager["LocalEngine"]):
     Args:
         options: the arguments of ``BatchCaptioner``.
         count: number of processes; None for one per CPU core, or one if the model runs on a GPU.
-        timeout: seconds that ten photos may take.
+        timeout: seconds that ten photos may take; None for ``TIMEOUT``.
 
     Raises:
         CaptionerError: the model cannot be loaded.
@@ -40,9 +40,9 @@ class LocalEngine(AbstractContextManager["LocalEngine"]):
     """
 
     def __init__(
-        self, options: dict[str, Any], count: int | None = None, timeout: float = TIMEOUT
+        self, options: dict[str, Any], count: int | None = None, timeout: float | None = None
     ) -> None:
-        self._timeout = timeout
+        self._timeout = TIMEOUT if timeout is None else timeout
         cores = _cores()
         self._options, self._threads = options, max(1, cores // (count or cores))
         self._workers: list[_Worker] = []

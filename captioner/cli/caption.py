@@ -264,7 +264,7 @@ def _engine(options: argparse.Namespace, arguments: dict[str, Any], few: bool = 
     if not few:
         from captioner.batch.local_engine import TIMEOUT, LocalEngine
 
-        return LocalEngine(arguments, workers, TIMEOUT * (50 if foreign else 1))
+        return LocalEngine(arguments, workers, 50 * TIMEOUT if foreign else None)
     import torch
 
     from captioner.batch.batch_captioner import BatchCaptioner
