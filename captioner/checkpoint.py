@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_model
 from torch import Tensor
 
-from captioner import __version__, model_folder, schema, untrusted, upgrade
+from captioner import __version__, model_folder, schema, untrusted
 from captioner.confidence import Calibration
 from captioner.decoding import Decoding
 from captioner.errors import CheckpointError, unknown
@@ -121,7 +121,7 @@ def load(source: str | Path) -> Stored:
 
     Raises:
         CheckpointError: no model; files missing, damaged, or not regular files; values outside the
-            ranges of ``schema``; a newer format; weights, vocabulary or encoder of another model.
+            ranges of ``schema``; another format; weights, vocabulary or encoder of another model.
     """
     path = Path(source).expanduser()
     with model_folder.named(path):
@@ -152,7 +152,7 @@ def read_card(source: Path) -> str | None:
 def _load_folder(folder: Path) -> Stored:
     config, words = model_folder.read(folder)
     weights = folder / WEIGHTS
-    captioner = _build(upgrade.config(config.get("model")), words, config, weights)
+    captioner = _build(config.get("model"), words, config, weights)
     expected = config["vocabulary"]["fingerprint"]
     if captioner.vocabulary.fingerprint != expected:
         raise CheckpointError(
@@ -187,12 +187,12 @@ def read_lightning(file: Path) -> Mapping[str, Any]:
 def _load_lightning(file: Path) -> Stored:
     """Load a checkpoint: the averaged weights, if it holds both."""
     content = read_lightning(file)
-    options = upgrade.config(content["hyper_parameters"])
+    options = content["hyper_parameters"]
     tree = {part: options.get(part) for part in PARTS}
     captioner = _build(tree, options.get("words"), options, file)
     prefix = "captioner."
     tensors = {
-        upgrade.tensor_name(key.removeprefix(prefix)): tensor
+        key.removeprefix(prefix): tensor
         for key, tensor in content["state_dict"].items()
         if str(key).startswith(prefix) and isinstance(tensor, Tensor)
     }

@@ -37,21 +37,16 @@ def read(folder: Path) -> tuple[dict[str, Any], list[str]]:
     """Return the configuration and the words of a model folder.
 
     Raises:
-        CheckpointError, ModelError: a file is missing, damaged, no regular file or too large; a newer
+        CheckpointError, ModelError: a file is missing, damaged, no regular file or too large; another
             format; a field outside ``schema.CONFIG``.
     """
     config = untrusted.read_json(folder / CONFIG)
     version = config.get("format_version")
-    if type(version) is not int or version < 1:
+    if type(version) is not int or version != FORMAT_VERSION:
         found = "no format_version" if version is None else f"format_version {version!r:.40}"
         raise CheckpointError(
-            f"'{folder / CONFIG}' has {found}, expected a whole number from 1 to {FORMAT_VERSION}: "
-            "give a model folder that captioner export wrote"
-        )
-    if version > FORMAT_VERSION:
-        raise CheckpointError(
-            f"'{folder}' has format_version {version}, this captioner ({__version__}) reads up to "
-            f"{FORMAT_VERSION}: pip install --upgrade captioner"
+            f"'{folder / CONFIG}' has {found}, this captioner ({__version__}) reads {FORMAT_VERSION}: "
+            "give a model folder that its captioner export wrote, or pip install --upgrade captioner"
         )
     schema.check(config)
     untrusted.check_file(folder / WEIGHTS)

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError, safe_open
 
 from captioner.errors import CheckpointError, ModelError
-from captioner.upgrade import tensor_name
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -118,8 +117,7 @@ def read_weights(file: Path) -> "dict[str, Tensor]":
             tensors = {name: stored.get_tensor(name) for name in names}
     except SafetensorError as error:
         raise CheckpointError(f"'{file}' cannot be read: {error}; copy it again") from error
-    tensors |= {alias: tensors[name] for alias, name in aliases.items() if name in tensors}
-    return {tensor_name(name): tensor for name, tensor in tensors.items()}
+    return tensors | {alias: tensors[name] for alias, name in aliases.items() if name in tensors}
 
 
 def check_pickle(file: Path) -> None:

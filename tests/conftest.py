@@ -73,7 +73,8 @@ def run_folder(common, shapes_cache):
     folder.parent.mkdir(exist_ok=True)
 
     def make():
-        assert main(runs.arguments(folder, shapes_cache, epochs=30)) == 0
+        seldom = "--trainer.check_val_every_n_epoch=5"
+        assert main(runs.arguments(folder, shapes_cache, seldom, epochs=30)) == 0
         scenes = runs.scenes(shapes_cache) / "val"
         captions = load(folder).caption(sorted(scenes.glob("*.png")))
         assert len({caption.text for caption in captions}) > len(captions) / 2

@@ -218,7 +218,7 @@ WRONG = [
     (f"explain x.png --output=out --caption='{'a ' * 300}'", "at most 200 words of 100 letters"),
     ("explain x.png --output=. --formats png", "it is an input or holds one"),
     ("evaluate file --references=nowhere.json", "nowhere.json"),
-    ("caption --model=broken x.png", "has format_version 'two', expected a whole number from 1 to"),
+    ("caption --model=broken x.png", "has format_version 'two', this captioner"),
     ("fit --data.name=shapes --model.init_from=broken", "broken/config.json' has format_version"),
     ("evaluate file --references=file", "file has no reference captions"),
     ("ground --images=. --captions=file --instances=file", "file has no reference captions"),

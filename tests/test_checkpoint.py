@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 
-from captioner import checkpoint
+from captioner import __version__, checkpoint
 from captioner.cli.main import main
 from captioner.decoding import Decoding
 from captioner.errors import CheckpointError
@@ -106,36 +104,6 @@ def test_a_failed_save_leaves_the_old_folder(run_folder, folder, monkeypatch, fa
     assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
 
 
-def test_a_folder_of_format_1(folder, run_folder):
-    """Format 1 called the neck a refiner."""
-    config = json.loads((folder / "config.json").read_text())
-    tree = config["model"]
-    tree["refiner"] = tree.pop("neck")
-    tree["encoder"]["init_args"]["finer"] = tree["encoder"]["init_args"].pop("extra_strides", [])
-    edit(folder / "config.json", model=tree, format_version=1)
-    weights = load_file(folder / "model.safetensors")
-    with safe_open(folder / "model.safetensors", "pt") as stored:
-        metadata = stored.metadata()  # names the second name of tied embeddings
-    old = {key.replace("neck.", "refiner."): tensor for key, tensor in weights.items()}
-    assert old.keys() != weights.keys()
-    save_file(old, folder / "model.safetensors", metadata)
-    same_weights(folder, run_folder)
-
-
-def test_a_checkpoint_of_format_1(run_folder, tmp_path):
-    content = read(run_folder)
-    options = content["hyper_parameters"]
-    neck = options.pop("neck")
-    name = neck["class_path"].rpartition(".")[2]
-    options["refiner"] = {**neck, "class_path": f"captioner.models.refiners.{name}"}
-    content["state_dict"] = {
-        key.replace("captioner.neck.", "captioner.refiner."): tensor
-        for key, tensor in content["state_dict"].items()
-    }
-    torch.save(content, tmp_path / "old.ckpt")
-    same_weights(tmp_path / "old.ckpt", run_folder)
-
-
 def test_the_frozen_packaged_encoder_is_named_not_stored(folder):
     config = json.loads((folder / "config.json").read_text())
     assert config["encoder_weights"]["stored"] is False
@@ -168,6 +136,10 @@ def test_the_decoding_is_kept(run_folder, tmp_path):
         ({"decoding": {"beam": 3}}, "beam"),
         ({"decoding": {"length_penalty": math.nan}}, "length_penalty is nan, expected a number"),
         ({"decoding": {"beam_size": 100, "samples": 11}}, "at most 1000, got 100 × 11"),
+        (
+            {"format_version": 1},
+            f"has format_version 1, this captioner ({__version__}) reads 2: give a model",
+        ),
         ({"format_version": 99}, "pip install --upgrade"),
         ({"format_version": None}, "has no format_version"),
     ],

@@ -10,8 +10,8 @@ import pytest
 @pytest.mark.parametrize(
     ("kind", "count"),
     [
-        ("data", 150),
-        ("images", 150),
+        ("data", 75),
+        ("images", 75),
         pytest.param("data", 3000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
         pytest.param("images", 2000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
     ],

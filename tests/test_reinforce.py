@@ -24,7 +24,7 @@ from gradients import gradient, is_unbiased
 L, D, V = 4, 5, 9
 WORDS = [6, 8, END]  # the caption y; T = 3
 T = len(WORDS)
-ROWS, GROUP, BATCHES = 200, 4, 100  # 20,000 samples
+ROWS, GROUP, BATCHES = 400, 4, 50  # 20,000 samples
 BASELINES = ("none", "moving_average", "per_step", "leave_one_out")
 CREDITS = ("caption", "to_go")
 
@@ -92,14 +92,15 @@ def enumerated(decoder, image, words=WORDS):
 # ── The estimator of the bound's gradient ─────────────────────────────────────────────────────────
 
 
-def estimates(decoder, image, objective):
-    """(BATCHES, P): estimated gradients of the bound, each the mean of ROWS samples."""
+def estimates(decoder, image, *objectives):
+    """(BATCHES, P) gradients of the bound for each objective, all from the same samples."""
     torch.manual_seed(2)
     gradients = []
     for _ in range(BATCHES + 1):
-        loss = objective(decoder(image, inputs(ROWS)), targets(ROWS))
-        gradients.append(-T * gradient(loss.total, decoder))
-    return torch.stack(gradients[1:])  # the first batch initialises the running means
+        decoded = decoder(image, inputs(ROWS))
+        losses = [objective(decoded, targets(ROWS)).total for objective in objectives]
+        gradients.append(torch.stack([-T * gradient(loss, decoder) for loss in losses]))
+    return torch.stack(gradients[1:], 1)  # the first batch initialises the running means
 
 
 @pytest.fixture(scope="module")
@@ -114,12 +115,9 @@ def exact():
 @pytest.fixture(scope="module")
 def sampled():
     """The estimates for every baseline and credit."""
-    decoder, image = toy()
-    return {
-        (baseline, credit): estimates(decoder, image, objective(baseline=baseline, credit=credit))
-        for baseline in BASELINES
-        for credit in CREDITS
-    }
+    pairs = list(itertools.product(BASELINES, CREDITS))
+    objectives = [objective(baseline=baseline, credit=credit) for baseline, credit in pairs]
+    return dict(zip(pairs, estimates(*toy(), *objectives), strict=True))
 
 
 @pytest.mark.parametrize("credit", CREDITS)
@@ -130,7 +128,8 @@ def test_the_estimator_is_unbiased(baseline, credit, exact, sampled):
 
 def test_without_the_score_term_it_is_biased(exact):
     """Shows that the test above can fail."""
-    assert not is_unbiased(estimates(*toy(), objective(reward_weight=0.0)), exact)
+    [estimated] = estimates(*toy(), objective(reward_weight=0.0))
+    assert not is_unbiased(estimated, exact)
 
 
 def test_baselines_reduce_the_variance(sampled):
@@ -147,8 +146,8 @@ def test_baselines_reduce_the_variance(sampled):
 @pytest.mark.parametrize("name", ["straight_through", "gumbel_softmax"])
 def test_relaxed_gradients_are_biased_with_less_variance(name, exact, sampled):
     """The table of docs/training.md: 20,000 samples of every estimator; shown with pytest -rP."""
-    decoder, image = toy(distribution=partial(Hard, gradient=name))
-    relaxed = estimates(decoder, image, Likelihood(0.0, 0.0))
+    model = toy(distribution=partial(Hard, gradient=name))
+    [relaxed] = estimates(*model, Likelihood(0.0, 0.0))
     found = {name: relaxed} | {" ".join(key): values for key, values in sampled.items()}
     bias = {key: ((v.mean(0) - exact).norm() / exact.norm()).item() for key, v in found.items()}
     variance = {key: ROWS * values.var(0).sum().item() for key, values in found.items()}
@@ -164,7 +163,7 @@ def test_the_entropy_term_is_that_of_the_sampled_path():
     decoder, image = toy()
     log_prob, likelihood, entropy = enumerated(decoder, image)
     expected = gradient((log_prob.exp().detach() * (likelihood + 2.0 * entropy)).sum(), decoder)
-    estimated = estimates(*toy(), objective(entropy_weight=2.0, reward_weight=0.0))
+    [estimated] = estimates(*toy(), objective(entropy_weight=2.0, reward_weight=0.0))
     assert is_unbiased(estimated, expected)
 
 

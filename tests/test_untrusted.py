@@ -40,7 +40,7 @@ def outcomes(model, stored, folder, count):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize(
-    "count", [60, pytest.param(2000, marks=[pytest.mark.slow, pytest.mark.timeout(7200)])]
+    "count", [30, pytest.param(2000, marks=[pytest.mark.slow, pytest.mark.timeout(7200)])]
 )
 def test_forged_models(count, tiny_folder, run_folder, tmp_path):
     found = outcomes(tiny_folder, run_folder / "checkpoints" / "best.ckpt", tmp_path, count)
