@@ -20,12 +20,8 @@ from typing import Any
 from captioner.files import write_text
 from captioner.provenance import provenance
 
-MECHANISMS: dict[str, list[str]] = {
-    name: [f"--model.{option}={value}" for option, value in options.items()]
-    for name, options in tomllib.loads(
-        Path(__file__).with_name("mechanisms.toml").read_text("utf-8")
-    ).items()
-}
+TABLE: dict[str, str] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
+MECHANISMS = {name: [f"--model.{o}" for o in line.split()] for name, line in TABLE.items()}
 HARDER = ("max_objects=6",)
 FORCED = ("pointing", "discrimination", "mass")  # measured on reference captions
 

@@ -39,7 +39,7 @@ def test_every_mechanism_is_built_with_all_its_options(name, capsys):
         path, _, value = option.removeprefix("--model.").partition("=")
         actual = model
         for part in path.split("."):
-            actual = actual[part]
+            actual = actual.get("init_args", actual)[part]
         actual = actual["class_path"].rpartition(".")[2] if isinstance(actual, dict) else actual
         assert str(actual).lower() == value.lower()
     trees = {part: model[part] for part in PARTS}
