@@ -5,7 +5,7 @@ explains and draws like the package's own models: docs/any-captioner.md has a co
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +16,12 @@ from jaxtyping import Bool, Float
 from PIL import Image
 
 from captioner import images as image_files
-from captioner import limits
 from captioner.alignment import WHOLE, Box, photo_grid, to_photo, words_of
 from captioner.caption import Caption
 from captioner.decoding import Decoding
 from captioner.errors import ImageError, UsageError
 from captioner.images import Geometry, Source
-from captioner.predictor import BasePredictor, sentence_words
+from captioner.predictor import BasePredictor, Method, Results, sentence_words
 from captioner.sampling import WordSampling
 
 LARGEST_BATCH = 8  # photos in full size that are in memory together
@@ -110,28 +109,18 @@ class AdapterPredictor(BasePredictor):
         """Return a text that changes with the weights."""
         return self.adapter.fingerprint()
 
-    def method(self, options: Mapping[str, Any]) -> Decoding | WordSampling:
+    def method(self, options: Mapping[str, Any]) -> Method:
         """Return the search that options describe; see ``BasePredictor``."""
         method = super().method(options)
         if isinstance(method, WordSampling):
             raise UsageError(NO_SAMPLING.format(self.name))
         return method
 
-    def captions(
-        self,
-        images: Sequence[Source],
-        decoding: Decoding | WordSampling | None = None,
-        batch_size: int = 64,
-        details: bool = False,
-        maps: bool = True,
-        confidence: bool = False,
-    ) -> Iterator[Caption | ImageError]:
-        """Stream captions; see ``BasePredictor``."""
-        limits.check("batch_size", batch_size, limits.BATCH)
+    def _stream(
+        self, images: Sequence[Source], decoding: Method, batch_size: int, *given: bool
+    ) -> Results:
+        details, maps, _ = given
         batch_size = min(batch_size, LARGEST_BATCH)
-        if confidence:
-            raise UsageError(f"{self.name} is no model of this package: leave out confidence")
-        decoding = decoding or self.decoding
         if isinstance(decoding, WordSampling):
             raise UsageError(NO_SAMPLING.format(self.name))
         if decoding.samples != 1:

@@ -25,6 +25,8 @@ from captioner.models.monte_carlo import over_paths
 from captioner.sampling import WordSampling, sample_captions, sample_words
 from captioner.text import MAX_WORD, UNK, Tokenizer, Vocabulary, is_plain, join
 
+Method = Decoding | WordSampling
+Results = Iterator[Caption | ImageError]
 SAMPLING = {"temperature", "top_k", "top_p", "seed"}  # options that only sampling has
 MAX_TEXT = 20_000  # characters of a sentence
 NOT_CALIBRATED = (
@@ -104,7 +106,7 @@ class BasePredictor:
             results.append(result)
         return results if several else results[0]
 
-    def method(self, options: Mapping[str, Any]) -> Decoding | WordSampling:
+    def method(self, options: Mapping[str, Any]) -> Method:
         """Return the search or the sampling that options describe; those that are None do not count.
 
         Raises:
@@ -121,20 +123,31 @@ class BasePredictor:
     def captions(
         self,
         images: Sequence[Source],
-        decoding: Decoding | WordSampling | None = None,
+        decoding: Method | None = None,
         batch_size: int = 64,
         details: bool = False,
         maps: bool = True,
         confidence: bool = False,
-    ) -> Iterator[Caption | ImageError]:
+    ) -> Results:
         """Stream a caption, or the error, of each image in order; arguments as in ``caption``.
 
         Without ``maps``, attention is left out where computing it takes time: ``Caption.weights`` is
         then empty, (T, 0, 0), and there are no alternatives.
 
         Raises:
-            UsageError: details of sampled hard attention, or a batch size out of range.
+            UsageError: details of sampled hard attention, a batch size out of range, or confidence of
+                a model that was not calibrated.
         """
+        limits.check("batch_size", batch_size, limits.BATCH)
+        if confidence and self.calibration is None:
+            raise UsageError(NOT_CALIBRATED.format(self.name))
+        method = decoding or self.decoding
+        return self._stream(images, method, batch_size, details, maps, confidence)
+
+    def _stream(
+        self, images: Sequence[Source], decoding: Method, batch_size: int, *given: bool
+    ) -> Results:
+        """Stream the results of ``captions``; ``given`` are details, maps and confidence."""
         raise NotImplementedError
 
     def explain(self, image: Source, text: str, *, samples: int | None = None) -> Caption:
@@ -210,25 +223,15 @@ class Predictor(BasePredictor):
         """Whether hard attention samples a new location in every pass."""
         return samples_locations(self.captioner.decoder)
 
-    def captions(
-        self,
-        images: Sequence[Source],
-        decoding: Decoding | WordSampling | None = None,
-        batch_size: int = 64,
-        details: bool = False,
-        maps: bool = True,  # noqa: ARG002 - they cost nothing here
-        confidence: bool = False,
-    ) -> Iterator[Caption | ImageError]:
-        """Stream captions; see ``BasePredictor``."""
+    def _stream(
+        self, images: Sequence[Source], decoding: Method, batch_size: int, *given: bool
+    ) -> Results:
+        details, _, confidence = given  # maps cost nothing here
         if details and self.draws_locations:
             raise UsageError(
                 "details=True needs a second pass, and this model samples other locations in every "
                 "pass (test_time: sample): leave details out, or use explain(image, text)"
             )
-        limits.check("batch_size", batch_size, limits.BATCH)
-        if confidence and self.calibration is None:
-            raise UsageError(NOT_CALIBRATED.format(self.name))
-        decoding = decoding or self.decoding
         for batch in read_batches(images, batch_size, self.captioner.encoder.preprocessing):
             results: dict[int, Caption | ImageError] = dict(batch.failed)
             if batch.indices:
@@ -239,7 +242,7 @@ class Predictor(BasePredictor):
         self,
         images: Sequence[Source],
         batch: PixelBatch,
-        decoding: Decoding | WordSampling,
+        decoding: Method,
         details: bool,
         confidence: bool,
     ) -> Iterator[tuple[int, Caption]]:
@@ -327,7 +330,7 @@ class Predictor(BasePredictor):
 
     @torch.inference_mode()
     def _annotate(self, pixels: Tensor) -> Annotations:
-        return self.captioner.neck(self.captioner.encode(pixels.to(self.device)))
+        return self.captioner.neck(self.captioner.encoder(pixels.to(self.device)))
 
     def _caption(
         self,

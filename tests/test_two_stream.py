@@ -131,7 +131,7 @@ def region():
     """The annotations of two images after a neck."""
     model = captioner()
     with torch.no_grad():
-        return model.neck(model.encode(photos(64)))
+        return model.neck(model.encoder(photos(64)))
 
 
 @pytest.mark.parametrize("decoder", ["LSTMDecoder", "LuongDecoder", "TransformerDecoder"])
@@ -244,7 +244,7 @@ def test_a_model_folder_keeps_two_streams(tmp_path):
     stored = checkpoint.load(tmp_path / "model").captioner
     images = photos(64)
     with torch.inference_mode():
-        expected, actual = model.neck(model.encode(images)), stored.neck(stored.encode(images))
+        expected, actual = model.neck(model.encoder(images)), stored.neck(stored.encoder(images))
     torch.testing.assert_close(actual.vectors, expected.vectors)
     torch.testing.assert_close(actual.keys.vectors, expected.keys.vectors)
     tensors = checkpoint.load(tmp_path / "model").captioner.state_dict()

@@ -19,6 +19,7 @@ from captioner.models.captioner import Captioner
 from captioner.models.decoder import Decoder
 from captioner.text import PAD, START
 
+Images = Sequence[MaskedImage] | Sequence[Record]
 Encoded = tuple[list[int], Annotations | None, list[str]]
 """Indices of the readable images of a batch, their annotations, and the errors of the others."""
 Maps = list[list[Tensor]]
@@ -36,7 +37,7 @@ class Batch(NamedTuple):
 
 def batches(
     captioner: Captioner,
-    images: Sequence[MaskedImage] | Sequence[Record],
+    images: Images,
     batch_size: int,
     failed: list[str],
     *,
@@ -80,10 +81,7 @@ def batches(
 
 
 def _from_files(
-    captioner: Captioner,
-    images: Sequence[MaskedImage] | Sequence[Record],
-    batch_size: int,
-    device: torch.device,
+    captioner: Captioner, images: Images, batch_size: int, device: torch.device
 ) -> Iterator[Encoded]:
     sizes = [image.size for image in images if isinstance(image, MaskedImage)] or None
     paths = [image.path for image in images]
@@ -91,15 +89,12 @@ def _from_files(
         annotations = None
         if batch.indices:
             with torch.inference_mode():
-                annotations = captioner.encode(batch.pixels.to(device))
+                annotations = captioner.encoder(batch.pixels.to(device))
         yield batch.indices, annotations, [str(error) for error in batch.failed.values()]
 
 
 def _from_cache(
-    cache: AnnotationCache,
-    images: Sequence[MaskedImage] | Sequence[Record],
-    batch_size: int,
-    device: torch.device,
+    cache: AnnotationCache, images: Images, batch_size: int, device: torch.device
 ) -> Iterator[Encoded]:
     for start in range(0, len(images), batch_size):
         indices, errors = [], []

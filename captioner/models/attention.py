@@ -109,6 +109,19 @@ class AttentionBase(Component, kind="attention"):
 AttentionFactory = Callable[[int, int], AttentionBase]  # given query_dim and key_dim
 
 
+class WrappedAttention(AttentionBase, abstract=True):
+    """Base of attentions that change the result of another one."""
+
+    attention: AttentionBase
+
+    @property
+    def distribution(self) -> Distribution:  # type: ignore[override]
+        return self.attention.distribution
+
+    def project(self, keys: Vectors, values: Vectors) -> tuple[PreparedKeys, Vectors]:
+        return self.attention.project(keys, values)
+
+
 class Attention(AttentionBase):
     """``A(q, K, V) = Σ_i α_i v_i`` with ``α = p(e)``, ``e_i = a(k_i, q)`` (Hu 2018).
 

@@ -9,17 +9,16 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from captioner.models.attention import (
-    AttentionBase,
     AttentionFactory,
     AttentionOutput,
     Keys,
     Sentinels,
     Step,
+    WrappedAttention,
 )
-from captioner.models.distributions import Distribution
 from captioner.models.multihead import Mask, MultiHead, SelfAttention
 from captioner.models.neck import TransformerNeck
-from captioner.models.scores import PreparedKeys, Queries, Vectors
+from captioner.models.scores import Queries
 
 
 class InformationGate(nn.Module):
@@ -41,7 +40,7 @@ class InformationGate(nn.Module):
         return F.glu(self.both(torch.cat([query, context], -1)))
 
 
-class AttentionOnAttention(AttentionBase):
+class AttentionOnAttention(WrappedAttention):
     """Any attention, followed by ``InformationGate`` (Huang et al. 2019, §3.1).
 
     The decoder of AoANet (§3.2.2) is a ``LuongDecoder`` with input feeding, ``global_feature`` and this
@@ -60,15 +59,8 @@ class AttentionOnAttention(AttentionBase):
         self.gate = InformationGate(query_dim, key_dim)
 
     @property
-    def distribution(self) -> Distribution:  # type: ignore[override]
-        return self.attention.distribution
-
-    @property
     def mechanism(self) -> str:
         return f"{type(self).__name__}: {self.attention.mechanism}"
-
-    def project(self, keys: Vectors, values: Vectors) -> tuple[PreparedKeys, Vectors]:
-        return self.attention.project(keys, values)
 
     def attend(
         self, queries: Queries, keys: Keys, step: Step, sentinels: Sentinels = None

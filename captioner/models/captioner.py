@@ -3,11 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxtyping import UInt8
-from torch import Tensor, nn
+from torch import nn
 
 from captioner.errors import ModelError, unknown
-from captioner.models.annotations import Annotations
 from captioner.models.decoder import Decoder
 from captioner.models.encoder import Encoder
 from captioner.models.neck import Neck
@@ -57,7 +55,3 @@ class Captioner(nn.Module):
         return cls(
             encoder, neck, decoder, vocabulary, {part: portable(config[part]) for part in PARTS}
         )
-
-    def encode(self, images: UInt8[Tensor, "B 3 H W"]) -> Annotations:
-        """Encode images of the encoder's size."""
-        return self.encoder(images)

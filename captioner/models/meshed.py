@@ -11,14 +11,13 @@ from torch import Tensor, nn
 
 from captioner.models.annotations import Annotations
 from captioner.models.attention import (
-    AttentionBase,
     AttentionFactory,
     AttentionOutput,
     Keys,
     Sentinels,
     Step,
+    WrappedAttention,
 )
-from captioner.models.distributions import Distribution
 from captioner.models.multihead import Mask, MultiHead, SelfAttention
 from captioner.models.neck import TransformerNeck
 from captioner.models.registry import require
@@ -84,7 +83,7 @@ class MemoryNeck(TransformerNeck):
         return torch.cat([self.norm(output) for output in outputs], -1)
 
 
-class MeshedAttention(AttentionBase, abstract=True):
+class MeshedAttention(WrappedAttention, abstract=True):
     """Attention to the output x̃ⁱ of every encoder layer (Cornia et al. 2020, eq. 5 and 6)::
 
         ẑ = Σ_i α_i ⊙ C(x̃ⁱ, q)     α_i = σ(W_i [q; C(x̃ⁱ, q)] + b_i)
@@ -103,10 +102,6 @@ class MeshedAttention(AttentionBase, abstract=True):
         super().__init__()
         self.attention = attention(query_dim, key_dim)
         self.gates = nn.ModuleList(nn.Linear(query_dim + key_dim, key_dim) for _ in range(levels))
-
-    @property
-    def distribution(self) -> Distribution:  # type: ignore[override]
-        return self.attention.distribution
 
     @property
     def mechanism(self) -> str:

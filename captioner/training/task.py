@@ -288,7 +288,7 @@ class CaptioningTask(pl.LightningModule):
         """Return the encoder's output, from the cache or computed now."""
         if batch.vectors is None:
             assert batch.pixels is not None
-            return self.captioner.encode(batch.pixels)
+            return self.captioner.encoder(batch.pixels)
         keys = None
         if batch.keys is not None and batch.key_grid is not None:
             keys = Annotations(batch.keys.float(), batch.key_grid)
