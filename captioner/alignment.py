@@ -7,6 +7,7 @@ from itertools import accumulate
 import numpy as np
 from jaxtyping import Float, Float64
 
+from captioner.images import overlaps
 from captioner.text import Tokenizer
 
 Box = tuple[float, float, float, float]
@@ -75,16 +76,6 @@ def to_photo(
     left, top, right, bottom = box
     if box == WHOLE and grid == maps.shape[-2:]:
         return np.asarray(maps, np.float64)
-    down = _shares(maps.shape[-2], top, bottom, grid[0])
-    across = _shares(maps.shape[-1], left, right, grid[1])
+    down = overlaps(maps.shape[-2], grid[0], top, bottom)
+    across = overlaps(maps.shape[-1], grid[1], left, right)
     return np.asarray(down.T @ np.asarray(maps, np.float64) @ across)
-
-
-def _shares(cells: int, start: float, end: float, count: int) -> Float64[np.ndarray, "cells count"]:
-    """Return how the part of each of a model's cells on the photo divides among the photo's cells."""
-    borders = np.linspace(start, end, cells + 1)[:, None]
-    photo = np.linspace(0, 1, count + 1)
-    low, high = np.maximum(borders[:-1], photo[:-1]), np.minimum(borders[1:], photo[1:])
-    lengths = np.clip(high - low, 0, None)
-    total = lengths.sum(1, keepdims=True)
-    return np.asarray(lengths / np.where(total > 0, total, 1))

@@ -147,7 +147,7 @@ class Geometry:
         if mask.shape != (self.height, self.width):
             raise ValueError(f"a mask of shape {mask.shape}: expected {self.height, self.width}")
         # The area that two boxes share is a product of lengths, so each axis has its own matrix.
-        rows, columns = _overlaps(self.height, self.grid[0]), _overlaps(self.width, self.grid[1])
+        rows, columns = overlaps(self.grid[0], self.height), overlaps(self.grid[1], self.width)
         # Zeros outside the mask's bounding box are left out.
         down, across = (np.flatnonzero(mask.any(axis)) for axis in (1, 0))
         if not down.size:
@@ -158,12 +158,21 @@ class Geometry:
         return np.asarray(np.clip(means, mask.min(), mask.max()))
 
 
-def _overlaps(length: int, cells: int) -> Float64[np.ndarray, "cells length"]:
-    """Compute the fraction of each cell in each pixel along one axis; rows sum to 1."""
-    borders, pixels = np.arange(cells + 1) * length / cells, np.arange(length)
-    right = np.minimum(borders[1:, None], pixels + 1)
-    left = np.maximum(borders[:-1, None], pixels)
-    return np.asarray(np.clip(right - left, 0, None) * (cells / length))
+def overlaps(
+    cells: int, pixels: int, start: float = 0.0, end: float = 1.0
+) -> Float64[np.ndarray, "cells pixels"]:
+    """Compute how each of the cells between two fractions of an axis divides among its pixels.
+
+    Rows sum to 1, also if a part of the cell lies outside the image; to 0 if it lies outside as a whole.
+    """
+    borders = np.linspace(start * pixels, end * pixels, cells + 1)[:, None]
+    left, right = (
+        np.maximum(borders[:-1], np.arange(pixels)),
+        np.minimum(borders[1:], np.arange(pixels) + 1),
+    )
+    lengths = np.clip(right - left, 0, None)
+    total = lengths.sum(1, keepdims=True)
+    return np.asarray(lengths / np.where(total > 0, total, 1))
 
 
 def _check_size(image: Image.Image, max_pixels: int) -> None:

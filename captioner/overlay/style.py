@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
-import torch
 from jaxtyping import Float32
 
 from captioner import limits
 from captioner.caption import Caption
 from captioner.errors import UsageError
+from captioner.evaluation import localisation
 from captioner.word_classes import FUNCTION_WORDS
 
 Look = Literal["glow", "paper"]
@@ -110,9 +110,9 @@ def entropies(weights: Float32[np.ndarray, "T rows columns"]) -> Float32[np.ndar
 
     Its exponential is the effective number of cells. A map of zeros has entropy 0.
     """
-    flat = torch.tensor(weights, dtype=torch.float64).flatten(1)
-    probs = flat / flat.sum(1, keepdim=True).clamp(min=1e-300)
-    return np.asarray(torch.special.entr(probs).sum(1).abs(), np.float32)
+    flat = np.asarray(weights, np.float64).reshape(len(weights), -1)
+    probs = flat / np.maximum(flat.sum(1, keepdims=True), 1e-300)
+    return np.asarray(np.abs(localisation.entropies(probs)), np.float32)
 
 
 def describe_location(weights: Float32[np.ndarray, "rows columns"]) -> str:
