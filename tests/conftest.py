@@ -82,6 +82,20 @@ def run_folder(common, shapes_cache):
     return once(folder, make)
 
 
+@pytest.fixture
+def refused(capsys):
+    """Call ``refused(command, …)`` to run a command that must fail; returns its one-line error."""
+
+    def run(*arguments):
+        capsys.readouterr()
+        assert main(list(map(str, arguments))) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert line.startswith("captioner: ")
+        return line
+
+    return run
+
+
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory):
     """An untrained model folder, for tests that do not depend on the captions."""

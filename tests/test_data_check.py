@@ -140,9 +140,9 @@ def test_the_text_names_ten_of_each_kind(clean, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_a_folder_without_such_a_data_set(tmp_path, capsys):
-    assert main(["data", "check", "--data.name=folder", f"--data.root={tmp_path}"]) == 2
-    assert "no captioned image found" in capsys.readouterr().err
+def test_a_folder_without_such_a_data_set(tmp_path, refused):
+    error = refused("data", "check", "--data.name=folder", f"--data.root={tmp_path}")
+    assert "no captioned image found" in error
 
 
 def test_real_photos(shared_data, capsys):

@@ -135,7 +135,7 @@ def test_options_override_the_checkpoint(checkpoint, run_folder, shapes_cache):
     ],
 )
 def test_a_run_that_does_not_fit_is_refused(
-    command, options, message, run_folder, tmp_path, capsys, monkeypatch
+    command, options, message, run_folder, tmp_path, refused, monkeypatch
 ):
     """The message has one line and comes before the cache is filled."""
     monkeypatch.chdir(tmp_path)
@@ -143,10 +143,7 @@ def test_a_run_that_does_not_fit_is_refused(
     run = [f"--config={run_folder / 'config.yaml'}", f"--trainer.default_root_dir={run_folder}"]
     cache = [] if command == "fit" else ["--data.cache_dir=cache"]
     options = [option.format(run_folder) for option in options]
-    assert main([command, *run, *cache, *options]) == 2
-    [error] = capsys.readouterr().err.splitlines()
-    assert error.startswith("captioner: ")
-    assert message in error
+    assert message in refused(command, *run, *cache, *options)
     assert not Path("cache", "annotations").exists()
 
 
@@ -355,8 +352,5 @@ def test_epochs_without_validation(tmp_path, shapes_cache):
         ("--model.decoding.samples=8", "samples none"),
     ],
 )
-def test_bad_options_are_one_line(option, message, tmp_path, shapes_cache, capsys):
-    assert main([*runs.arguments(tmp_path, shapes_cache), option]) == 2
-    [error] = capsys.readouterr().err.splitlines()
-    assert error.startswith("captioner: ")
-    assert message in error
+def test_bad_options_are_one_line(option, message, tmp_path, shapes_cache, refused):
+    assert message in refused(*runs.arguments(tmp_path, shapes_cache), option)
