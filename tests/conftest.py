@@ -18,6 +18,7 @@ from captioner import checkpoint, load
 from captioner.cli import caption
 from captioner.cli.main import main
 from captioner.models.captioner import Captioner
+from data_modules import cache_dir, photos, shapes  # noqa: F401 - fixtures
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 

@@ -1,7 +1,5 @@
 """Captions, augmentation and unreadable images in the batches of a split."""
 
-# ruff: noqa: F811 - tests take imported fixtures as arguments
-
 import itertools
 from collections import Counter
 
@@ -12,20 +10,7 @@ import torch
 from captioner.data.dataset import cropped
 from captioner.data.records import TRAIN, VAL
 from captioner.errors import DataError
-from data_modules import (  # noqa: F401 - fixtures
-    HEIGHT,
-    WIDTH,
-    cache_dir,
-    direct,
-    epoch,
-    ids,
-    photos,
-    rows,
-    same,
-    shapes,
-    texts,
-    values,
-)
+from data_modules import HEIGHT, WIDTH, direct, epoch, ids, rows, same, texts, values
 
 # ── Captions ──────────────────────────────────────────────────────────────────────────────────────
 

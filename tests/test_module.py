@@ -1,7 +1,5 @@
 """Batches have the documented form, in an order that depends on seed and epoch only."""
 
-# ruff: noqa: F811 - tests take imported fixtures as arguments
-
 import numpy as np
 import pytest
 import torch
@@ -11,20 +9,7 @@ from captioner.data.records import TEST, TRAIN, VAL
 from captioner.data.scene_grammar import CAPTIONS
 from captioner.errors import DataError
 from captioner.text import END, PAD, START, Tokenizer
-from data_modules import (  # noqa: F401 - fixtures
-    SIZES,
-    D,
-    L,
-    cache_dir,
-    direct,
-    epoch,
-    ids,
-    photos,
-    rows,
-    same,
-    shapes,
-    values,
-)
+from data_modules import SIZES, D, L, direct, epoch, ids, rows, same, values
 from test_cache import GRID
 
 # ── Batches ───────────────────────────────────────────────────────────────────────────────────────

@@ -25,7 +25,7 @@ from captioner.models.distributions import Soft
 from captioner.text import END, START, UNK, Tokenizer
 from captioner.training.likelihood import Likelihood
 from captioner.training.objective import cross_entropy, negative_log_mass
-from data_modules import cache_dir, prepared, shapes  # noqa: F401 - fixtures
+from data_modules import prepared
 from test_decoders import make
 from test_grounding import phrases
 
@@ -109,7 +109,7 @@ def test_missing_masks_are_reported_before_the_cache_is_filled(tmp_path, capsys)
 
 @pytest.mark.parametrize("mirror", [0.0, 1.0])
 @pytest.mark.parametrize("cached", [True, False])
-def test_a_batch_has_the_masks_of_its_captions(shapes, mirror, cached):  # noqa: F811
+def test_a_batch_has_the_masks_of_its_captions(shapes, mirror, cached):
     """In the order of its rows, and mirrored with the image."""
     data = prepared(shapes(mirror=mirror, cache=cached), supervision=0.5)
     loader = data.train_dataloader()
