@@ -6,9 +6,9 @@
     result.text, result.words, result.weights        # weights: (T, rows, columns) float32
     result.save("attention.png")                     # or .gif, .html, .json, .npz
 
-Shapes use the same letters everywhere: B images, L annotation vectors (the cells of the feature map
-in raster order), D their width, R captions per image, T words, V words of the vocabulary, n the width
-of a decoder's state. A mask is True where a position may be attended.
+Shapes use the same letters everywhere: B images, L annotation vectors (the regions of the feature
+map in raster order), D their width, R captions per image, T words, V words of the vocabulary, n the
+width of a decoder's state. A mask is True where a position may be attended.
 """
 
 import importlib

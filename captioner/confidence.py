@@ -1,4 +1,4 @@
-"""How sure a model is of a caption: do captions that it samples for the photo say the same?
+"""The confidence of a caption: the probability that it is right, from captions sampled for the photo.
 
 Where a model recognises a photo, sampled captions agree; where it guesses, they differ
 (self-consistency, Wang et al. 2023, arXiv 2203.11171). Logistic regression turns the agreement into a

@@ -1,4 +1,4 @@
-"""Sums and means over the processes of a training; with a single process, values do not change.
+"""Sums and means over the processes of a training run; a single process keeps its values.
 
 Each process computes its part of every batch, and the gradients are averaged. Losses divide the sum
 over the words of a process by ``share`` of their number. The average over processes is then the mean

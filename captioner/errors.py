@@ -1,4 +1,4 @@
-"""Every error this package raises on purpose.
+"""The exceptions of this package.
 
 Each message is one line that says what was given, what was expected and what to do. The command
 line prints only that line, and the traceback with ``--debug``.
@@ -20,7 +20,7 @@ class CaptionerError(Exception):
 
 
 class UsageError(CaptionerError):
-    """The call itself is wrong: an option, a combination of options, a missing argument."""
+    """A wrong call: an option, a combination of options, or a missing argument."""
 
 
 class DataError(CaptionerError):

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Write files completely or not at all."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ from typing import BinaryIO, TextIO
 def atomic(file: Path, keep_stat: bool = False) -> Iterator[BinaryIO]:
     """Open a stream whose file is on the disk when the block ends, unless it ends with an error.
 
-    An existing file is unchanged until then. What a killed process leaves is replaced at the next try.
+    An existing file is unchanged until then. The next try replaces the file of a killed process.
     With ``keep_stat``, the new file has the permissions and times of the existing one.
     """
     part = file.with_name(f".{file.name}.part")

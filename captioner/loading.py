@@ -1,4 +1,4 @@
-"""Models by name: bundled, in a folder or a checkpoint, or of the transformers library."""
+"""Load a model by name: bundled, in a folder or a checkpoint, or from the transformers library."""
 
 from pathlib import Path
 

@@ -18,8 +18,8 @@ SUFFIXES = (
 def find(inputs: Sequence[str | Path]) -> list[Path]:
     """Return the image files that files, folders and globs name, in the given order, each once.
 
-    An existing name is taken literally, even with ``[`` or ``*`` in it; an existing file is kept
-    whatever its suffix. Folders are searched recursively for ``SUFFIXES``, files before subfolders,
+    A name that exists is not expanded, even with ``[`` or ``*`` in it, and a file that exists is kept
+    with any suffix. Folders are searched recursively for ``SUFFIXES``, files before subfolders,
     each sorted; hidden files and links to folders are skipped. A glob (``**`` is recursive) gives the
     images and folders that it matches, sorted; a glob with a suffix (``*.jfif``) gives those files.
 
@@ -41,7 +41,7 @@ def iterate(inputs: Sequence[str | Path]) -> Iterator[Path]:
 
     Only the names in the current folder and its parents are held in memory.
     """
-    if isinstance(inputs, str):  # a str is a sequence of str, but never meant as one
+    if isinstance(inputs, str):  # a str is a sequence, too, but is one name here
         inputs = [inputs]
     unmatched: dict[Path, str] = {}
     any_match = False

@@ -1,4 +1,4 @@
-"""The precisions of training that a processor supports."""
+"""The precisions that a processor supports in training."""
 
 import logging
 import platform

@@ -30,11 +30,11 @@ _ABBREVIATION = re.compile(
     r"(?!a\.$)(?:[a-z]\.)+|(?:mrs?|ms|dr|jr|sr|st|rd|ave|blvd|mt|co|inc|vs|etc)\."
 )
 # Text in single quotes, which the Treebank rules read as apostrophes; not the 'n' of rock 'n' roll.
-# Its length is limited, because text of quotes alone would take quadratic time.
+# The length is limited, because a text of quotes only would take quadratic time.
 _QUOTED = re.compile(r"(?<!\w)'([a-z](?:[^']|'(?=[a-z])){0,200}[^'\s])'(?!\w)")
 _LEADING = re.compile(r"^-+(?=[a-z])")
-# Captions of words, hyphens, commas and at most one full stop, at the end: nine of ten. The Treebank
-# rules would split them at spaces, but slowly, except abbreviations and the words in _CONTRACTED.
+# Nine of ten captions have only words, hyphens, commas and at most one full stop, at the end. Without
+# abbreviations and words in _CONTRACTED, splitting at spaces equals the Treebank rules and is faster.
 _PLAIN = re.compile(r"[a-z0-9]+(?:(?:-|,? )[a-z0-9]+)*(?P<stop> ?\.)?")
 _CONTRACTED = re.compile(r"cannot|gimme|gonna|gotta|lemme|wanna")
 

@@ -1,4 +1,4 @@
-"""English function words, and a measure of captions that break off.
+"""English function words, and a measure of incomplete captions.
 
 The function words follow Quirk, Greenbaum, Leech, Svartvik, "A Comprehensive Grammar of the English
 Language" (1985), in the spelling of the Penn Treebank tokenizer. Numerals are content words, since
@@ -33,14 +33,14 @@ _CLASSES = {
 }
 FUNCTION_WORDS = frozenset(word for words in _CLASSES.values() for word in words.split())
 
-# Complete captions do not end in these words; captions optimised for n-gram scores sometimes do.
+# Captions that end in these words are incomplete; optimising n-gram scores produces some.
 _DETERMINERS = {"a", "an", "the", "his", "her", "their", "its"}
 _PREPOSITIONS = {"with", "of", "in", "on", "at", "to", "from", "for", "by", "into", "onto"}
 _BAD_ENDINGS = _DETERMINERS | _PREPOSITIONS | {"and", "or", "is", "are"}
 
 
 def fluency(captions: Collection[str]) -> dict[str, float]:
-    """Measure captions that break off, which n-gram scores do not punish; at least one caption.
+    """Measure incomplete captions, which n-gram scores do not penalise; needs at least one caption.
 
     Returns ``mean_length`` in words, and ``bad_endings``, the percentage of captions that end in a
     determiner, a preposition, "and", "or", "is" or "are".

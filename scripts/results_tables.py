@@ -76,6 +76,7 @@ def source(records: Iterable[Record]) -> str:
     commits = list(dict.fromkeys(row["commit"] for row in rows))
     named = f"commit{'s' if len(commits) > 1 else ''} {', '.join(commits)}"
     machines = "; ".join(dict.fromkeys(row["machine"] for row in rows if "machine" in row))
+    machines = machines.replace(" 1 threads", " 1 thread")
     shared = _shared([command(row) for row in rows])
     written = "Several commands" if shared == "…" else f"`{shared}`"
     return f"{written}, {named}, {machines}."

@@ -252,7 +252,7 @@ def test_a_shard_that_disappears_is_reported(tmp_path, paths, monkeypatch):
         "captioner.data.cache.give_back_memory",
         lambda: next((tmp_path / "cache").rglob("*.safetensors")).unlink(),
     )
-    with pytest.raises(DataError, match=r"were deleted meanwhile; start again$"):
+    with pytest.raises(DataError, match=r"were deleted while in use; run the command again$"):
         open_cache(tmp_path, paths, shard_size=3)
 
 

@@ -216,7 +216,7 @@ def test_a_photo_that_cannot_be_used_is_left_out(folder):
         str(folder / "Annotations/4.xml"),
     ]
     assert data.left_out["captions_without_sentence"] == 1
-    with pytest.raises(DataError, match=r"none of 2 photos is left; the first: .*1\.xml"):
+    with pytest.raises(DataError, match=r"none of 2 photos can be used; the first: .*1\.xml"):
         entity_images.read(folder, records[:2])
 
 

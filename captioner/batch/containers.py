@@ -1,6 +1,6 @@
-"""The XMP packet in a JPEG, PNG, WebP or TIFF file: read it, or replace it and no other byte.
+"""Read or replace the XMP packet in a JPEG, PNG, WebP or TIFF file, without changing any other byte.
 
-The places are those of the XMP specification, part 3 (Adobe 2020). Libraries rewrite more than that:
+Part 3 of the XMP specification (Adobe 2020) says where the packet is. Libraries change other bytes, too:
 Exiv2 0.28 changes the byte order of EXIF and drops packets whose RDF has an unusual prefix.
 """
 
@@ -53,7 +53,7 @@ def _jpeg(content: bytes, packet: bytes | None) -> tuple[bytes, bytes]:
         if segment[1] == 0xE1 and segment[4:].startswith(_JPEG_NAME):
             old = segment[4 + len(_JPEG_NAME) :]
             if packet is not None and any(other[4:8] == b"MPF\0" for other in after):
-                # The distance from this segment to the further images in the file would change.
+                # Offsets to the further images in the file are counted from this segment.
                 raise DataError("its further images depend on the size of its XMP; use --write xmp")
         elif not after and segment[1] in (0xE0, 0xE1):  # JFIF and EXIF stay in front
             before.append(segment)

@@ -64,7 +64,7 @@ class LocalEngine(AbstractContextManager["LocalEngine"]):
         try:
             for names in batches:
                 pending.append(threads.submit(self._caption, names))
-                if len(pending) > 2 * self._count:  # so that no process waits for a slower one
+                if len(pending) > 2 * self._count:  # a fast process need not wait for a slow one
                     yield from pending.popleft().result()
             for future in pending:
                 yield from future.result()

@@ -133,7 +133,7 @@ class _Packet:
     def _close(self, name: str) -> None:
         at = self._parser.CurrentByteIndex
         if self._property() == name:
-            # After an empty element, such as <dc:title/>, the parser is behind it already.
+            # After an empty element, such as <dc:title/>, the parser is already past its end.
             tag = re.split(rb"[\s/>]", self._packet[self._start + 1 : at], maxsplit=1)[0]
             closes = self._packet.startswith(b"</" + tag, at)
             self.spans.append((self._start, self._packet.index(b">", at) + 1 if closes else at))

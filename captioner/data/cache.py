@@ -43,7 +43,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class PixelEncoder:
-    """Stands in for a trainable encoder, so that the cache holds resized images and not its output."""
+    """Replaces a trainable encoder, so that the cache holds resized images instead of annotations."""
 
     def __init__(self, preprocessing: Preprocessing) -> None:
         self.preprocessing = preprocessing
@@ -124,7 +124,8 @@ class AnnotationCache:
         notes = [n for shard in shards if (n := shard.notes()) is not None]
         if len(notes) < len(shards):
             raise DataError(
-                f"files of the annotation cache '{folder}' were deleted meanwhile; start again"
+                f"files of the annotation cache '{folder}' were deleted while in use; "
+                "run the command again"
             )
         failed = {paths[int(row)]: message for n in notes for row, message in n["failed"].items()}
         if len(failed) == len(set(paths)):
@@ -194,7 +195,8 @@ class _Shard:
     def is_finished(self) -> bool:
         """Whether the shard exists and the images that it left out are still unreadable.
 
-        A disk that was offline, or a missing permission, changes neither size nor time of a file.
+        They are read again, because an offline disk or a missing permission changes neither size nor
+        time of a file.
         """
         notes = self.notes()
         for row in notes["failed"] if notes is not None else ():
@@ -290,5 +292,5 @@ def _key(paths: Sequence[str], encoder: Any, shard_size: int) -> str:
             line = f"{os.path.abspath(path)} {stat.st_size} {stat.st_mtime_ns}\n"  # noqa: PTH100
         except (OSError, ValueError):
             line = f"{path} missing\n"
-        digest.update(line.encode("utf-8", "surrogatepass"))  # names may not be UTF-8
+        digest.update(line.encode("utf-8", "surrogatepass"))  # file names need not be UTF-8
     return digest.hexdigest()[:24]

@@ -46,7 +46,7 @@ def inspect(
     for indices in same.values():
         if len(indices) > 1:
             copies = [existing[index] for index in indices]
-            # Copies in two splits are worse: the model is tested on its training images.
+            # Copies in two splits are worse, because the model is then tested on training images.
             kind = "leaked-content" if len({r.split for r in copies}) > 1 else "duplicate-content"
             problems.add(kind, " = ".join(f"{r.path} ({r.split})" for r in copies))
 
@@ -63,7 +63,7 @@ def _decode(path: str) -> bytes | str:
 
 
 def map_files(function: Callable[[str], Any], paths: Iterable[str], workers: int) -> Iterator[Any]:
-    """Apply a function to files in several processes; the result of a file that kills a process is None.
+    """Apply a function to files in several processes; None for a file that crashes its process.
 
     The results are in the order of the paths. Only a few paths are in flight at a time.
     """
@@ -150,7 +150,7 @@ def _coverage(tokenized: TokenizedCaptions, known: set[str]) -> dict[str, float]
 
 
 def summary(counts: Counter[int]) -> dict[str, Any]:
-    """Least, mean, median and largest of some values, given how often each occurs; 0 without values."""
+    """Minimum, mean, median and maximum of values, given how often each occurs; 0 without values."""
     values = sorted(counts.elements()) or [0]
     return {
         "least": values[0],

@@ -26,7 +26,7 @@ TYPES = ("people", "clothing", "bodyparts", "animals", "vehicles", "instruments"
 
 SIMILAR = 0.7  # smallest share of equal words for a sentence and a caption to count as the same
 
-_NOT_VISUAL = "0"  # the chain of phrases that name nothing in the photo
+_NOT_VISUAL = "0"  # the chain of phrases that do not name anything visible
 _PHRASE = re.compile(r"\[/EN#(\d+)/(\S+) ([^\]]*)\]")
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
@@ -86,7 +86,7 @@ class EntityPhoto(NamedTuple):
     def coverage(
         self, boxes: Iterable[Box], grid: tuple[int, int]
     ) -> Float64[np.ndarray, "rows columns"]:
-        """Return the fraction of every grid cell that the boxes cover together."""
+        """Return the fraction of every region of the grid that the boxes cover together."""
         width, height = self.size
         inside = np.zeros((height, width), bool)
         for left, top, right, bottom in boxes:

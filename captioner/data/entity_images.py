@@ -1,4 +1,4 @@
-"""Photos with the boxes of Flickr30k Entities, in the form of photos with object masks.
+"""Photos with the boxes of Flickr30k Entities, as a data set with object masks.
 
 The mentions of a reference caption are its annotated phrases. In other captions, such as those of a
 model, an object word is a mention: a word that ends most phrases in which it occurs, "dog" but not
@@ -118,7 +118,9 @@ def read(folder: Path, records: Sequence[Record]) -> EntityImages:
         left_out.update(photo.left_out)
         photos.append((record, photo.size, captions))
     if not photos:
-        raise DataError(f"none of {plural(len(records), 'photo')} is left; the first: {failed[0]}")
+        raise DataError(
+            f"none of {plural(len(records), 'photo')} can be used; the first: {failed[0]}"
+        )
     left_out["boxes_dropped"] = len(problems)
     object_words = ObjectWords(captions for *_, captions in photos)
     found = [_image(*photo, object_words) for photo in photos]

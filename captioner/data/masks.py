@@ -44,7 +44,7 @@ class MaskedImage:
         return rle.merge([self.masks[i] for i in instances])
 
     def truth(self, instances: Iterable[int], grid: tuple[int, int]) -> Float64[np.ndarray, " L"]:
-        """The fraction of every grid cell, in raster order, that some instances cover."""
+        """The fraction of every region of the grid, in raster order, that some instances cover."""
         return _on_grid(self.union(instances)["counts"], self.size, grid)
 
     def overlap(self, first: Sequence[int], second: Sequence[int]) -> float:
@@ -141,7 +141,7 @@ def read(
         ) from error
     if not images:
         raise DataError(
-            f"'{instances}' and the captions have no photo in common; give files of one data set"
+            f"'{instances}' and the captions have no photo in common; give files of the same data set"
         )
     counts = {"crowds_dropped": dropped["crowd"], "empty_masks_dropped": dropped["empty"]}
     return MaskedImages(tuple(images), words, str(instances), counts, {})

@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 @runtime_checkable
 class WordFinder(Protocol):
-    """What finds the words that name objects."""
+    """The interface of classes that find object words in captions."""
 
     def find(self, words: Sequence[str]) -> list[tuple[tuple[int, ...], str]]:
         """The positions and the category of every name in a caption."""

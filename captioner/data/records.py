@@ -29,7 +29,7 @@ class SharedList(Sequence[Item]):
     """An immutable list of picklable items, each of which is unpickled when it is read."""
 
     def __init__(self, items: Iterable[Item] = ()) -> None:
-        import torch  # takes seconds; a data set with errors is refused before
+        import torch  # importing torch takes seconds; errors in a data set are reported before
 
         data, ends = bytearray(), array("q", [0])
         for item in items:
@@ -66,7 +66,7 @@ class Record:
 
     image_id: int | str
     path: str
-    captions: tuple[str, ...]  # one or more sentences, as people wrote them
+    captions: tuple[str, ...]  # one or more, as written in the data set
     split: str  # train, val or test
 
 

@@ -148,7 +148,8 @@ class _Statement:
         """Whether the relation clearly holds between two objects.
 
         The circles around the two must be separated along the axis, and the distance along the axis
-        must be at least half of the distance across it: far down and a little left is only "below".
+        must be at least half of the distance across it: an object far below and slightly to the
+        left is only "below".
         """
         axis, sign = RELATIONS[self.relation]
         along = sign * (a.centre[axis] - b.centre[axis])
@@ -157,7 +158,7 @@ class _Statement:
 
 
 def captions_of(rng: np.random.Generator, objects: Sequence[SceneObject]) -> tuple[str, ...]:
-    """Draw CAPTIONS different true captions."""
+    """Generate CAPTIONS different true captions."""
     captions: dict[str, None] = {}
     while len(captions) < CAPTIONS:  # even a single object has eight captions
         captions[str(_statement(rng, objects))] = None
@@ -184,7 +185,7 @@ def _statement(rng: np.random.Generator, objects: Sequence[SceneObject]) -> _Sta
     def left(phrase: _Phrase) -> float:
         return min(objects[i].centre[0] for i in phrase.referents(objects))
 
-    # At most three phrases, from left to right, so that attention has an order to learn.
+    # At most three phrases, from left to right, so that the order of attention can be learned.
     return _Statement(opening, tuple(sorted(phrases[:3], key=left)))
 
 

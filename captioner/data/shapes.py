@@ -87,7 +87,7 @@ def _layout(rng: np.random.Generator, count: int, side: int) -> tuple[SceneObjec
         objects: list[SceneObject] = []
         for _ in range(20 * count):
             if objects:
-                rng.random()  # unused; without it, scenes would differ from those on users' disks
+                rng.random()  # unused, but keeps scenes equal to those generated earlier
             shape, colour, size = pick(rng, SHAPES), pick(rng, COLOURS), pick(rng, SIZES)
             radius = round(float(rng.uniform(*SIZES[size])) * side, 1)
             room = radius + GAP * side

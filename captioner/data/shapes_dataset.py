@@ -20,7 +20,7 @@ from captioner.data.shapes import scene
 from captioner.errors import DataError
 
 FORMAT = 3  # of scenes and their folders; increase it when either changes
-SERIAL = 500  # up to this many scenes, starting other processes does not pay
+SERIAL = 500  # for fewer scenes, starting processes takes longer than drawing
 SPLIT_ROOM = 1_000_000  # scene numbers per split, so that enlarging a split keeps the others
 
 

@@ -1,4 +1,4 @@
-"""Several data sets in one training: further sources of training photos."""
+"""Training on several data sets: further sources of training images."""
 
 from collections import Counter
 from collections.abc import Sequence

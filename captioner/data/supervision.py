@@ -1,4 +1,4 @@
-"""Targets of attention: where in an image is what a word names?
+"""Targets of attention: the region of the image that a word names.
 
     record, caption ─ mentions of objects ─▶ their masks on the annotation grid
                     ─ phrases with boxes ──▶ their boxes on the annotation grid
@@ -41,11 +41,11 @@ class Supervision:
     def __call__(
         self, record: Record, number: int, ids: Sequence[int]
     ) -> Float32[np.ndarray, "T L"]:
-        """Return the target of each token: the fraction of every cell that its object covers.
+        """Return the target of each token: the fraction of every region that its object covers.
 
         ``number`` is the index of the caption. ``ids`` begins with ``<start>`` and may be cut.
-        Tokens without a target, and ``<unk>``, get zeros. A target that fills the image carries no
-        information and is left out.
+        Tokens without a target, and ``<unk>``, get zeros. A target that fills the image is left out,
+        because it carries no information.
         """
         found = self._targets.get((record.image_id, number))
         if found is None:

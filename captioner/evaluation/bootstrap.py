@@ -1,6 +1,6 @@
 """Bootstrap confidence intervals over images (Efron 1979), and the means that are resampled.
 
-Mentions and words of one image depend on each other, so whole images are drawn with replacement.
+Mentions and words of one image are not independent, so whole images are drawn with replacement.
 """
 
 import math
@@ -29,7 +29,7 @@ class Estimate:
 
 @dataclass(frozen=True, eq=False)
 class Ratio:
-    """The statistic Σ sums / Σ numbers, NaN where a resample has nothing to divide by."""
+    """The statistic Σ sums / Σ numbers, NaN where Σ numbers is 0."""
 
     sums: Float64[np.ndarray, " I"]  # sum of the values of each image
     numbers: Float64[np.ndarray, " I"]  # number of values of each image

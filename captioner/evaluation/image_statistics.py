@@ -21,7 +21,7 @@ from captioner.errors import EvaluationError
 from captioner.evaluation.bootstrap import Counts, Ratio, Statistic
 
 ENDING = ".images.jsonl"
-ORDER = 4  # BLEU's longest n-grams
+ORDER = 4  # the n of BLEU-n, at most
 METEOR_NUMBERS = 23  # statistics of one image
 
 # METEOR 1.5 for English (Denkowski, Lavie 2014), the defaults of its program.

@@ -37,7 +37,7 @@ class _Row(NamedTuple):
 
 
 class NamedObjects:
-    """What generated captions name and should name.
+    """The objects that generated captions name, and those that they should name.
 
     The target categories of an image have a mask and are named by a reference caption. A category in
     the caption (counted once, by its first mention) is correct if it is a target and refers to

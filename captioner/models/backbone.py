@@ -1,4 +1,4 @@
-"""Classification CNNs of timm and torchvision, by name, cut at feature maps of given strides."""
+"""CNNs of timm and torchvision without their classifiers; they return feature maps of given strides."""
 
 import copy
 import importlib
@@ -263,8 +263,8 @@ def timm_preprocessing(network: Any) -> tuple[Channels, Channels, Interpolation]
 
 
 def _stride(image_size: int, features: Tensor) -> int:
-    """Return the pixels per cell, rounded to a power of two.
+    """Return the pixels per region, rounded to a power of two.
 
-    Networks without padding have fewer cells than size / stride: 5 instead of 7 for 224 / 32.
+    Networks without padding have fewer regions than size / stride: 5 instead of 7 for 224 / 32.
     """
     return int(2 ** round(math.log2(image_size / features.shape[-1])))

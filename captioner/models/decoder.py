@@ -77,7 +77,7 @@ class Decoder(Component, kind="decoder"):
 
     @property
     def window(self) -> int | None:
-        """Half width in cells of the window of local attention; None for other attention."""
+        """Half width in regions of the window of local attention; None for other attention."""
         return next((part.window for part in self.modules() if isinstance(part, Local)), None)
 
     @property
@@ -168,11 +168,11 @@ def map_tensors(function: Callable[..., Tensor], *parts: Part) -> Part:
 
 
 def index_batch(part: Part, images: Int[Tensor, " P"]) -> Part:
-    """Copy some images, possibly repeated, of tensors whose first axis they are."""
+    """Select images by index, possibly repeated, from tensors whose first axis is the images."""
     return map_tensors(lambda tensor: tensor.index_select(0, images), part)
 
 
 def gather_rows(part: Part, rows: Int[Tensor, "B K"]) -> Part:
-    """Row k of image b becomes row ``rows[b, k]`` of image b, in every tensor (B, R, …) of ``part``."""
+    """Return ``part`` with row ``rows[b, k]`` of image b as its row k, for tensors (B, R, …)."""
     images = torch.arange(len(rows), device=rows.device).unsqueeze(1)
     return map_tensors(lambda tensor: tensor[images, rows], part)

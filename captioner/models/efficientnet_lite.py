@@ -1,7 +1,7 @@
 """EfficientNet-Lite in plain PyTorch, with the tensor names of timm's ``tf_efficientnet_lite``.
 
-The encoder of the bundled models: defined here because importing timm and torchvision takes longer
-than captioning a photo.
+It is the encoder of the bundled models, and is defined here because importing timm and torchvision takes
+longer than captioning a photo.
 """
 
 import math

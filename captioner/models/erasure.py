@@ -14,8 +14,8 @@ from captioner.models.decoder import Decoder, index_batch
 class Erasure:
     """Replace erased regions of B images by the mean annotation of their image.
 
-    The keys and values of a region depend on no other region. Erasing therefore copies the keys and
-    values of an image that equals its mean everywhere. The decoder's memory of earlier steps stays.
+    The keys and values of a region depend on no other region, so those of an erased region are copied
+    from an image whose regions all equal the mean. The decoder's memory of earlier steps stays.
 
     Raises:
         ModelError: the decoder's state has no keys.

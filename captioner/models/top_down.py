@@ -1,4 +1,4 @@
-"""The LSTM decoder of "Bottom-Up and Top-Down Attention": one LSTM attends, another one writes."""
+"""The LSTM decoder of "Bottom-Up and Top-Down Attention": an attention LSTM and a language LSTM."""
 
 from dataclasses import replace
 from functools import partial

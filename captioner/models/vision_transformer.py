@@ -90,7 +90,7 @@ class DINOv2Small(nn.Module):
 
 
 class TransformerBackbone(Backbone):
-    """A Vision Transformer up to the deepest of the layers that are needed.
+    """A Vision Transformer up to the last of the requested blocks.
 
     Its one feature map holds the patch vectors after every requested block, concatenated.
     """

@@ -16,9 +16,9 @@ from captioner.files import atomic
 class EMA(WeightAveraging):
     """Exponential moving average of the weights; validation and checkpoints use the average.
 
-    The decay grows from 0.1 to ``decay`` per step, so that the random initial weights are soon
-    forgotten. A weight that does not change keeps its exact value, so a frozen encoder still equals its
-    package.
+    The decay starts at 0.1 and grows to ``decay``, so that the random initial weights soon have no
+    influence. A weight that does not change keeps its exact value, so a frozen encoder stays equal to
+    the weights of its package.
     """
 
     def __init__(self, decay: float = 0.998) -> None:
@@ -37,9 +37,9 @@ def _average(
 class AtomicCheckpoints(TorchCheckpointIO):
     """Writes a checkpoint to a temporary file beside its destination and renames it.
 
-    Lightning's temporary file can be on another disk, from where it is copied, and a copy can be
-    interrupted. ``folder``, the run's checkpoint folder, replaces the one that a loaded checkpoint's
-    callbacks remember, so that a run that was moved still knows its best epoch.
+    Lightning copies its temporary file if that is on another disk, and a copy can be interrupted.
+    ``folder``, the run's checkpoint folder, replaces the folder in the callbacks of a loaded checkpoint,
+    so that a run that was moved keeps its best epoch.
     """
 
     def __init__(self, folder: Path) -> None:

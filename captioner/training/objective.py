@@ -19,7 +19,7 @@ from captioner.text import PAD
 Tokens = Int[Tensor, "B R T"]
 Rewards = Float[Tensor, "B R"] | None
 Masks = Float[Tensor, "B S T L"] | None  # R = S · N, with N samples of each of S captions
-LEAST_MASS = 1e-4  # keeps the logarithm of a mass finite
+LEAST_MASS = 1e-4  # avoids log(0)
 
 
 @dataclass(frozen=True)
@@ -175,7 +175,7 @@ def cross_entropy(
 ) -> Float[Tensor, "B R T"]:
     """Return ``−Σ_i m̂_i log α_i`` with ``m̂ = m / Σ_i m_i`` (Liu et al. 2017), minimal at α = m̂.
 
-    m is the fraction of every cell that the mask covers, all 0 for a word without a mask.
+    m is the fraction of every region that the mask covers, all 0 for a word without a mask.
     """
     total = masks.sum(-1, keepdim=True)
     target = masks / total.where(total > 0, 1.0)

@@ -82,7 +82,7 @@ def write_result(
     if task.decoding.samples > 1:
         name += f"-{task.decoding.samples}"
     file = folder / f"{name}.json"
-    # The captions first: a crash must not leave new scores beside old captions.
+    # Captions are written first, so that a crash cannot leave new scores beside old captions.
     write_text(file.with_suffix(ENDING), lines(statistics))
     write_text(file, json.dumps(record, indent=2) + "\n")
     meteor = "no METEOR (it needs Java)" if scores.meteor is None else f"METEOR {scores.meteor:.1f}"

@@ -106,7 +106,7 @@ def _check_encoder(captioner: Captioner, other: Captioner, model: str, skips: bo
     if not skips:
         raise UsageError(
             f"{reason}; give the options of its encoder, or --model.init_mismatch skip to start from "
-            "its weights all the same"
+            "its weights anyway"
         )
     _LOG.warning("%s", reason)
 

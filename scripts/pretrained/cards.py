@@ -2,7 +2,6 @@
 
 import json
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from pretrained.recipes import RECIPES, SIDE, STEPS
 
 HERE = Path(__file__).parent
 COUNTS = {
-    "correct": "correct, though it may omit what matters",
+    "correct": "correct, possibly incomplete",
     "wrong_detail": "wrong colour, garment, number or gender",
     "wrong_action": "right subjects, wrong action or place",
     "invented": "a person or object that is not there",
@@ -37,7 +36,8 @@ def card(name: str, results: Path) -> str:
         side=SIDE,
         coco="--data.sources" in STEPS[recipe.steps[-1]],
         scores=table(" | ".join([*METRICS.values(), "words per caption"]), [cells]),
-        attention="\n".join(_attention(name, results)) or "Not measured yet.",
+        grounding=_grounding(name, results),
+        faithfulness=_faithfulness(name, results),
         counts=table("caption | photos", [(COUNTS[k], n) for k, n in seen["counts"].items()]),
         seen=seen,
         steps=[{**step, "command": command(step)} for step in steps],
@@ -45,36 +45,36 @@ def card(name: str, results: Path) -> str:
     )
 
 
-def _attention(name: str, results: Path) -> Iterator[str]:
-    sampled = RECIPES[name].decoding.samples > 1
+def _grounding(name: str, results: Path) -> str:
     grounding = _read(results / f"grounding-coco-{name}.json")
-    for regime, found in (grounding["regimes"] if grounding else {}).items():
-        captions = "its own captions"
-        if regime == "forced":
-            captions = "reference captions" + (
-                " (one sampled region for each word)" if sampled else ""
-            )
-        if "error" in found:
-            yield f"- {captions}: {found['error']}"
-            continue
-        point = interval(found["scores"]["model"]["pointing"])
-        chance = number(found["scores"]["uniform"]["pointing"]["value"])
-        yield (
-            f"- {found['images']} COCO photos with masks, {captions}: paired objects "
-            f"{found['verdict']}. The peak of the map is on the object for {point} % of the words "
-            f"that name one (chance: {chance} %)."
-        )
-    if faithful := _read(results / f"faithfulness-flickr8k-{name}.json"):
-        found = faithful["regimes"]["forced"]["faithfulness"]
-        content, function = (found["scores"][words] for words in ("content", "function"))
-        orders = ("most", "random", "least")
-        areas = ", ".join(f"{order} {interval(content[f'area_{order}'], 3)}" for order in orders)
-        yield (
-            f"- {found['images']:,} development photos, reference captions"
-            f"{' (by the most probable regions)' if sampled else ''}: when regions are erased in order "
-            f"of attention, the log-probability of a content word falls by (nats) {areas}; "
-            f"{content['verdict']}. Function words: {function['verdict']}."
-        )
+    rows = [
+        [
+            "reference" if regime == "forced" else "its own",
+            found["coverage"]["mentions_with_mask"],
+            *(interval(found["scores"][kind]["pointing"]) for kind in ("model", "uniform")),
+            found["coverage"]["images_with_pair"],
+            interval(found["scores"]["model"]["discrimination"]),
+        ]
+        for regime, found in (grounding["regimes"] if grounding else {}).items()
+        if "scores" in found
+    ]
+    head = "captions | words | pointing, % | pointing of a uniform map, %"
+    return table(f"{head} | photos with a pair | paired objects, %", rows)
+
+
+def _faithfulness(name: str, results: Path) -> str:
+    faithful = _read(results / f"faithfulness-flickr8k-{name}.json")
+    scores = faithful["regimes"]["forced"]["faithfulness"]["scores"] if faithful else {}
+    rows = [
+        [
+            words,
+            *(interval(scores[words][f"area_{order}"], 3) for order in ("most", "random", "least")),
+            scores[words]["verdict"],
+        ]
+        for words in ("content", "function")
+        if words in scores
+    ]
+    return table("words | most | random | least | verdict", rows)
 
 
 def _read(file: Path) -> dict[str, Any] | None:

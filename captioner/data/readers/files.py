@@ -38,7 +38,7 @@ def read_lines(file: Path) -> list[str]:
 
 def read_csv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
     """The line number and fields of every row that is not empty; DataError if it is not CSV."""
-    # Strict, because an unclosed quotation mark would swallow the following lines.
+    # Strict, because an unclosed quotation mark would include the following lines.
     lines = (f"{line}\n" for line in read_lines(file))
     rows = csv.reader(lines, strict=True, skipinitialspace=True)
     try:

@@ -27,7 +27,7 @@ _BAR_LINE = re.compile(r"([^|]+)\|\s*\d+(?:\s*\|\s*|\s+)(\S.*)")
 def read_flickr8k(root: Path, problems: Problems) -> Iterator[Record]:
     """An image folder beside Flickr8k.token.txt with Flickr_8k.*Images.txt, or beside captions.txt.
 
-    The first is the original archive, the second the repackaged one. Without split lists, images are
+    The first is the original archive, the second is repackaged. Without split lists, images are
     split by a hash of their names.
     """
     parts = {TRAIN: "train", VAL: "dev", TEST: "test"}
