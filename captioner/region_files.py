@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -105,7 +106,8 @@ def _find(folder: Path, source: str | Path) -> Path:
 def _arrays(file: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
     """Read the arrays of a file; the one in an ``.npy`` file gets the first of ``names``."""
     try:
-        loaded: Any = np.load(file)  # refuses pickled objects, which could run code
+        # NumPy refuses pickled objects, which could run code. It would leave a damaged file open.
+        loaded: Any = np.load(BytesIO(file.read_bytes()))
         if isinstance(loaded, np.ndarray):
             return {next(iter(names)): loaded}
         known = {*VECTORS, *BOXES, *(name for pair in SIZES for name in pair)}
@@ -139,7 +141,7 @@ def _fractions(found: dict[str, np.ndarray], size: tuple[int, int]) -> np.ndarra
                     f"the detector saw {width:g} × {height:g} pixels, the photo has "
                     f"{size[0]} × {size[1]}"
                 )
-    if boxes.max(initial=2) <= 1:
+    if boxes.size and boxes.max() <= 1:
         raise ValueError("boxes between 0 and 1, expected pixels of the photo")
     fractions = boxes / [width, height, width, height]
     outside = (fractions < -SLACK) | (fractions > 1 + SLACK)

@@ -12,7 +12,7 @@ EMPTY = 2  # regions without an object in each scene, as detectors have them
 
 
 def write(scenes: Path, folder: Path) -> None:
-    """Write ``NAME.npz`` for every scene of a data set: the attributes as one-hot vectors, and its box."""
+    """Write ``NAME.npz`` for every scene: the objects' attributes as one-hot vectors, and boxes."""
     folder.mkdir()
     rng = np.random.default_rng(0)
     for file in sorted((scenes / "annotations").glob("instances_*.json")):

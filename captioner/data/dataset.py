@@ -15,10 +15,11 @@ from torchvision.transforms.v2.functional import resized_crop
 
 from captioner import distributed
 from captioner.data.cache import AnnotationCache
-from captioner.data.pixels import ImageFiles, Inputs
+from captioner.data.pixels import ImageFiles
 from captioner.data.records import Record
 from captioner.data.supervision import Supervision
 from captioner.errors import DataError, ImageError
+from captioner.models.encoder import Inputs
 from captioner.text import PAD
 
 _LOG = logging.getLogger(__name__)

@@ -12,11 +12,8 @@ from torch import Tensor
 
 from captioner import images
 from captioner.errors import ImageError
-from captioner.models.encoder import Preprocessing
+from captioner.models.encoder import Inputs, Preprocessing
 from captioner.region_files import RegionFiles
-
-Inputs = UInt8[Tensor, "B 3 H W"] | Float32[Tensor, "B N D5"]
-"""The input of an encoder: pixels, or rows of ``RegionFiles.read``."""
 
 
 class PixelBatch(NamedTuple):

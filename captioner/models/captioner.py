@@ -3,13 +3,12 @@
 from collections.abc import Mapping
 from typing import Any
 
-from jaxtyping import UInt8
-from torch import Tensor, nn
+from torch import nn
 
 from captioner.errors import ModelError, unknown
 from captioner.models.annotations import Annotations
 from captioner.models.decoder import Decoder
-from captioner.models.encoder import Encoder
+from captioner.models.encoder import Encoder, Inputs
 from captioner.models.neck import Neck
 from captioner.models.registry import build, portable, require
 from captioner.region_files import RegionFiles
@@ -63,6 +62,6 @@ class Captioner(nn.Module):
             encoder, neck, decoder, vocabulary, {part: portable(config[part]) for part in PARTS}
         )
 
-    def encode(self, images: UInt8[Tensor, "B 3 H W"]) -> Annotations:
-        """Encode images of the encoder's size."""
+    def encode(self, images: Inputs) -> Annotations:
+        """Encode images of the encoder's size, or region features."""
         return self.encoder(images)

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Float32, UInt8
 from torch import Tensor, nn
 
 from captioner.models.annotations import Annotations
@@ -17,6 +17,7 @@ from captioner.models.vision_transformer import DINOV2_SMALL, transformer
 from captioner.region_files import RegionFiles
 
 Images = UInt8[Tensor, "B 3 H W"]
+Inputs = Images | Float32[Tensor, "B N D5"]  # pixels, or rows of ``RegionFiles.read``
 
 # Largest side of the input in pixels; the feature maps of a larger input take gigabytes.
 MAX_SIZE = 2048
@@ -253,7 +254,7 @@ class TwoStreamEncoder(Encoder):
         ]
         require(
             len(sizes) == 2 and self.keys.key_dim is None and self.values.key_dim is None,
-            "each stream of a TwoStreamEncoder is an encoder of pixels with one stream, got "
+            "each stream of a TwoStreamEncoder is an encoder of one stream that reads pixels, got "
             f"{type(self.keys).__name__} and {type(self.values).__name__}",
         )
         self.out_dim, self.key_dim = self.values.out_dim, self.keys.out_dim
