@@ -216,8 +216,8 @@ class CaptionDataModule(pl.LightningDataModule):
         regions = isinstance(encoder.preprocessing, RegionFiles)
         if regions and (self.mirror or self.crop < 1 or self.cache == "images" or supervised):
             raise DataError(
-                "region features are of whole photos without a grid: leave data.mirror, data.crop, "
-                "data.cache and the objective's supervision at their defaults"
+                "region features are of whole photos and not of a grid: give --data.mirror 0, and "
+                "leave out data.crop, data.cache images and the objective's supervision"
             )
         caches = self.caches(encoder.trainable or regions)
         if self.crop < 1 and caches and self.cache != "images":
