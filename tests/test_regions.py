@@ -17,6 +17,7 @@ import scene_regions
 from captioner import overlay
 from captioner.cli.main import main
 from captioner.data import shapes_dataset
+from captioner.data.pixels import ImageFiles, read_batch
 from captioner.errors import ImageError, ModelError
 from captioner.evaluation.localisation import spread
 from captioner.images import Geometry
@@ -182,6 +183,17 @@ def test_photos_without_features_are_left_out_and_the_others_equal_one_by_one(ph
             np.testing.assert_allclose(batched.geometry.boxes, stored["bbox"], atol=1e-4)
         explained = model.explain(photos[index], batched.text)
         np.testing.assert_allclose(explained.weights, batched.weights, atol=1e-6)
+
+
+def test_training_reads_what_captioning_reads(photos, tmp_path):
+    regions = files(tmp_path)
+    batch = read_batch(photos, range(len(photos)), regions)
+    assert batch.indices == [0, 1, 3]
+    for index, rows in zip(batch.indices, batch.pixels, strict=True):
+        assert torch.equal(ImageFiles(regions)[str(photos[index])], rows)
+    (tmp_path / "text.jpg").write_text("no photo")
+    with pytest.raises(ImageError, match="is text, not an image"):
+        ImageFiles(regions)[str(tmp_path / "text.jpg")]
 
 
 def test_padding_changes_nothing(photos, tmp_path):

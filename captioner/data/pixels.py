@@ -34,10 +34,20 @@ class ImageFiles:
         self.preprocessing = preprocessing
 
     def __getitem__(self, path: str) -> UInt8[Tensor, "3 H W"] | Float32[Tensor, "N D5"]:
+        if isinstance(self.preprocessing, RegionFiles):
+            return torch.from_numpy(self.preprocessing.read(path, _size(path)))
         return to_input(path, images.load(path), self.preprocessing)
 
     def keys(self, path: str) -> None:
         """Return None: images have no keys."""
+
+
+def _size(path: str) -> tuple[int, int]:
+    """Return the upright (width, height) of a photo, which is decoded only if that is necessary."""
+    try:
+        return images.upright_size(path)
+    except Exception:  # a HEIC photo, or not a photo, which the next line reports
+        return images.load(path).size
 
 
 def to_input(
