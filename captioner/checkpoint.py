@@ -22,6 +22,7 @@ from captioner.decoding import Decoding
 from captioner.errors import CheckpointError, unknown
 from captioner.model_folder import BEST, CARD, CONFIG, FORMAT_VERSION, MODEL, VOCABULARY, WEIGHTS
 from captioner.models.captioner import PARTS, Captioner
+from captioner.models.encoder import Preprocessing
 from captioner.resources import bundled_models
 from captioner.text import Tokenizer, Vocabulary
 
@@ -99,12 +100,14 @@ def save(
 
 
 def _config(captioner: Captioner, decoding: Decoding, supervision: float) -> dict[str, Any]:
-    encoder, vocabulary = captioner.encoder, captioner.vocabulary
+    encoder, vocabulary, preprocessing = captioner.encoder, captioner.vocabulary, {}
+    if isinstance(encoder.preprocessing, Preprocessing):
+        preprocessing = {"preprocessing": asdict(encoder.preprocessing)}
     return {
         "format_version": FORMAT_VERSION,
         "captioner_version": __version__,
         "model": captioner.config,
-        "preprocessing": asdict(encoder.preprocessing),
+        **preprocessing,
         "decoding": asdict(decoding),
         "supervision": supervision,
         "vocabulary": {

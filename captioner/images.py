@@ -131,11 +131,23 @@ class Geometry:
     Args:
         width, height: of the upright image, in pixels.
         grid: rows and columns of the annotation map.
+        boxes: of the regions of a detector, in place of a grid, which is then (1, number of regions):
+            left, top, right and bottom in pixels.
     """
 
     width: int
     height: int
     grid: tuple[int, int]
+    boxes: tuple[tuple[float, float, float, float], ...] | None = None
+
+    def describe(self) -> str:
+        """Return what has a weight: "cell of the 7 × 7 grid", or "region of 36"."""
+        rows, columns = self.grid
+        return (
+            f"region of {columns}"
+            if self.boxes is not None
+            else f"cell of the {rows} × {columns} grid"
+        )
 
     def to_grid(
         self, mask: Bool[np.ndarray, "height width"] | Real[np.ndarray, "height width"]

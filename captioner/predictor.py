@@ -264,7 +264,7 @@ class Predictor(BasePredictor):
                     replace(h, centre=s.centre, layers=s.layers, past_weights=s.past_weights)
                     for h, s in zip(hypotheses, scored, strict=True)
                 ]
-            geometry = Geometry(*batch.sizes[row], annotations.grid)
+            geometry = _geometry(batch.sizes[row], annotations, row)
             source = images[index]
             best, *others = [self._caption(source, h, geometry, samples) for h in hypotheses]
             if confidence and self.calibration is not None:
@@ -301,7 +301,7 @@ class Predictor(BasePredictor):
         ids = self.vocabulary.encode(words)
         samples = self.decoding.with_options({"beam_size": 1, "samples": samples}).samples
         (hypothesis,) = score_captions(self.captioner.decoder, annotations, [ids], samples)
-        geometry = Geometry(*batch.sizes[0], annotations.grid)
+        geometry = _geometry(batch.sizes[0], annotations, 0)
         return self._caption(image, hypothesis, geometry, samples, words)
 
     def sampler(self) -> "Predictor | None":
@@ -340,11 +340,17 @@ class Predictor(BasePredictor):
         samples: int,
         words: Sequence[str] | None = None,
     ) -> Caption:
-        def array(values: Tensor | None, *shape: int) -> Any:
-            """Convert to float32, with the last axis in this shape if it is given."""
-            if values is None:
-                return None
-            return values.reshape(*values.shape[:-1], *(shape or (-1,))).float().numpy()
+        def array(values: Tensor | None) -> Any:
+            return None if values is None else values.float().numpy()
+
+        def maps(values: Tensor | None) -> Any:
+            """Convert weights of all regions to maps, without the padding that follows boxes."""
+            rows, columns = geometry.grid
+            return (
+                None
+                if values is None
+                else array(torch.unflatten(values[..., : rows * columns], -1, (rows, columns)))
+            )
 
         decoder = self.captioner.decoder
         modes = {hard.test_time for hard in hard_attention(decoder)}
@@ -357,18 +363,26 @@ class Predictor(BasePredictor):
             log_prob=hypothesis.log_prob,
             word_log_probs=tuple(hypothesis.log_probs),
             score=hypothesis.score,
-            weights=array(hypothesis.weights, *geometry.grid),
+            weights=maps(hypothesis.weights),
             geometry=geometry,
             model=self.name,
             mechanism=over_paths(decoder.mechanism, samples),
             attends=attends,
-            layers=array(hypothesis.layers, *geometry.grid),
+            layers=maps(hypothesis.layers),
             past=array(hypothesis.past_weights),
             centre=array(hypothesis.centre),
             window=decoder.window,
             has_sentinel=decoder.has_sentinel,
             unknown=tuple(i for i, token in enumerate(hypothesis.tokens) if token == UNK),
         )
+
+
+def _geometry(size: tuple[int, int], annotations: Annotations, row: int) -> Geometry:
+    """Return where the regions of one image are; padding follows its boxes."""
+    if annotations.boxes is None or annotations.mask is None:
+        return Geometry(*size, annotations.grid)
+    boxes = annotations.boxes[row, annotations.mask[row]].double().cpu() * torch.tensor(size * 2)
+    return Geometry(*size, (1, len(boxes)), tuple(map(tuple, boxes.tolist())))
 
 
 def update_with_weights(digest: Any, module: torch.nn.Module) -> None:

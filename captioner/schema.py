@@ -64,6 +64,9 @@ def _is_text(value: Any) -> bool:
 
 
 TEXT = Field(f"text of at most {MAX_WORD} characters", _is_text)
+PATH = Field(
+    "a path of at most 4096 characters", lambda value: isinstance(value, str) and len(value) <= 4096
+)
 BOOLEAN = one_of((True, False))
 # Options of parts; all parts that have an option of this name share its range.
 RANGES = {
@@ -73,10 +76,12 @@ RANGES = {
     **dict.fromkeys(("margin", "window", "head_window"), Number(0, 64)),
     "feed_forward": Number(0, 16_384),
     "positions": Number(0, 65_536),
+    "regions": Number(1, 4096),
     "top": Number(1, 65_536),
     "temperature": TEMPERATURE,
     "dropout": SHARE,
 }
+PATHS = ("features", "boxes")  # options that name folders
 # Options of other names. The class of a part may accept less.
 WHOLE = Number(1, 16_384)
 FRACTION = Number(-1e6, 1e6, whole=False)
@@ -104,8 +109,8 @@ CHECKPOINT: dict[str, Any] = {
     "supervision": SUPERVISION,
     "encoder_sha256": TEXT,
 }
-# What older folders and checkpoints may lack.
-OPTIONAL = ("decoding", "supervision", "confidence", "encoder_sha256", *DECODING)
+# What older folders and checkpoints, and models of region features, may lack.
+OPTIONAL = ("preprocessing", "decoding", "supervision", "confidence", "encoder_sha256", *DECODING)
 
 
 def check(
@@ -141,7 +146,8 @@ def option(name: str, annotation: Any) -> Field | Number | None:
     if annotation in (int, float):
         whole = annotation is int
         return replace(RANGES.get(name, WHOLE if whole else FRACTION), whole=whole)
-    return {bool: BOOLEAN, str: TEXT, types.NoneType: one_of((None,))}.get(annotation)
+    text = PATH if name in PATHS else TEXT
+    return {bool: BOOLEAN, str: text, types.NoneType: one_of((None,))}.get(annotation)
 
 
 def check_model(trees: Any) -> None:
@@ -179,7 +185,7 @@ def check_size(trees: Mapping[str, Any], rows: int, words: int) -> None:
     # Other classes may not have these options; a Vision Transformer's stride is its patch.
     ends = [name.removesuffix("image_size") for name in encoder if name.endswith("image_size")]
     sides = [encoder[f"{end}image_size"] // encoder.get(f"{end}stride", PATCH) for end in ends]
-    regions = max(sides, default=0) ** 2
+    regions = max(max(sides, default=0) ** 2, encoder.get("regions", 0))
     width = max([*neck.values(), *_sizes("decoder", trees["decoder"]).values()], default=1)
     block = neck.get("block", 0)
     slots = neck.get("slots", 0)

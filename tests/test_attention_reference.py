@@ -3,6 +3,7 @@
 Each equation is one function, as in the paper. A newly registered part without one is skipped here.
 """
 
+import itertools
 import math
 
 import pytest
@@ -11,6 +12,7 @@ from torch.func import functional_call
 
 from captioner import fast
 from captioner.models.distributions import Entmax, Soft, Sparsemax
+from captioner.models.multihead import MultiHead
 from captioner.models.registry import find
 from test_attention import COLUMNS, GRID, ROWS, L, attend, context_of, make
 
@@ -236,6 +238,31 @@ def test_the_gradients_of_entmax_equal_differences(logit):
 
     logit = torch.tensor(logit, dtype=torch.double)
     assert torch.autograd.gradcheck(weights, (scores.requires_grad_(), logit.requires_grad_()))
+
+
+def test_every_head_learns_its_own_alpha():
+    """Against bisection, and the gradient of each α against differences."""
+    torch.manual_seed(12)
+    module = MultiHead(
+        WIDTH, WIDTH, heads=3, dim=WIDTH, distribution=lambda dim: Entmax(dim, "learned")
+    )
+    entmax, logits = module.distribution.double(), torch.tensor([-2.0, 0.0, 2.0]).double()
+    assert entmax.logit.shape == (3, 1, 1)
+    scores = 2 * torch.randn(B, 3, T, L, dtype=torch.double)
+    mask = torch.tensor(MASK)[:, None, None]
+    context = context_of(T)
+
+    def weights(scores, logits):
+        parameters = {"logit": logits.view(3, 1, 1)}
+        return functional_call(entmax, parameters, (scores, mask, context)).weights
+
+    found = weights(scores, logits)
+    for b, h, t in itertools.product(range(B), range(3), range(T)):
+        alpha = 1 + logits[h].sigmoid().item()
+        valid = [i for i in range(L) if MASK[b][i]]
+        expected = thresholded(scores[b, h, t].tolist(), valid, alpha - 1, 1 / (alpha - 1))
+        assert found[b, h, t].tolist() == pytest.approx(expected, abs=1e-10)
+    assert torch.autograd.gradcheck(weights, (scores.requires_grad_(), logits.requires_grad_()))
 
 
 def test_entmax_lies_between_softmax_and_sparsemax():

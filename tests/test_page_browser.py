@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from captioner import overlay
-from captioner.images import load
+from captioner.images import Geometry, load
 from captioner.overlay import Style, heatmap
 from known_maps import CELLS, SIZES, gray, local_caption, make_caption, one_hot, save_photo
 
@@ -51,6 +51,22 @@ def screenshot(page):
 
 def word(page, index):
     return page.locator(".word").nth(index)
+
+
+@pytest.mark.parametrize("look", ["glow", "paper"])
+def test_the_page_and_python_draw_the_same_boxes(look, visit):
+    photo = gray((640, 480))
+    boxes = (40.0, 30.0, 300.0, 400.0), (200.0, 100.0, 620.0, 300.0), (10.0, 410.0, 90.0, 470.0)
+    weights = np.array([[[0.5, 0.1, 0.4]]], np.float32)
+    geometry = Geometry(*photo.size, (1, 3), boxes)
+    caption, style = make_caption(weights, photo.size, geometry=geometry), Style(look=look)
+    page = visit(overlay.page([caption], [photo], style))
+    word(page, 0).hover()
+    shown = screenshot(page)
+    drawn = overlay.blend(caption, 0, photo.resize(shown.size), style)
+    difference = np.abs(np.asarray(drawn, int) - np.asarray(shown, int))
+    assert np.median(difference) <= 2
+    assert np.quantile(difference, 0.9) <= 24  # the browser scales the lines
 
 
 @pytest.mark.parametrize("smoothing", ["bicubic", "gaussian", "none"])

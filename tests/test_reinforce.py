@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -124,6 +125,54 @@ def sampled():
 @pytest.mark.parametrize("baseline", BASELINES)
 def test_the_estimator_is_unbiased(baseline, credit, exact, sampled):
     assert is_unbiased(sampled[baseline, credit], exact)
+
+
+def bound_of(log_prob, likelihood, samples):
+    """E log 1/N Σ_n p(y | sⁿ, a) over all N-tuples of paths."""
+    tuples = torch.tensor(list(itertools.product(range(len(log_prob)), repeat=samples)))
+    value = likelihood[tuples].logsumexp(-1) - math.log(samples)
+    return (log_prob[tuples].sum(-1).exp() * value).sum()
+
+
+def test_vimco_is_unbiased_for_its_own_bound(exact):
+    """All 4,096 pairs of paths are enumerated; the bound of one sample has another gradient."""
+    decoder, image = toy()
+    log_prob, likelihood, _ = enumerated(decoder, image)
+    single, pair = (bound_of(log_prob, likelihood, samples) for samples in (1, 2))
+    truth = torch.logsumexp(log_prob + likelihood, 0)
+    assert single < pair < truth
+    torch.testing.assert_close(gradient(single, decoder), exact)
+    expected, goal = gradient(pair, decoder), gradient(truth, decoder)
+    estimated = estimates(*toy(), objective(baseline="vimco", samples=2))
+    assert is_unbiased(estimated, expected)
+    assert not is_unbiased(estimated, exact)
+    four = estimates(*toy(), objective(baseline="vimco"))
+    bounds = {"1 sample": exact, "2 samples": expected, f"{GROUP} samples": four.mean(0)}
+    distances = [((of - goal).norm() / goal.norm()).item() for of in bounds.values()]
+    for name, distance in zip(bounds, distances, strict=True):
+        print(f"{name}: the bound's gradient is {100 * distance:.0f} % from ∂ log p(y | a)")
+    print(f"variance of one of {GROUP} samples: {ROWS * four.var(0).sum().item():.0f}")
+    assert distances[0] > distances[1] > distances[2]
+
+
+def test_vimco_equals_a_plain_loop():
+    decoder, image = toy()
+    torch.manual_seed(3)
+    decoded = decoder(image, inputs(2 * GROUP))
+    computed = -T * objective(baseline="vimco")(decoded, targets(2 * GROUP)).total * 2
+    log_probs = decoded.logits[0].log_softmax(-1).gather(-1, targets(2 * GROUP)[0, ..., None])
+    of_caption, of_path = log_probs.sum((1, 2)), decoded.log_prob[0].sum(-1)
+    surrogate = 0.0
+    for first in (0, GROUP):
+        probs = of_caption[first : first + GROUP].exp().tolist()
+        for n in range(GROUP):
+            others = [p for m, p in enumerate(probs) if m != n]
+            replaced = [*others, math.prod(others) ** (1 / (GROUP - 1))]
+            signal = math.log(sum(probs) / GROUP) - math.log(sum(replaced) / GROUP)
+            share = probs[n] / sum(probs)
+            surrogate = surrogate + share * of_caption[first + n] + signal * of_path[first + n]
+    difference = gradient(computed, decoder) - gradient(surrogate, decoder)
+    assert difference.abs().max() < 1e-10
 
 
 def test_without_the_score_term_it_is_biased(exact):
@@ -284,6 +333,8 @@ def test_the_rollout_repeats_every_caption_and_the_temperature_falls_to_one():
     [
         (Reinforce, {"samples": 0}, "a whole number of 1 or more, got 0"),
         (Reinforce, {"baseline": "leave_one_out", "samples": 1}, "2 samples or more"),
+        (Reinforce, {"baseline": "vimco", "samples": 1}, "2 samples or more"),
+        (Reinforce, {"baseline": "vimco", "samples": 2, "credit": "to_go"}, "credit: caption"),
         (Reinforce, {"initial_temperature": 0.0}, "a number from 1e-06"),
         (SelfCritical, {"samples": 0, "baseline": "greedy"}, "number of 1 or more, got 0"),
         (SelfCritical, {"samples": 1}, "number of 2 or more, got 1"),

@@ -113,6 +113,20 @@ def test_every_neck_takes_two_streams(name):
         assert result.keys.vectors.shape == result.vectors.shape
 
 
+@pytest.mark.parametrize("name", sorted(set(names("neck")) - {"Identity"}))
+def test_positions_tell_equal_regions_of_both_streams_apart(name):
+    torch.manual_seed(5)
+    tree = {"class_path": name, "init_args": {"dim": 16, "positions": 2}}
+    neck, given = build("neck", tree, in_dim=12, key_dim=16).eval(), annotations()
+    for parameter in neck.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    result = neck(given.map(torch.ones_like))
+    for stream in (result, result.keys):
+        if stream is not None:
+            distances = torch.cdist(stream.vectors[0], stream.vectors[0])
+            assert (distances + torch.eye(len(distances))).min() > 1e-3
+
+
 def test_a_neck_without_projection_says_so():
     with pytest.raises(
         ModelError, match="Identity is for encoders of one stream: choose Projection"

@@ -16,6 +16,7 @@ from captioner.evaluation.image_statistics import Evaluation, Regime
 from captioner.evaluation.metrics import read_references
 from captioner.limits import SCENE
 from captioner.model_folder import MODEL
+from captioner.region_files import RegionFiles
 from captioner.resources import find_model
 
 if TYPE_CHECKING:
@@ -194,11 +195,11 @@ def evaluate(
 def open_cache(
     model: "Predictor", photos: Sequence[Any], show: Callable[..., None]
 ) -> "AnnotationCache | None":
-    """Open the annotation cache of the photos, and fill it; None if the encoder is trained too."""
+    """Open the annotation cache of the photos, and fill it; None for encoders without a cache."""
     from captioner.data.cache import AnnotationCache, default_folder
 
     encoder = model.captioner.encoder
-    if encoder.trainable:
+    if encoder.trainable or isinstance(encoder.preprocessing, RegionFiles):
         return None
 
     def progress(batches: Iterable[Any], total: int) -> Iterator[Any]:

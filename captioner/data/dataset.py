@@ -19,6 +19,7 @@ from captioner.data.pixels import ImageFiles
 from captioner.data.records import Record
 from captioner.data.supervision import Supervision
 from captioner.errors import DataError, ImageError
+from captioner.models.encoder import Inputs
 from captioner.text import PAD
 
 _LOG = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ class Batch(NamedTuple):
     tokens: Int[Tensor, "B R T"]
     vectors: Float16[Tensor, "B L D"] | None
     grid: tuple[int, int]  # (rows, columns) of the vectors
-    pixels: UInt8[Tensor, "B 3 H W"] | None  # at the encoder's input size
+    pixels: Inputs | None  # at the encoder's input size, or region features
     # For supervised attention, the mask of the object that each token names; it sums to 1, or is zero.
     masks: Float32[Tensor, "B R T L"] | None = None
     keys: Float16[Tensor, "B _ K"] | None = None  # of a second stream

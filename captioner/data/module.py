@@ -23,6 +23,7 @@ from captioner.data.sources import Source, join
 from captioner.data.supervision import BoxSupervision, MaskSupervision, Supervision
 from captioner.errors import DataError, plural, printable, unknown
 from captioner.fast.malloc import give_back_memory
+from captioner.region_files import RegionFiles
 from captioner.resources import find_model
 from captioner.text import Vocabulary
 
@@ -210,14 +211,20 @@ class CaptionDataModule(pl.LightningDataModule):
         """Open the cache; the processes share the work of filling it."""
         assert self.trainer is not None
         task: Any = self.trainer.lightning_module
-        encoder = task.captioner.encoder
+        encoder, supervised = task.captioner.encoder, task.objective.needs_masks
         encoder.load_pretrained()
-        caches = self.caches(encoder.trainable)
+        regions = isinstance(encoder.preprocessing, RegionFiles)
+        if regions and (self.mirror or self.crop < 1 or self.cache == "images" or supervised):
+            raise DataError(
+                "region features are of whole photos and not of a grid: give --data.mirror 0, and "
+                "leave out data.crop, data.cache images and the objective's supervision"
+            )
+        caches = self.caches(encoder.trainable or regions)
         if self.crop < 1 and caches and self.cache != "images":
             raise DataError(
                 "data.crop needs pixels, and annotation vectors are cached: give --data.cache images"
             )
-        if self.crop < 1 and task.objective.needs_masks:
+        if self.crop < 1 and supervised:
             raise DataError(
                 "attention supervised by masks needs whole photos: leave data.crop at 1"
             )
@@ -225,7 +232,7 @@ class CaptionDataModule(pl.LightningDataModule):
         if self._cache is None and caches:
             self.fill_cache(encoder, device)
         self._source = self._cache or ImageFiles(encoder.preprocessing)
-        self._mask_grid = _grid(encoder, device) if task.objective.needs_masks else None
+        self._mask_grid = _grid(encoder, device) if supervised else None
 
     def train_dataloader(self) -> DataLoader[Any]:
         """Training batches, in an order that depends on seed and epoch only."""

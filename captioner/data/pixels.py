@@ -6,13 +6,14 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import UInt8
+from jaxtyping import Float32, UInt8
 from PIL import Image
 from torch import Tensor
 
 from captioner import images
 from captioner.errors import ImageError
-from captioner.models.encoder import Preprocessing
+from captioner.models.encoder import Inputs, Preprocessing
+from captioner.region_files import RegionFiles
 
 
 class PixelBatch(NamedTuple):
@@ -20,7 +21,7 @@ class PixelBatch(NamedTuple):
 
     indices: list[int]  # of the readable images in the list of sources
     sizes: list[tuple[int, int]]  # (width, height) of each before resizing, upright
-    pixels: UInt8[Tensor, "B 3 H W"]
+    pixels: Inputs
     failed: dict[int, ImageError]  # by index in the list of sources
 
 
@@ -29,15 +30,38 @@ class ImageFiles:
 
     grid, key_grid = (0, 0), None
 
-    def __init__(self, preprocessing: Preprocessing) -> None:
+    def __init__(self, preprocessing: Preprocessing | RegionFiles) -> None:
         self.preprocessing = preprocessing
 
-    def __getitem__(self, path: str) -> UInt8[Tensor, "3 H W"]:
-        size = self.preprocessing.height, self.preprocessing.width
-        return to_tensor(images.load(path), size, self.preprocessing.interpolation)
+    def __getitem__(self, path: str) -> UInt8[Tensor, "3 H W"] | Float32[Tensor, "N D5"]:
+        if isinstance(self.preprocessing, RegionFiles):
+            return torch.from_numpy(self.preprocessing.read(path, _size(path)))
+        return to_input(path, images.load(path), self.preprocessing)
 
     def keys(self, path: str) -> None:
         """Return None: images have no keys."""
+
+
+def _size(path: str) -> tuple[int, int]:
+    """Return the upright (width, height) of a photo, which is decoded only if that is necessary."""
+    try:
+        return images.upright_size(path)
+    except Exception:  # a HEIC photo, or not a photo, which the next line reports
+        return images.load(path).size
+
+
+def to_input(
+    source: images.Source, image: Image.Image, preprocessing: Preprocessing | RegionFiles
+) -> UInt8[Tensor, "3 H W"] | Float32[Tensor, "N D5"]:
+    """Return what an encoder reads of an image: the resized pixels, or its region features.
+
+    Raises:
+        ImageError: the image has no region features.
+    """
+    if isinstance(preprocessing, RegionFiles):
+        return torch.from_numpy(preprocessing.read(source, image.size))
+    size = preprocessing.height, preprocessing.width
+    return to_tensor(image, size, preprocessing.interpolation)
 
 
 def to_tensor(
@@ -63,7 +87,7 @@ def check_upright(source: images.Source, size: tuple[int, int], expected: tuple[
 def read_batch(
     sources: Sequence[images.Source],
     indices: range,
-    preprocessing: Preprocessing,
+    preprocessing: Preprocessing | RegionFiles,
     expected: Sequence[tuple[int, int]] | None = None,
 ) -> PixelBatch:
     """Read and resize some images of a list.
@@ -72,18 +96,18 @@ def read_batch(
     exchanged sides has been rotated since and counts as unreadable.
     """
     read, sizes, pixels, failed = [], [], [], {}
-    size = preprocessing.height, preprocessing.width
     for index in indices:
         try:
             image = images.load(sources[index])
             if expected is not None:
                 check_upright(sources[index], image.size, expected[index])
+            inputs = to_input(sources[index], image, preprocessing).numpy()
         except ImageError as error:
             failed[index] = error
             continue
         read.append(index)
         sizes.append(image.size)
-        pixels.append(to_tensor(image, size, preprocessing.interpolation).numpy())
+        pixels.append(inputs)
     # numpy, not torch: torch's threads in this thread would slow down a network on the same cores.
     stacked = np.stack(pixels) if pixels else np.empty((0, 3, 1, 1), np.uint8)
     return PixelBatch(read, sizes, torch.from_numpy(stacked), failed)
@@ -92,7 +116,7 @@ def read_batch(
 def read_batches(
     sources: Sequence[images.Source],
     batch_size: int,
-    preprocessing: Preprocessing,
+    preprocessing: Preprocessing | RegionFiles,
     expected: Sequence[tuple[int, int]] | None = None,
 ) -> Iterator[PixelBatch]:
     """Read all images in order; the arguments are those of `read_batch`."""

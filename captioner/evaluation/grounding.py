@@ -34,6 +34,7 @@ from captioner.evaluation.localisation import (
     normalised,
     oracle,
     pointing,
+    spread,
 )
 from captioner.evaluation.named_objects import CaptionRecord, NamedObjects
 from captioner.models.captioner import Captioner
@@ -52,6 +53,8 @@ MAPS = {
 where ``model`` is the chosen cell."""
 
 LEFT_OUT = ("unknown_words", "mentions_of_unknown_words", "masks_of_whole_picture")
+BOX_GRID = 14, 14
+"""(rows, columns) of the cells over which the weight of a detector's region is spread evenly."""
 MIN_IMAGES = 20  # fewer images do not support a verdict
 
 
@@ -89,7 +92,8 @@ class GroundingData:
     def add(self, batch: Batch) -> None:
         """Compute the maps of some images."""
         assert self._captioner is not None
-        self.grid = batch.annotations.grid
+        boxes = batch.annotations.boxes
+        self.grid = batch.annotations.grid if boxes is None else BOX_GRID
         self.images += batch.indices
         images, vocabulary = self.data.images, self._captioner.vocabulary
         if self.regime == "forced":
@@ -107,8 +111,11 @@ class GroundingData:
             weights = [[best.weights] for best in batch.generated]
         kinds = {"model": weights} if probs is None else {"model": weights, "chances": probs}
         for b, index in enumerate(batch.indices):
+            cells = None if boxes is None else spread(boxes[b].double().cpu().numpy(), BOX_GRID)
             for r, caption in enumerate(words[b]):
                 maps = {name: normalised(kind[b][r].numpy()) for name, kind in kinds.items()}
+                if cells is not None:
+                    maps = {name: of_boxes @ cells for name, of_boxes in maps.items()}
                 self.add_caption(index, caption, maps, [id == UNK for id in tokens[b][r]])
 
     def add_caption(

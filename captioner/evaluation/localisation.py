@@ -20,6 +20,23 @@ def normalised(maps: Shaped[np.ndarray, "N L"]) -> Maps:
     return np.where(total > 0, maps / np.where(total > 0, total, 1.0), 1.0 / maps.shape[1])
 
 
+def spread(boxes: Float64[np.ndarray, "N 4"], grid: tuple[int, int]) -> Float64[np.ndarray, "N L"]:
+    """Return for each box the share of its area in each cell of a (rows, columns) grid.
+
+    Boxes are left, top, right and bottom as fractions of the image's sides. Weights of boxes times
+    this matrix are a map of cells with the same sum.
+    """
+    rows, columns = (np.linspace(0, 1, cells + 1) for cells in grid)
+    left, top, right, bottom = boxes.T[..., None]
+    right, bottom = (
+        np.maximum(right, left + 1e-6),
+        np.maximum(bottom, top + 1e-6),
+    )  # an area above 0
+    down = np.clip(np.minimum(rows[1:], bottom) - np.maximum(rows[:-1], top), 0, None)
+    across = np.clip(np.minimum(columns[1:], right) - np.maximum(columns[:-1], left), 0, None)
+    return normalised((down[:, :, None] * across[:, None]).reshape(len(boxes), -1))
+
+
 def pointing(maps: Maps, masks: Maps) -> Float64[np.ndarray, " N"]:
     """1 if the cell with the largest weight overlaps the mask (pointing game, Zhang et al. 2016)."""
     peak = maps >= maps.max(1, keepdims=True)

@@ -15,12 +15,16 @@ class Annotations:
 
     An encoder of two streams gives two kinds of vectors: attention compares the query with ``keys`` and
     averages ``vectors``. Its streams may have different grids; after the neck, both have the same.
+
+    Regions of a detector have ``boxes`` instead of a grid: left, top, right and bottom as fractions of
+    the image's width and height. Their ``grid`` is (1, L).
     """
 
     vectors: Float[Tensor, "B L D"]  # regions in raster order
     grid: tuple[int, int]  # (rows, columns) of the feature map; L = rows · columns
     mask: Bool[Tensor, "B L"] | None = None  # True where a region may be attended
     keys: "Annotations | None" = None  # None if the vectors are the keys as well
+    boxes: Float[Tensor, "B L 4"] | None = None  # None for the cells of a grid
 
     def __post_init__(self) -> None:
         (images, regions), (rows, columns) = self.vectors.shape[:2], self.grid
@@ -44,7 +48,8 @@ class Annotations:
         """Return the annotations of one image."""
         mask = None if self.mask is None else self.mask[row : row + 1]
         keys = None if self.keys is None else self.keys.of(row)
-        return Annotations(self.vectors[row : row + 1], self.grid, mask, keys)
+        boxes = None if self.boxes is None else self.boxes[row : row + 1]
+        return Annotations(self.vectors[row : row + 1], self.grid, mask, keys, boxes)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Annotations":
         """Apply a function to the vectors, and to those of the keys."""

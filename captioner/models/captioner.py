@@ -7,9 +7,10 @@ from torch import nn
 
 from captioner.errors import ModelError, unknown
 from captioner.models.decoder import Decoder
-from captioner.models.encoder import Encoder
+from captioner.models.encoder import Encoder, Inputs
 from captioner.models.neck import Neck
 from captioner.models.registry import build, portable, require
+from captioner.region_files import RegionFiles
 from captioner.text import Vocabulary
 
 PARTS = ("encoder", "neck", "decoder")
@@ -52,6 +53,10 @@ class Captioner(nn.Module):
         decoder = build(
             "decoder", config["decoder"], vocab_size=len(vocabulary), annotation_dim=neck.out_dim
         )
+        if isinstance(encoder.preprocessing, RegionFiles):
+            for module in (*neck.modules(), *decoder.modules()):
+                message = f"{type(module).__name__} needs a grid, which region features do not have"
+                require(not getattr(module, "needs_grid", False), message)
         return cls(
             encoder, neck, decoder, vocabulary, {part: portable(config[part]) for part in PARTS}
         )

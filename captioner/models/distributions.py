@@ -72,6 +72,9 @@ class Distribution(Component, kind="distribution"):
         """The name shown to users."""
         return type(self).__name__
 
+    def set_heads(self, heads: int) -> None:
+        """Give every head parameters of its own; called once, before the first use."""
+
     def draw_expectation(self, images: int, device: torch.device) -> Bool[Tensor, " B"] | None:
         """Draw, once per image, whether the expectation replaces its samples; None for never."""
         return None
@@ -114,8 +117,8 @@ class Entmax(Distribution):
 
     Args:
         alpha: α, a number above 1 and at most 2; ``learned`` starts at 1.5 and stays between 1 and 2
-            (Correia, Niculae, Martins 2019, arXiv 1909.00015). All heads share one α; in that paper,
-            every head has its own.
+            (Correia, Niculae, Martins 2019, arXiv 1909.00015). With ``MultiHead``, every head has its
+            own, as in that paper.
     """
 
     sparse = True
@@ -127,6 +130,10 @@ class Entmax(Distribution):
         self.alpha = alpha
         if alpha == "learned":
             self.logit = nn.Parameter(torch.zeros(()))  # α = 1 + σ(logit)
+
+    def set_heads(self, heads: int) -> None:
+        if self.alpha == "learned":
+            self.logit = nn.Parameter(torch.zeros(heads, 1, 1))
 
     def forward(self, scores: Scores, mask: Mask, context: QueryContext) -> Weights:
         scores = block_masked(scores, mask)
@@ -268,8 +275,8 @@ def block_masked(scores: Tensor, mask: Tensor | None) -> Tensor:
     return scores if mask is None else scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
 
 
-def entmax(scores: Rows, curvature: Float[Tensor, ""]) -> Rows:
-    """Compute the entmax of every row; ``curvature`` is α − 1, above 0 and at most 1.
+def entmax(scores: Rows, curvature: Float[Tensor, "*heads"]) -> Rows:
+    """Compute the entmax of every row; ``curvature`` is α − 1 of each head, above 0 and at most 1.
 
     Newton's method finds τ, without gradients; the papers use bisection, which takes more steps. Σ p
     is convex and falls as τ rises, so steps that start below the solution never pass it. One more

@@ -7,15 +7,17 @@ from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, UInt8
+from jaxtyping import Float, Float32, UInt8
 from torch import Tensor, nn
 
 from captioner.models.annotations import Annotations
 from captioner.models.backbone import Backbone, Channels, Interpolation, backbone
 from captioner.models.registry import Component, require
 from captioner.models.vision_transformer import DINOV2_SMALL, transformer
+from captioner.region_files import RegionFiles
 
 Images = UInt8[Tensor, "B 3 H W"]
+Inputs = Images | Float32[Tensor, "B N D5"]  # pixels, or rows of ``RegionFiles.read``
 
 # Largest side of the input in pixels; the feature maps of a larger input take gigabytes.
 MAX_SIZE = 2048
@@ -37,7 +39,8 @@ class Encoder(Component, kind="encoder"):
 
     out_dim: int  # D, the width of an annotation vector
     key_dim: int | None = None  # the width of its key; None if the vector is the key as well
-    preprocessing: Preprocessing  # the caller resizes, ``forward`` normalises
+    # The caller resizes, ``forward`` normalises; or the caller reads region features.
+    preprocessing: Preprocessing | RegionFiles
     trainable: bool  # False for a frozen encoder, whose annotations can be cached
 
     @property
@@ -57,6 +60,12 @@ class Encoder(Component, kind="encoder"):
     def fingerprint(self) -> str:
         """Return a SHA-256 that changes with the weights, the architecture or the preprocessing."""
         raise NotImplementedError
+
+    def blank(self) -> Tensor:
+        """Return the input for one image that shows nothing."""
+        assert isinstance(self.preprocessing, Preprocessing)
+        size = self.preprocessing
+        return torch.zeros(1, 3, size.height, size.width, dtype=torch.uint8)
 
     def forward(self, images: Images) -> Annotations:
         """Encode images of the size in ``preprocessing``, with values 0 … 255."""
@@ -240,14 +249,17 @@ class TwoStreamEncoder(Encoder):
     ) -> None:
         super().__init__()
         self.keys, self.values = keys(), values()
+        sizes = [
+            e.preprocessing for e in self._streams if isinstance(e.preprocessing, Preprocessing)
+        ]
         require(
-            self.keys.key_dim is None and self.values.key_dim is None,
-            "each stream of a TwoStreamEncoder is an encoder of one stream, got another two",
+            len(sizes) == 2 and self.keys.key_dim is None and self.values.key_dim is None,
+            "each stream of a TwoStreamEncoder is an encoder of one stream that reads pixels, got "
+            f"{type(self.keys).__name__} and {type(self.values).__name__}",
         )
         self.out_dim, self.key_dim = self.values.out_dim, self.keys.out_dim
         self.trainable = self.keys.trainable or self.values.trainable
-        larger = max(self._streams, key=lambda encoder: encoder.preprocessing.height)
-        self.preprocessing = larger.preprocessing
+        self.preprocessing = max(sizes, key=lambda size: size.height)
 
     @property
     def external(self) -> bool:
@@ -298,6 +310,7 @@ def _before_load(
 
 def _resized(images: Images, encoder: Encoder) -> UInt8[Tensor, "B 3 h w"]:
     """Shrink images to the size of an encoder."""
+    assert isinstance(encoder.preprocessing, Preprocessing)
     size = (encoder.preprocessing.height, encoder.preprocessing.width)
     if images.shape[2:] == size:
         return images

@@ -110,6 +110,7 @@ class LocalP2D(LocalP):
     """
 
     axes = 2
+    needs_grid = True
 
     def __init__(self, query_dim: int, window: int = 2, **options: Any) -> None:
         super().__init__(query_dim, window, **options)

@@ -68,6 +68,7 @@ class MultiHead(AttentionBase):
         self.value = nn.Linear(key_dim, dim, bias=False)
         self.output = nn.Linear(dim, key_dim, bias=False)
         self.distribution = distribution(dim // heads)
+        self.distribution.set_heads(heads)
         require(
             not self.distribution.branches,
             "gradient: marginal works with a single head only: choose the attention Attention, "

@@ -90,7 +90,8 @@ class Projection(Neck):
     def _project(self, layers: nn.Sequential, annotations: Annotations) -> Annotations:
         vectors = layers[0](annotations.vectors)
         if self.positions:
-            cosines = grid_cosines(annotations.grid, self.positions, vectors)
+            boxes = annotations.boxes
+            cosines = grid_cosines(annotations.grid, self.positions, vectors, boxes)
             vectors = torch.cat([vectors, cosines.expand(*vectors.shape[:-1], -1)], -1)
         return replace(annotations, vectors=layers[1:](vectors))
 
@@ -198,7 +199,8 @@ class TransformerNeck(Projection):
             valid = projected.mask.unsqueeze(1)  # (B, 1, L)
             mask = valid if mask is None else valid & mask
         vectors = projected.vectors
-        vectors = vectors + grid_sinusoids(projected.grid, vectors.shape[-1], vectors)
+        width, boxes = vectors.shape[-1], projected.boxes
+        vectors = vectors + grid_sinusoids(projected.grid, width, vectors, boxes)
         outputs = []
         for layer in self.stack:
             vectors = layer(vectors, mask)
@@ -226,6 +228,8 @@ class Convolutional(TransformerNeck):
         options: as for ``TransformerNeck``.
     """
 
+    needs_grid = True
+
     def __init__(self, in_dim: int, window: int = 1, head_window: int = 1, **options: Any) -> None:
         super().__init__(in_dim, head_window=head_window, **options)
         require(window >= 1, f"Convolutional needs a window of 1 cell or more, got {window}")
@@ -248,6 +252,8 @@ class Local2D(TransformerNeck):
         margin: cells on every side of a block that it attends to as well; 0 or more.
         options: as for ``TransformerNeck``.
     """
+
+    needs_grid = True
 
     def __init__(self, in_dim: int, block: int = 2, margin: int = 1, **options: Any) -> None:
         super().__init__(in_dim, **options)

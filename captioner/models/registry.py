@@ -31,6 +31,7 @@ class Component(nn.Module):
 
     kind: ClassVar[str]
     parts: ClassVar[dict[str, str]] = {}  # the kinds of inner parts in parameters of other names
+    needs_grid = False  # whether neighbouring rows and columns matter, which boxes do not have
 
     def __init_subclass__(cls, kind: str | None = None, abstract: bool = False) -> None:
         super().__init_subclass__()

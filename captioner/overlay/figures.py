@@ -194,7 +194,6 @@ def _notes(caption: Caption, index: int, style: Style) -> str:
 def _draw_legend(axes: Axes, caption: Caption, style: Style, y: float) -> None:
     """Draw the colour bar with its numbers, and the grid, scale, model and log-probability."""
     low, (high, *_) = lowest(caption, style), peaks(caption, style)
-    rows, columns = caption.geometry.grid
     own, right = style.scale == "own", MARGIN + TILE
     bar = color_table(style.look)[None]
     axes.imshow(bar, extent=(MARGIN, right, y + 0.12, y + 0.02), aspect="auto")
@@ -204,7 +203,7 @@ def _draw_legend(axes: Axes, caption: Caption, style: Style, y: float) -> None:
     if caption.outside is not None:
         outside = f"; {caption.outside.mean():.0%} of the attention is on no cell"
     text = (
-        f"attention weight per cell of the {rows} × {columns} grid; "
+        f"attention weight per {caption.geometry.describe()}; "
         f"{'each word on its own scale' if own else 'one scale for all words'}\n"
         f"{caption.model}: {describe_mechanism(caption, style)}\n"
         f"log-probability {caption.log_prob:.2f}{outside}"

@@ -71,8 +71,11 @@ def blend(
 def draw_map(caption: Caption, index: int, image: Image.Image, style: Style) -> Image.Image:
     """Return a copy of the image with the colours and outlines of one word's map."""
     weights = maps(caption, style)[index]
-    values = upsample(weights, image.size, effective_smoothing(caption, style))
     low, high = lowest(caption, style), peaks(caption, style)[index]
+    if caption.geometry.boxes is None:
+        values = upsample(weights, image.size, effective_smoothing(caption, style))
+    else:
+        values = paint_boxes(weights[0], relative_boxes(caption), image.size)
     levels = np.clip((values - low) / max(high - low, 1e-30), 0, 1)
     colors = color_table(style.look)[(255 * levels).round().astype(np.uint8)]
     photo = np.asarray(image.convert("L").convert("RGB") if style.look == "paper" else image)
@@ -80,6 +83,9 @@ def draw_map(caption: Caption, index: int, image: Image.Image, style: Style) -> 
     blended = photo * (1 - alpha) + colors[..., :3] * alpha
     drawn = Image.fromarray(blended.round().astype(np.uint8))
 
+    if caption.geometry.boxes is not None:
+        strengths = np.clip((weights[0] - low) / max(high - low, 1e-30), 0, 1)
+        return _draw_boxes(drawn, relative_boxes(caption), strengths)
     rows, columns = caption.geometry.grid
     scale = (image.width / columns, image.height / rows) * 2
     edge = (image.width - 1, image.height - 1) * 2
@@ -89,6 +95,41 @@ def draw_map(caption: Caption, index: int, image: Image.Image, style: Style) -> 
         for line in lines.tolist():
             ImageDraw.Draw(drawn).line(line, color, width)
     return drawn
+
+
+def relative_boxes(caption: Caption) -> Float[np.ndarray, "L 4"]:
+    """Return the boxes of a caption's regions as fractions of the image's width and height."""
+    geometry = caption.geometry
+    return np.reshape(geometry.boxes or (), (-1, 4)) / ((geometry.width, geometry.height) * 2)
+
+
+def paint_boxes(
+    weights: Float[np.ndarray, " L"], boxes: Float[np.ndarray, "L 4"], size: tuple[int, int]
+) -> Float32[np.ndarray, "height width"]:
+    """Return for each of (width, height) pixels the largest weight of the boxes that cover it."""
+    pixels = np.zeros(size[::-1], np.float32)
+    corners = (boxes * (size * 2)).round().astype(int)
+    for index in weights.argsort():
+        left, top, right, bottom = corners[index]
+        pixels[top:bottom, left:right] = weights[index]
+    return pixels
+
+
+def _draw_boxes(
+    image: Image.Image, boxes: Float[np.ndarray, "L 4"], strengths: Float[np.ndarray, " L"]
+) -> Image.Image:
+    """Draw the outlines of boxes, the stronger the more opaque; those of strength 0 are left out."""
+    thickness = max(1, round(max(image.size) / 160))
+    corners = (boxes * (image.size * 2)).round() - (0, 0, 1, 1)
+    for index in strengths.argsort():
+        if strengths[index] > 0.01:
+            outlined, (left, top, right, bottom) = image.copy(), corners[index].tolist()
+            box = left, top, max(left, right), max(top, bottom)
+            draw = ImageDraw.Draw(outlined)
+            draw.rectangle(box, outline="black", width=thickness + 2)
+            draw.rectangle(box, outline=MARK_COLOR, width=thickness)
+            image = Image.blend(image, outlined, float(strengths[index]))
+    return image
 
 
 @cache
@@ -153,8 +194,9 @@ def peaks(caption: Caption, style: Style) -> list[float]:
 
 
 def effective_smoothing(caption: Caption, style: Style) -> Smoothing:
-    """Return the smoothing of the style; cells that hard attention chose are not smoothed."""
-    return style.smoothing if caption.attends == "soft" else "none"
+    """Return the smoothing of the style; chosen cells and regions with boxes are not smoothed."""
+    cells = caption.attends == "soft" and caption.geometry.boxes is None
+    return style.smoothing if cells else "none"
 
 
 def outlines(caption: Caption, index: int, style: Style) -> list[Line]:
@@ -162,7 +204,10 @@ def outlines(caption: Caption, index: int, style: Style) -> list[Line]:
 
     They are the border of the cells that hard attention chose or of the window of local attention,
     and a cross at the centre of this window. With ``style.contours``, they include the contours.
+    There are none if the regions have boxes, whose outlines are drawn instead.
     """
+    if caption.geometry.boxes is not None:
+        return []
     lines = _contours(caption, index, style) if style.contours else []
     if caption.attends != "soft" or caption.window is not None:
         inside = np.pad(maps(caption, style)[index] > 0, 1)

@@ -95,6 +95,9 @@ def _item(caption: Caption, photo: images.Source | None, style: Style) -> dict[s
         "data": {
             "text": sentence(caption),
             "start": min(content, key=lambda index: float(entropy[index])),  # the sharpest map
+            "boxes": None
+            if caption.geometry.boxes is None
+            else heatmap.relative_boxes(caption).tolist(),
             "rows": rows,
             "columns": columns,
             "size": image.size,
@@ -116,12 +119,13 @@ def _word(caption: Caption, index: int, peak: float, style: Style) -> dict[str, 
     """Return the table row of a word, and what the script needs to draw its map."""
     word, weights = caption.words[index], maps(caption, style)[index]
     entropy = float(entropies(weights[None])[0])
-    location = description = describe_location(weights)
+    location = description = describe_location(weights, caption.geometry)
     grounding = ""
     if location != "everywhere":
         descending = np.sort(weights, axis=None)[::-1]
         half = (1 + np.searchsorted(descending.cumsum(), weights.sum() / 2)) / weights.size
-        description += f"; half or more of its attention went to {100 * half:.0f} % of the photo"
+        part = "the regions" if caption.geometry.boxes else "the photo"
+        description += f"; half or more of its attention went to {100 * half:.0f} % of {part}"
     if caption.visual_grounding is not None:
         grounding = f"{100 * caption.visual_grounding[index]:.0f} %"
         description = f"{grounding} at the photo, {description}"

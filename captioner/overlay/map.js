@@ -40,6 +40,7 @@ class Surface {
     const context = this.canvas.getContext("2d");
     context.clearRect(0, 0, this.canvas.width, this.canvas.height);
     if (!word) return;
+    if (this.data.boxes) return this.drawBoxes(context, word.weights, peak, opacity);
     context.putImageData(this.colorize(word.weights, peak, opacity), 0, 0);
     this.drawOutlines(context, word);
   }
@@ -64,6 +65,34 @@ class Surface {
       }
     }
     return image;
+  }
+
+  // Draws the boxes of a detector's regions, the strongest last: a tint, and an outline of that strength.
+  drawBoxes(context, weights, peak, opacity) {
+    const { width, height } = this.canvas;
+    const { boxes, low, table, mark, look } = this.data;
+    const level = (weight) => (peak > low ? Math.min(1, Math.max(0, (weight - low) / (peak - low))) : 0);
+    const fill = ([r, g, b, a], box) => {
+      context.clearRect(...box);
+      context.fillStyle = `rgb(${r} ${g} ${b} / ${(a / 255) * opacity})`;
+      context.fillRect(...box);
+    };
+    if (look === "paper") fill(table[0], [0, 0, width, height]);
+    const order = [...weights.keys()].sort((i, j) => weights[i] - weights[j]);
+    const corners = boxes.map(([left, top, right, bottom]) =>
+      [left * width, top * height, right * width, bottom * height].map(Math.round));
+    const rectangles = corners.map(([left, top, right, bottom]) => [left, top, right - left, bottom - top]);
+    for (const i of order) fill(table[Math.round(255 * level(weights[i]))], rectangles[i]);
+    const thickness = Math.max(width, height) / 140;
+    for (const i of order) {
+      context.globalAlpha = level(weights[i]);
+      for (const [color, line] of [["black", 2 * thickness], [mark, thickness]]) {
+        context.strokeStyle = color;
+        context.lineWidth = line;
+        context.strokeRect(...rectangles[i]);
+      }
+    }
+    context.globalAlpha = 1;
   }
 
   // Draws outlines on a wider black line, so that they stay visible.

@@ -13,12 +13,13 @@ from captioner.overlay.style import DEFAULT_STYLE, Style, describe_mechanism, en
 
 
 def record(caption: Caption, style: Style = DEFAULT_STYLE) -> dict[str, Any]:
-    """Return a caption and the weights of its grid cells as a JSON object."""
+    """Return a caption and the weights of its grid cells, or of its boxes, as a JSON object."""
     weights, outside = maps(caption, style), caption.outside
     return {
         "image": caption.image,
         "size": [caption.geometry.width, caption.geometry.height],
         "grid": list(caption.geometry.grid),
+        **({} if caption.geometry.boxes is None else {"boxes": caption.geometry.boxes}),
         "caption": caption.text,
         "model": caption.model,
         "mechanism": describe_mechanism(caption, style),
@@ -47,12 +48,13 @@ def _grounding(caption: Caption, index: int) -> dict[str, float]:
 def npz(caption: Caption, style: Style = DEFAULT_STYLE) -> bytes:
     """Return an NPZ file with ``weights`` (T, rows, columns) float32 and ``words`` (T,).
 
-    ``visual_grounding``, ``layers``, ``rollout`` and ``outside`` of ``Caption`` are included, if the
-    caption has them.
+    ``visual_grounding``, ``layers``, ``rollout`` and ``outside`` of ``Caption``, and the ``boxes`` of
+    its geometry (columns, 4), are included, if the caption has them.
     """
     stream = BytesIO()
     names = ("visual_grounding", "layers", "rollout", "outside")
     more = {name: getattr(caption, name) for name in names}
+    more["boxes"] = caption.geometry.boxes
     more = {name: values for name, values in more.items() if values is not None}
     words = np.array(caption.words, str)
     np.savez_compressed(stream, weights=maps(caption, style), words=words, **more)
@@ -70,11 +72,16 @@ def npz_bytes(caption: Caption, _: images.Source | None, style: Style) -> bytes:
 
 
 def csv_bytes(caption: Caption, _: images.Source | None, style: Style) -> bytes:
-    """Return a row for each word and cell of the grid, counted from 0, as CSV; an export format."""
+    """Return a row for each word and cell of the grid, counted from 0, as CSV; an export format.
+
+    With boxes, the column is the region, and four more columns hold its box in pixels.
+    """
     stream = StringIO(newline="")
-    writer = csv.writer(stream)
-    writer.writerow(["index", "word", "row", "column", "weight"])
+    writer, boxes = csv.writer(stream), caption.geometry.boxes
+    box = ["left", "top", "right", "bottom"] if boxes else []
+    writer.writerow(["index", "word", "row", "column", "weight", *box])
     for (index, row, column), weight in np.ndenumerate(maps(caption, style)):
         # The shortest decimals that round to the same float32 values.
-        writer.writerow([index, caption.words[index], row, column, str(weight)])
+        line = [index, caption.words[index], row, column, str(weight)]
+        writer.writerow([*line, *(boxes[column] if boxes else ())])
     return stream.getvalue().encode()

@@ -10,6 +10,7 @@ from captioner import limits
 from captioner.caption import Caption
 from captioner.errors import UsageError
 from captioner.evaluation import localisation
+from captioner.images import Geometry
 from captioner.word_classes import FUNCTION_WORDS
 
 Look = Literal["glow", "paper"]
@@ -115,24 +116,29 @@ def entropies(weights: Float32[np.ndarray, "T rows columns"]) -> Float32[np.ndar
     return np.asarray(np.abs(localisation.entropies(probs)), np.float32)
 
 
-def describe_location(weights: Float32[np.ndarray, "rows columns"]) -> str:
+def describe_location(weights: Float32[np.ndarray, "rows columns"], geometry: Geometry) -> str:
     """Return where a map is strongest, in words: "everywhere" if it is nearly uniform."""
     if np.exp(entropies(weights[None])[0]) > NEAR_UNIFORM * weights.size:
         return "everywhere"
-    row, column = np.unravel_index(int(weights.argmax()), weights.shape)
-    vertical = ("top", "middle", "bottom")[int(3 * (row + 0.5) / weights.shape[0])]
-    horizontal = ("left", "centre", "right")[int(3 * (column + 0.5) / weights.shape[1])]
+    if geometry.boxes is None:
+        row, column = np.unravel_index(int(weights.argmax()), weights.shape)
+        y, x = (row + 0.5) / weights.shape[0], (column + 0.5) / weights.shape[1]
+    else:
+        left, top, right, bottom = geometry.boxes[int(weights.argmax())]
+        y, x = (top + bottom) / 2 / geometry.height, (left + right) / 2 / geometry.width
+    vertical = ("top", "middle", "bottom")[min(int(3 * y), 2)]
+    horizontal = ("left", "centre", "right")[min(int(3 * x), 2)]
     return "most at the " + f"{vertical} {horizontal}".replace("middle centre", "centre")
 
 
 def describe_spread(caption: Caption, index: int, style: Style) -> str:
-    """Describe over how many cells the attention of a word is spread."""
+    """Describe over how many cells or regions the attention of a word is spread."""
     weights = maps(caption, style)[index]
     cells = np.exp(entropies(weights[None])[0])
     spread = (
         "looked everywhere"
         if cells > NEAR_UNIFORM * weights.size
-        else f"{cells:.1f} of {weights.size} cells"
+        else f"{cells:.1f} of {weights.size} {'regions' if caption.geometry.boxes else 'cells'}"
     )
     if caption.visual_grounding is not None:
         share = 100 * caption.visual_grounding[index]

@@ -1,5 +1,6 @@
 """Hard attention: the lower bound on log p(y | a), and estimators of its gradient."""
 
+import math
 from typing import Any, Literal
 
 import torch
@@ -37,12 +38,19 @@ class Reinforce(Objective):
     ``Likelihood``. With λ_r = 1 and λ_e = 0, the estimate is unbiased for every baseline, except in
     the first batch of ``moving_average`` and ``per_step``, which initialises their running means.
 
+    ``baseline: vimco`` maximises a tighter bound, E log 1/N Σ_n p(y | s̃ⁿ, a) (Mnih, Rezende 2016, arXiv
+    1602.06725). With L̂ the logarithm for the drawn samples and L̂₋ₙ the same with the geometric mean of
+    the others in place of p(y | s̃ⁿ, a), the gradient is estimated by (eq. 7 to 10)::
+
+        Σ_n [wₙ ∂ log p(y | s̃ⁿ, a) + λ_r (L̂ − L̂₋ₙ) ∂ log p(s̃ⁿ | a)]
+        wₙ = p(y | s̃ⁿ, a) / Σ_m p(y | s̃ᵐ, a)
+
     Args:
         samples: N.
         baseline: b. ``none``: 0. ``moving_average``, as in the paper: a single number, updated to 0.9 b
             + 0.1 times the mean reward of each batch. ``per_step``: a running mean of the reward per
             remaining word, one for each step. ``leave_one_out``: the mean reward of a caption's other
-            samples (Mnih, Rezende 2016, arXiv 1602.06725).
+            samples. ``vimco``: see above; only with ``credit: caption``.
         credit: the reward of a location. ``caption``, as in the paper: the log-probability of the whole
             caption. ``to_go``: the log-probability of the current and later words, the only ones that
             depend on the location. The expectation is the same; ``to_go`` has less variance, except
@@ -62,7 +70,9 @@ class Reinforce(Objective):
     def __init__(
         self,
         samples: int = 1,
-        baseline: Literal["none", "moving_average", "per_step", "leave_one_out"] = "moving_average",
+        baseline: Literal[
+            "none", "moving_average", "per_step", "leave_one_out", "vimco"
+        ] = "moving_average",
         credit: Literal["caption", "to_go"] = "caption",
         reward_weight: float = 1.0,
         entropy_weight: float = 0.01,
@@ -72,8 +82,12 @@ class Reinforce(Objective):
     ) -> None:
         super().__init__(doubly_stochastic, **options)
         limits.check("samples", samples, limits.Number(1))
-        if baseline == "leave_one_out" and samples < 2:
-            raise UsageError("the baseline leave_one_out needs 2 samples or more: give samples: 2")
+        if baseline in ("leave_one_out", "vimco") and samples < 2:
+            raise UsageError(f"the baseline {baseline} needs 2 samples or more: give samples: 2")
+        if (baseline, credit) == ("vimco", "to_go"):
+            raise UsageError(
+                "vimco averages the probabilities of whole captions: give credit: caption"
+            )
         limits.check("initial_temperature", initial_temperature, limits.TEMPERATURE)
         self.samples, self.baseline, self.credit = samples, baseline, credit
         self.reward_weight, self.entropy_weight = reward_weight, entropy_weight
@@ -104,13 +118,17 @@ class Reinforce(Objective):
             return values.where(valid, 0.0).sum() / count
 
         exact, smoothed = token_log_probs(decoded, words, self.label_smoothing)
-        terms = {"likelihood": -mean(smoothed)}
+        reward, sums = self._reward(exact).detach(), self.baseline == "vimco" and self.training
+        weights = self.samples * _shares(reward, self.samples) if sums else 1.0  # N wₙ
+        terms = {"likelihood": -mean(weights * smoothed)}
         measures = {"nll": -mean(exact.detach())}
         if decoded.log_prob is not None:
             # A surrogate whose gradient is −λ_r (log p(y | s̃) − b) ∂ log p(s̃ | a).
-            reward = self._reward(exact).detach()
-            baseline = self._baseline(reward, valid)
-            advantage = reward - baseline
+            if sums:
+                reward, baseline = _bounds(reward, self.samples)
+            else:
+                baseline = self._baseline(reward, valid)
+            advantage = (reward - baseline) * (self.samples if sums else 1)
             terms["reinforce"] = -self.reward_weight * mean(advantage * decoded.log_prob)
             measures |= {
                 "reward": mean(reward),
@@ -135,9 +153,9 @@ class Reinforce(Objective):
         """Return b for each reward, and update the running means in training."""
         if self.baseline == "none":
             return torch.zeros_like(reward)
+        if self.baseline in ("leave_one_out", "vimco") and not self.training:
+            return reward  # captions are not repeated in validation
         if self.baseline == "leave_one_out":
-            if not self.training:  # captions are not repeated in validation
-                return reward
             samples = reward.view(len(reward), -1, self.samples, reward.shape[-1])
             others = (samples.sum(2, keepdim=True) - samples) / (self.samples - 1)
             return others.view_as(reward)
@@ -168,3 +186,22 @@ class Reinforce(Objective):
         self.means.copy_(torch.where(counts > 0, updated, means))
         self.seeded |= counts > 0
         return before[:steps]
+
+
+def _shares(log_probs: Float[Tensor, "B R T"], samples: int) -> Float[Tensor, "B R T"]:
+    """Return wₙ of ``vimco``; ``log_probs`` are log p(y | s̃ⁿ, a), the same at every step."""
+    groups = torch.unflatten(log_probs, 1, (-1, samples))  # (B, S, N, T)
+    return groups.softmax(2).flatten(1, 2)
+
+
+def _bounds(
+    log_probs: Float[Tensor, "B R T"], samples: int
+) -> tuple[Float[Tensor, "B R T"], Float[Tensor, "B R T"]]:
+    """Return L̂ and L̂₋ₙ of ``vimco`` for every sample, from log p(y | s̃ⁿ, a)."""
+    groups = torch.unflatten(log_probs, 1, (-1, samples))
+    others = (groups.sum(2, keepdim=True) - groups) / (samples - 1)  # of their geometric mean
+    own = torch.eye(samples, dtype=torch.bool, device=groups.device).unsqueeze(-1)
+    replaced = torch.where(own, others.unsqueeze(3), groups.unsqueeze(2))  # (B, S, N, N, T)
+    bounds = groups.logsumexp(2, keepdim=True).expand_as(groups), replaced.logsumexp(3)
+    drawn, left_out = (bound.flatten(1, 2) - math.log(samples) for bound in bounds)
+    return drawn, left_out

@@ -34,6 +34,7 @@ from captioner.files import write_text
 from captioner.models.monte_carlo import check_samples
 from captioner.precision import supported
 from captioner.predictor import Predictor
+from captioner.region_files import RegionFiles
 from captioner.training.callbacks import AtomicCheckpoints
 from captioner.training.results import model_card, write_result
 from captioner.training.task import CaptioningTask
@@ -88,6 +89,8 @@ class Trainer(pl.Trainer):
             verify: also check the whole cache, and recompute annotations whose checksum is wrong.
         """
         encoder = model.captioner.encoder
+        if isinstance(encoder.preprocessing, RegionFiles):
+            raise UsageError("region features need no cache: leave out captioner prepare")
         if not datamodule.caches(encoder.trainable):
             raise UsageError(
                 "annotations are not cached for a trainable encoder or with data.cache false: give "

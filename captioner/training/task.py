@@ -171,12 +171,11 @@ class CaptioningTask(pl.LightningModule):
         return annotations
 
     def _stand_in(self, batch: Batch) -> Batch:
-        """Return a batch of one black image without captions."""
-        size = self.captioner.encoder.preprocessing
+        """Return a batch of one empty image without captions."""
         tokens = torch.full((1, batch.tokens.shape[1], 2), PAD, device=self.device)
         tokens[..., 0] = START
-        pixels = torch.zeros(1, 3, size.height, size.width, dtype=torch.uint8, device=self.device)
-        return Batch([], tokens, None, (0, 0), pixels)
+        blank = self.captioner.encoder.blank().to(self.device)
+        return Batch([], tokens, None, (0, 0), blank)
 
     def configure_optimizers(self) -> Any:
         """Return AdamW and a cycle in which every learning rate rises to its peak and falls again.

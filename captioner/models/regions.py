@@ -1,0 +1,64 @@
+"""An encoder without a network: region features that a detector computed beforehand."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from captioner.models.annotations import Annotations
+from captioner.models.encoder import Encoder
+from captioner.region_files import RegionFiles
+
+
+class RegionFeatures(Encoder):
+    """The regions of an object detector as annotations, with their boxes (Anderson et al. 2018, §3.1).
+
+    The number of regions varies between photos: the mask covers the rest. Attention to regions is
+    "bottom-up": the detector proposes them, and the decoder chooses among them. Nothing is trained, and
+    photos without features cannot be captioned.
+
+    Args:
+        features: the folder of the features, one file for each photo, see ``RegionFiles``; None if each
+            file lies beside its photo. The environment variable ``CAPTIONER_FEATURES`` replaces it, so
+            that a model can be used where the features have another place.
+        boxes: the folder of the boxes, if they are not in the files of the features. The variable
+            ``CAPTIONER_BOXES`` replaces it.
+        dim: the width of a vector.
+        regions: the largest number of regions of a photo; of more, the first are used.
+    """
+
+    trainable = False
+    preprocessing: RegionFiles
+
+    def __init__(
+        self,
+        features: str | None = None,
+        boxes: str | None = None,
+        dim: int = 2048,
+        regions: int = 100,
+    ) -> None:
+        super().__init__()
+        folders = (
+            os.environ.get(f"CAPTIONER_{name}") or given
+            for name, given in (("FEATURES", features), ("BOXES", boxes))
+        )
+        of_vectors, of_boxes = (Path(f).expanduser() if f else None for f in folders)
+        self.out_dim = dim
+        self.preprocessing = RegionFiles(of_vectors, of_boxes, regions, dim)
+
+    def load_pretrained(self) -> None:
+        """Do nothing: there are no weights."""
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256(f"regions {self.out_dim}".encode()).hexdigest()
+
+    def blank(self) -> Tensor:
+        return torch.zeros(1, self.preprocessing.count, self.out_dim + 5)
+
+    def forward(self, images: Float[Tensor, "B N D5"]) -> Annotations:
+        """Split the rows of ``RegionFiles.read``."""
+        vectors, boxes, exists = torch.split(images, [self.out_dim, 4, 1], -1)
+        return Annotations(vectors, (1, images.shape[1]), exists[..., 0] > 0, boxes=boxes)
