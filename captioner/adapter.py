@@ -30,6 +30,7 @@ NO_SAMPLING = (
     "{0} samples no captions: leave out temperature, top_k, top_p and seed; beam_size and num_captions "
     "give several"
 )
+NO_GROUPS = "{0} has no diverse beam search: leave out diverse_groups"
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,6 +116,8 @@ class AdapterPredictor(BasePredictor):
         method = super().method(options)
         if isinstance(method, WordSampling):
             raise UsageError(NO_SAMPLING.format(self.name))
+        if method.diverse_groups > 1:
+            raise UsageError(NO_GROUPS.format(self.name))
         return method
 
     def captions(
@@ -134,6 +137,8 @@ class AdapterPredictor(BasePredictor):
         decoding = decoding or self.decoding
         if isinstance(decoding, WordSampling):
             raise UsageError(NO_SAMPLING.format(self.name))
+        if decoding.diverse_groups > 1:
+            raise UsageError(NO_GROUPS.format(self.name))
         if decoding.samples != 1:
             raise UsageError(f"{self.name} samples no locations: leave samples out")
         for start in range(0, len(images), batch_size):

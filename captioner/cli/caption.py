@@ -39,14 +39,14 @@ from captioner.resources import HF
 
 ADVANCED = (
     *("batch_size", "engine", "workers", "shard_size", "retry", "overwrite"),
-    *("top_k", "top_p", "min_length", "seed", "prefix", "suffix"),
+    *("top_k", "top_p", "min_length", "seed", "diverse_groups", "diversity", "prefix", "suffix"),
 )
 FEW = 128
 """With fewer photos than this, one process finishes before worker processes have started."""
 FOLDER_FORMATS = ("jsonl", "parquet")
 GENERATION = (
     *("num_captions", "temperature", "top_k", "top_p", "min_length", "seed"),
-    *("confidence", "min_confidence"),
+    *("diverse_groups", "diversity", "confidence", "min_confidence"),
 )
 
 
@@ -117,11 +117,12 @@ def run(options: argparse.Namespace) -> int:
     sampling = [
         name for name in ("temperature", "top_k", "top_p", "seed") if given[name] is not None
     ]
-    if options.beam_size and sampling:
-        raise UsageError(
-            "--beam-size is an option of the search: leave it out with "
-            f"--{sampling[0].replace('_', '-')}"
-        )
+    search = [name for name in ("beam_size", "diverse_groups") if given[name] is not None]
+    if search and sampling:
+        option, other = (f"--{names[0].replace('_', '-')}" for names in (search, sampling))
+        raise UsageError(f"{option} is an option of the search: leave it out with {other}")
+    if options.diversity is not None and options.diverse_groups is None:
+        raise UsageError("--diversity needs --diverse-groups: give both")
     if "write" in options:
         return _write_sidecars(options)
     if not writes_folder(options):
