@@ -1,8 +1,9 @@
 """How much several captions of an image differ, and how good the best of them is."""
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from pycocoevalcap.bleu.bleu_scorer import BleuScorer
@@ -39,9 +40,7 @@ class Diversity:
     oracle_cider: float
 
 
-def diversity(
-    captions: Mapping[Hashable, Captions], references: Mapping[Hashable, Captions]
-) -> Diversity:
+def diversity(captions: Mapping[Any, Captions], references: Mapping[Any, Captions]) -> Diversity:
     """Measure the diversity of the captions of images, as words.
 
     Args:
@@ -51,7 +50,7 @@ def diversity(
     """
     cider = CiderD(references.values())
     best = [max(cider(found, references[image])) for image, found in captions.items()]
-    per_image = {
+    per_image: dict[str, list[Any]] = {
         "captions": list(map(len, captions.values())),
         "distinct_1": [100 * distinct(found, 1) for found in captions.values()],
         "distinct_2": [100 * distinct(found, 2) for found in captions.values()],

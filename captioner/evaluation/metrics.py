@@ -172,7 +172,9 @@ class CaptionScorer:
             for i, (image, caption) in enumerate(candidates.items())
         ]
         once = np.ones((1, len(images)))
-        values = {name: float(of(once)[0]) for name, of in statistics(images).items()}
+        values: dict[str, Any] = {
+            name: float(of(once)[0]) for name, of in statistics(images).items()
+        }
         missing = len(self.references) - len(candidates)
         tokenizer = "ptb" if self._java else self._split_name
         return Scores(**values, tokenizer=tokenizer, images=len(images), missing=missing), images
