@@ -29,6 +29,7 @@ NO_SAMPLING = (
     "{0} samples no captions: leave out temperature, top_k, top_p and seed; beam_size and num_captions "
     "give several"
 )
+NO_GROUPS = "{0} has no diverse beam search: leave out diverse_groups"
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +115,8 @@ class AdapterPredictor(BasePredictor):
         method = super().method(options)
         if isinstance(method, WordSampling):
             raise UsageError(NO_SAMPLING.format(self.name))
+        if method.diverse_groups > 1:
+            raise UsageError(NO_GROUPS.format(self.name))
         return method
 
     def _stream(
@@ -123,6 +126,8 @@ class AdapterPredictor(BasePredictor):
         batch_size = min(batch_size, LARGEST_BATCH)
         if isinstance(decoding, WordSampling):
             raise UsageError(NO_SAMPLING.format(self.name))
+        if decoding.diverse_groups > 1:
+            raise UsageError(NO_GROUPS.format(self.name))
         if decoding.samples != 1:
             raise UsageError(f"{self.name} samples no locations: leave samples out")
         for start in range(0, len(images), batch_size):

@@ -37,6 +37,10 @@ class Decoding:
         no_repeat: no sequence of this many words occurs twice in a caption (Paulus et al. 2018, arXiv
             1705.04304, §2.5); 0 allows repetitions.
         min_length: least number of words, unless ``max_length`` is less.
+        diverse_groups: groups of the beam, for diverse beam search (Vijayakumar et al. 2018, arXiv
+            1610.02424); 1 is plain beam search. It divides ``beam_size``.
+        diversity: penalty, in nats, of a word for every hypothesis of an earlier group that has the
+            same word at the same position; with ``diverse_groups``.
     """
 
     beam_size: int = 5
@@ -45,6 +49,8 @@ class Decoding:
     samples: int = 1
     no_repeat: int = 0
     min_length: int = 1
+    diverse_groups: int = 1
+    diversity: float | int = 0.5
 
     def __post_init__(self) -> None:
         for option, expected in limits.DECODING.items():
@@ -53,6 +59,11 @@ class Decoding:
             raise UsageError(
                 f"beam_size × samples must be at most {limits.MAX_ROWS}, "
                 f"got {self.beam_size} × {self.samples}"
+            )
+        if self.beam_size % self.diverse_groups:
+            raise UsageError(
+                "beam_size must be a multiple of diverse_groups, so that all groups have the same size, "
+                f"got {self.beam_size} and {self.diverse_groups}"
             )
 
     def with_options(self, options: Mapping[str, Any]) -> "Decoding":
@@ -83,12 +94,19 @@ class Hypothesis:
     past_weights: Float[Tensor, "T l s T"] | None = None
 
 
+Groups = list[list[Hypothesis]]  # the finished hypotheses of an image by group
+
+
 @dataclass(frozen=True)
 class Beam:
-    """The unfinished hypotheses: K of t words for each image, where K is at most the beam size."""
+    """The unfinished hypotheses: K of t words for each image, where K is at most the beam size.
+
+    Each group has K / groups of them, one group after the other.
+    """
 
     state: Any  # of the decoder before it reads the last word
-    totals: Float[Tensor, "B K"]  # log-probabilities of the hypotheses
+    totals: Float[Tensor, "B K"]  # log-probabilities of the hypotheses minus their penalties
+    penalties: Float[Tensor, "B K"]  # of words that earlier groups chose, too
     tokens: Int[Tensor, "B K s"]  # s = t + 1, from ``<start>``
     log_probs: Float[Tensor, "B K t"]
     weights: Float[Tensor, "B K t L"]
@@ -109,6 +127,12 @@ def search(
     end. Captions are not empty and contain no ``<pad>``, ``<start>`` or ``<unk>``. The images of a
     batch are independent.
 
+    With diverse beam search, each of the G groups is such a search with ``beam_size`` / G hypotheses.
+    At every step, the groups choose one after the other, and words that earlier groups have chosen at
+    this step are penalised (Hamming diversity, Vijayakumar et al. 2018, §4). The penalties count in the
+    choice, not in the log-probabilities and scores of the results. The best caption of every group
+    comes first, then the others.
+
     Args:
         decoder: in eval mode.
         annotations: after the neck.
@@ -123,54 +147,101 @@ def search(
         rows = torch.arange(len(annotations), device=annotations.vectors.device)
         parts = [index_batch(annotations, part) for part in torch.split(rows, most)]
         return [beam for part in parts for beam in search(decoder, part, decoding, sampling)]
-    decoder, size = _over_samples(decoder, decoding.samples), decoding.beam_size
-    results: list[list[Hypothesis]] = [[] for _ in range(len(annotations))]
+    decoder, groups = _over_samples(decoder, decoding.samples), decoding.diverse_groups
+    results: list[Groups] = [[[] for _ in range(groups)] for _ in range(len(annotations))]
     finished = results  # of the images that are still in the batch
-    beam = _empty_beam(decoder, annotations, sampling)
+    beam = _empty_beam(decoder, annotations, sampling, groups)
     for length in range(1, decoding.max_length + 2):  # the end token counts
         logits, weights, state = decoder.step(beam.tokens[..., -1], beam.state)
         log_probs = _allowed_log_probs(logits, beam.tokens, length, decoding)  # (B, K, V)
-        extended = (beam.totals.unsqueeze(-1) + log_probs).flatten(1)  # (B, K·V)
-        # At most one extension of a hypothesis ends it, so K of the best 2K do not end.
-        totals, index = extended.topk(min(2 * size, extended.shape[1]), dim=1)
-        parents = index.div(log_probs.shape[-1], rounding_mode="floor")
-        last = index % log_probs.shape[-1]
-
-        ends = (last == END) & totals.isfinite()
-        ends[:, size:] = False
-        _finish(finished, beam, ends, parents, totals, length, decoding)
-        active = [row for row, hypotheses in enumerate(finished) if len(hypotheses) < size]
+        parents, last, totals, penalties = _extend(beam, log_probs, finished, length, decoding)
+        size = decoding.beam_size // groups
+        active = [row for row, lists in enumerate(finished) if any(len(g) < size for g in lists)]
         if not active or length > decoding.max_length:
             break
 
-        # A vocabulary smaller than the beam has fewer extensions at first.
-        totals, best = totals.masked_fill(last == END, -torch.inf).topk(min(size, last.shape[1]))
-        parents, last, index = (part.gather(1, best) for part in (parents, last, index))
+        index = parents * log_probs.shape[-1] + last
         added = (last, log_probs.flatten(1).gather(1, index), gather_rows(weights, parents))
         earlier = gather_rows((beam.tokens, beam.log_probs, beam.weights), parents)
         history = map_tensors(
             lambda old, new: torch.cat([old, new.unsqueeze(2)], 2), earlier, added
         )
-        beam = Beam(state.reorder(parents), totals, *history)
+        beam = Beam(state.reorder(parents), totals, penalties, *history)
         if len(finished) - len(active) >= COMPACT_SHARE * len(finished):
             beam, finished = _compact(beam, finished, active)
 
-    if not all(results):
+    if not all(map(any, results)):
         raise ModelError(
             "no caption can be written: the decoder's scores are NaN or infinite, or its vocabulary "
             "has no words: train it again with a smaller learning rate, or check the vocabulary"
         )
-    return [sorted(hypotheses, key=lambda h: -h.score) for hypotheses in results]
+    return [_best_first(lists) for lists in results]
 
 
-def _empty_beam(decoder: Decoder, annotations: Annotations, sampling: Sampling | None) -> Beam:
-    """Start with one empty hypothesis per image."""
+def _best_first(groups: Groups) -> list[Hypothesis]:
+    """Sort the best hypothesis of each group, and then the others, by score."""
+    groups = [sorted(hypotheses, key=lambda h: -h.score) for hypotheses in groups]
+    best = [h for hypotheses in groups for h in hypotheses[:1]]
+    others = [h for hypotheses in groups for h in hypotheses[1:]]
+    return sorted(best, key=lambda h: -h.score) + sorted(others, key=lambda h: -h.score)
+
+
+def _empty_beam(
+    decoder: Decoder, annotations: Annotations, sampling: Sampling | None, groups: int
+) -> Beam:
+    """Start with one empty hypothesis per image and group."""
     images, regions = annotations.vectors.shape[:2]
-    totals = torch.zeros(images, 1, device=annotations.vectors.device)
+    totals = torch.zeros(images, groups, device=annotations.vectors.device)
     tokens = torch.full_like(totals, START, dtype=torch.long).unsqueeze(-1)
-    log_probs, weights = totals.new_zeros(images, 1, 0), totals.new_zeros(images, 1, 0, regions)
-    state = decoder.init_state(annotations, sampling=sampling)
-    return Beam(state, totals, tokens, log_probs, weights)
+    log_probs, weights = (
+        totals.new_zeros(*totals.shape, 0),
+        totals.new_zeros(*totals.shape, 0, regions),
+    )
+    state = decoder.init_state(annotations, rows=groups, sampling=sampling)
+    return Beam(state, totals, torch.zeros_like(totals), tokens, log_probs, weights)
+
+
+def _extend(
+    beam: Beam,
+    log_probs: Float[Tensor, "B K V"],
+    finished: list[Groups],
+    length: int,
+    decoding: Decoding,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Finish hypotheses and choose the next ones, one group after the other.
+
+    Returns:
+        Parents, words, totals and penalties of the next beam, (B, K) each.
+    """
+    groups, vocab = decoding.diverse_groups, log_probs.shape[-1]
+    size, rows = decoding.beam_size // groups, log_probs.shape[1] // groups
+    chosen = []
+    counts = log_probs.new_zeros(len(log_probs), vocab)  # of the words of earlier groups
+    for group in range(groups):
+        first = group * rows
+        extended = beam.totals[:, first : first + rows, None] + log_probs[:, first : first + rows]
+        if group:
+            extended = extended - decoding.diversity * counts.unsqueeze(1)
+        # At most one extension of a hypothesis ends it, so K of the best 2K do not end.
+        totals, index = extended.flatten(1).topk(min(2 * size, rows * vocab), dim=1)
+        parents, last = index.div(vocab, rounding_mode="floor") + first, index % vocab
+        penalties = beam.penalties.gather(1, parents) + decoding.diversity * counts.gather(1, last)
+
+        ends = (last == END) & totals.isfinite()
+        ends[:, size:] = False
+        lists = [image[group] for image in finished]
+        _finish(lists, beam, ends, parents, totals + penalties, length, decoding)
+
+        # A vocabulary smaller than the beam has fewer extensions at first.
+        totals, best = totals.masked_fill(last == END, -torch.inf).topk(min(size, last.shape[1]))
+        parents, last, penalties = (part.gather(1, best) for part in (parents, last, penalties))
+        chosen.append((parents, last, totals, penalties))
+        if group + 1 < groups:  # a group that is done chooses no words
+            searches = torch.tensor([len(h) < size for h in lists], device=totals.device)
+            words = totals.isfinite() & searches.unsqueeze(1)
+            counts = counts.scatter_add(1, last, words.to(counts.dtype))
+    parents, last, totals, penalties = (torch.cat(parts, 1) for parts in zip(*chosen, strict=True))
+    return parents, last, totals, penalties
 
 
 def _allowed_log_probs(
@@ -202,20 +273,19 @@ def _finish(
     length: int,
     decoding: Decoding,
 ) -> None:
-    """Add the hypotheses of ``beam`` whose end is marked in ``ends`` to ``finished``, best first."""
+    """Add the hypotheses of ``beam`` whose end is marked in ``ends`` to those of a group, best first."""
     image, row = ends.nonzero()[:, 0], parents[ends]
     ended = (image, totals[ends], beam.tokens[image, row, 1:], beam.log_probs[image, row])
     weights = beam.weights[image, row].float().cpu()
     lists = (part.tolist() for part in ended)
+    size = decoding.beam_size // decoding.diverse_groups
     for number, total, tokens, log_probs, maps in zip(*lists, weights, strict=True):
-        if len(finished[number]) < decoding.beam_size:
+        if len(finished[number]) < size:
             score = total / length**decoding.length_penalty
             finished[number].append(Hypothesis(tokens, log_probs, total, maps, score))
 
 
-def _compact(
-    beam: Beam, finished: list[list[Hypothesis]], active: list[int]
-) -> tuple[Beam, list[list[Hypothesis]]]:
+def _compact(beam: Beam, finished: list[Groups], active: list[int]) -> tuple[Beam, list[Groups]]:
     """Keep only the images in the ``active`` rows."""
     rows = torch.tensor(active, device=beam.totals.device)
     return index_batch(beam, rows), [finished[row] for row in active]

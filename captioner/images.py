@@ -310,11 +310,11 @@ def _diagnose(error: Exception, source: Source, head: bytes | None) -> str:
     return f"is {kind}, not an image; give a {', '.join(FORMATS)} or HEIC file"
 
 
-def data_url(image: Image.Image, quality: int = 88) -> str:
-    """Return an image as a JPEG in a data URL."""
+def data_url(image: Image.Image, quality: int = 88, kind: str = "jpeg") -> str:
+    """Return an image as a JPEG or ``webp`` in a data URL."""
     stream = BytesIO()
-    image.save(stream, "JPEG", quality=quality)
-    return "data:image/jpeg;base64," + base64.b64encode(stream.getvalue()).decode("ascii")
+    image.save(stream, kind, quality=quality)
+    return f"data:image/{kind};base64," + base64.b64encode(stream.getvalue()).decode("ascii")
 
 
 def name_of(source: Source) -> str:

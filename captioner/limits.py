@@ -57,6 +57,8 @@ DECODING = {
     "samples": Number(1, 100),
     "no_repeat": Number(0, 200),
     "min_length": Number(1, 200),
+    "diverse_groups": Number(1, 100),
+    "diversity": Number(0, 100, whole=False),
 }
 # The options of sampled captions.
 WORD_SAMPLING = {

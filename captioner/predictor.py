@@ -5,6 +5,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from math import ceil
 from pathlib import Path
 from typing import Any, overload
 
@@ -84,11 +85,11 @@ class BasePredictor:
             batch_size: number of images in a batch, up to 512.
             details: also return ``layers``, ``past`` and ``centre``, which takes one more pass.
             confidence: also estimate ``Caption.confidence``, which samples 24 more captions.
-            options: ``beam_size``, ``min_length``, ``max_length``, ``length_penalty``, ``samples`` and
-                ``no_repeat``: see ``Decoding``; by default the model's own values. ``num_captions`` is
-                the least beam size. With ``temperature``, ``top_k``, ``top_p`` or ``seed``, captions
-                are sampled instead: see ``WordSampling``; the most probable one is returned, the
-                others are its ``alternatives``.
+            options: ``beam_size``, ``min_length``, ``max_length``, ``length_penalty``, ``samples``,
+                ``no_repeat``, ``diverse_groups`` and ``diversity``: see ``Decoding``; by default the
+                model's own values. ``num_captions`` is the least beam size. With ``temperature``,
+                ``top_k``, ``top_p`` or ``seed``, captions are sampled instead: see ``WordSampling``; the
+                most probable one is returned, the others are its ``alternatives``.
 
         Raises:
             UsageError: an unknown option, or a value out of range; details of sampled hard attention;
@@ -117,8 +118,11 @@ class BasePredictor:
             return WordSampling.from_options(given, self.decoding.max_length)
         count = given.pop("num_captions", 1)
         limits.check("num_captions", count, limits.WORD_SAMPLING["num_captions"])
+        groups = given.get("diverse_groups", self.decoding.diverse_groups)
+        limits.check("diverse_groups", groups, limits.DECODING["diverse_groups"])
+        given.setdefault("beam_size", groups * ceil(self.decoding.beam_size / groups))
         decoding = self.decoding.with_options(given)
-        return replace(decoding, beam_size=max(count, decoding.beam_size))
+        return replace(decoding, beam_size=max(decoding.beam_size, groups * ceil(count / groups)))
 
     def captions(
         self,

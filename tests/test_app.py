@@ -29,7 +29,7 @@ import apps
 import runs
 from captioner import checkpoint, resources
 from captioner.app.example_photos import FOLDER, examples
-from captioner.app.served_models import MAX_BEAM, Models
+from captioner.app.served_models import MAX_BEAM, OWN, Models, several
 from captioner.app.server import Gate, hosts_to_answer
 from captioner.cli.main import main
 from captioner.decoding import Decoding
@@ -90,6 +90,28 @@ def test_every_model_uses_its_own_beam_size(scenes, run_folder, tmp_path):
     assert scores == sorted(scores, reverse=True)  # the number that ranks
     with pytest.raises(UsageError, match=f"from 1 to {MAX_BEAM}"):
         models.answer(scenes[0], run_folder.name, beam_size=MAX_BEAM + 1)
+
+
+@pytest.mark.parametrize("way", ["beam", "diverse", "sampled"])
+def test_several_captions_are_those_of_the_python_interface(way, scenes, run_folder):
+    models = Models([str(run_folder)], "cpu")
+    options = {
+        "beam": {"num_captions": 7},
+        "diverse": {"num_captions": 7, "diverse_groups": 7, "diversity": 2},
+        "sampled": {"num_captions": 7, "temperature": 1.5, "top_p": 0.9, "seed": 3},
+    }[way]
+    best = models.get(run_folder.name).caption(scenes[0], **options)
+    expected = [best.text, *(caption.text for caption in best.alternatives)][:7]
+    for _ in range(2):  # the same seed gives the same captions
+        more = several(way, 7, 2, 1.5, 0.9, 3)
+        answer = models.answer(
+            scenes[0], run_folder.name, beam_size=2 if way != "beam" else OWN, more=more
+        )
+        assert [caption.text for caption in answer.captions] == expected
+    own = models.answer(scenes[0], run_folder.name, more=several(way, OWN, 2, 1.5, 0.9, 3))
+    assert len(own.captions) == 5
+    with pytest.raises(UsageError, match="captions must be a whole number from 1 to 10, got 11"):
+        several(way, 11, 2, 1.5, 0.9, 3)
 
 
 def test_answers_of_simultaneous_requests_are_not_mixed_up(app, scenes, expected):

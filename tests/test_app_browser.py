@@ -243,6 +243,33 @@ def test_drawing(page, scene):
 
 
 @thorough
+def test_several_captions(page, scene):
+    """Samples are listed, choosing one shows its maps, and the same seed gives them again."""
+    upload(page, scene)
+    listed = page.locator("#others-1 label")
+    found = listed.all_inner_texts()
+    page.get_by_text("Search", exact=True).click()
+    assert page.get_by_label("Seed", exact=True).is_hidden()
+    do(page, page.get_by_label("sampling", exact=True).check)
+    do(page, lambda: choose(page, "Number of captions", "7"))
+    sampled = listed.all_inner_texts()
+    assert len(sampled) == 7
+    seed = page.locator("#seed input")
+    for number, equal in (("1", False), ("0", True)):
+        do(page, lambda number=number: (seed.fill(number), seed.blur()))
+        assert (listed.all_inner_texts() == sampled) == equal
+    do(page, listed.nth(6).click)
+    assert " ".join(words(page)) in sampled[6].lower()
+    do(page, page.get_by_label("diverse beam search", exact=True).check)
+    assert page.get_by_label("Seed", exact=True).is_hidden()
+    assert page.get_by_label("Diversity", exact=True).first.is_visible()
+    assert len(listed.all_inner_texts()) == 7
+    do(page, lambda: choose(page, "Number of captions", "model default"))
+    do(page, page.get_by_label("beam search", exact=True).check)
+    assert listed.all_inner_texts() == found
+
+
+@thorough
 @pytest.mark.parametrize("width", [390, 1400])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_it_is_accessible(page, width, scheme):

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 
@@ -63,17 +64,48 @@ def repeats(words, run):
     return run > 0 and len(set(runs)) < len(runs)
 
 
+def allowed(decoder, annotations, words, decoding):
+    """Yield each word that may follow these in a search, and its log-probability."""
+    length = len(words)
+    for word, log_prob in next_word(decoder, annotations, words).items():
+        end = length == decoding.max_length or (length >= decoding.min_length and word == END)
+        if (end == (word == END)) and not repeats([*words, word], decoding.no_repeat):
+            yield word, log_prob
+
+
+def plain_diverse_beam(decoder, annotations, decoding):
+    """Search the captions of one image, group after group: [(score, words)] of each group."""
+    count, size = decoding.diverse_groups, decoding.beam_size // decoding.diverse_groups
+    alive = [[(0.0, 0.0, [])] for _ in range(count)]  # (choice, log-probability, words)
+    done = [[] for _ in range(count)]
+    for _ in range(decoding.max_length + 1):
+        spoken = Counter()  # the words of earlier groups at this step
+        for group in range(count):
+            extended = [
+                (choice + p - decoding.diversity * spoken[word], total + p, [*words, word])
+                for choice, total, words in alive[group]
+                for word, p in allowed(decoder, annotations, words, decoding)
+            ]
+            extended.sort(key=lambda triple: -triple[0])
+            for _, total, words in extended[:size]:
+                if words[-1] == END and len(done[group]) < size:
+                    score = total / len(words) ** decoding.length_penalty
+                    done[group].append((score, words[:-1]))
+            alive[group] = [triple for triple in extended if triple[2][-1] != END][:size]
+            if len(done[group]) >= size:
+                alive[group] = []
+            spoken.update(words[-1] for _, _, words in alive[group])
+    return [sorted(pairs, key=lambda pair: -pair[0]) for pairs in done]
+
+
 def plain_beam(decoder, annotations, decoding):
     """Search the captions of one image: [(score, words)], best first."""
     alive, done = [(0.0, [])], []  # (log-probability, words), (score, words)
-    for length in range(decoding.max_length + 1):
+    for _ in range(decoding.max_length + 1):
         extended = [
             (total + log_prob, [*words, word])
             for total, words in alive
-            for word, log_prob in next_word(decoder, annotations, words).items()
-            if length < decoding.max_length or word == END
-            if length in (decoding.max_length, *range(decoding.min_length, 99)) or word != END
-            if not repeats([*words, word], decoding.no_repeat)
+            for word, log_prob in allowed(decoder, annotations, words, decoding)
         ]
         extended.sort(key=lambda pair: -pair[0])
         ending = [pair for pair in extended[: decoding.beam_size] if pair[1][-1] == END]
@@ -103,6 +135,54 @@ def test_equals_a_plain_beam(seed, beam_size, length_penalty, min_length):
         expected = plain_beam(decoder, annotations.of(b), decoding)
         assert ranked((h.score, h.tokens) for h in hypotheses) == ranked(expected)
         assert [h.score for h in hypotheses] == pytest.approx([s for s, _ in expected], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("beam_size", "groups", "diversity", "more"),
+    [
+        (2, 2, 0.5, {}),
+        (6, 3, 1.5, {}),
+        (6, 2, 0.7, {"min_length": 3, "length_penalty": 0.0}),
+        (4, 2, 0.0, {"no_repeat": 1}),
+        (10, 2, 9.0, {}),  # groups that are larger than the vocabulary
+    ],
+)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_diverse_beam_search_equals_a_plain_one(seed, beam_size, groups, diversity, more):
+    decoder, annotations = sharp_decoder(seed), images(seed)
+    decoding = Decoding(beam_size, 5, diverse_groups=groups, diversity=diversity, **more)
+    together = search(decoder, annotations, decoding)
+    for b, hypotheses in enumerate(together):
+        found = plain_diverse_beam(decoder, annotations.of(b), decoding)
+        firsts = sorted(pair for pairs in found for pair in pairs[:1])
+        others = sorted(pair for pairs in found for pair in pairs[1:])
+        pairs = [(h.score, h.tokens) for h in hypotheses]
+        assert ranked(pairs[: len(firsts)]) == ranked(firsts)  # the best of each group is first
+        assert ranked(pairs[len(firsts) :]) == ranked(others)
+        scored = score_captions(decoder, annotations.of(b), [h.tokens for h in hypotheses])
+        assert [h.log_prob for h in hypotheses] == pytest.approx(  # without the penalties
+            [h.log_prob for h in scored], abs=1e-4
+        )
+        (alone,) = search(decoder, annotations.of(b), decoding)
+        assert [h.tokens for h in alone] == [h.tokens for h in hypotheses]
+
+
+def test_one_group_is_beam_search_and_several_differ():
+    decoder, annotations = sharp_decoder(0), images(0)
+    plain = search(decoder, annotations, Decoding(4, 6))
+    one = search(decoder, annotations, Decoding(4, 6, diverse_groups=1, diversity=99))
+    for hypotheses, others in zip(plain, one, strict=True):
+        for h, other in zip(hypotheses, others, strict=True):
+            assert (h.tokens, h.log_probs, h.log_prob) == (
+                other.tokens,
+                other.log_probs,
+                other.log_prob,
+            )
+    apart = search(decoder, annotations, Decoding(4, 6, diverse_groups=4, diversity=99))
+    for hypotheses in apart:  # three groups have a first word of their own, of the three words
+        assert len({h.tokens[0] for h in hypotheses}) == len(WORDS) == 3
+    with pytest.raises(UsageError, match=r"multiple of diverse_groups, .* got 5 and 2"):
+        Decoding(5, diverse_groups=2)
 
 
 @pytest.mark.parametrize(("beam_size", "run"), [(1, 1), (3, 1), (3, 2), (3, 3)])
@@ -229,7 +309,9 @@ def test_values_of_another_type_or_outside_the_limits_are_refused(option):
         with pytest.raises(UsageError, match=f"^{option} must be a .{{,150}}$"):
             limits.check(option, value, expected)
     for value in map(int if expected.whole else float, (low, high)):
-        assert getattr(Decoding(**{"beam_size": 1, option: value}), option) == value
+        size = {} if option == "diverse_groups" else {"beam_size": 1}
+        decoding = Decoding(**{"beam_size": 100} | size | {option: value})
+        assert getattr(decoding, option) == value
 
 
 def test_decoding_checks_its_options():

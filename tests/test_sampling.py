@@ -127,3 +127,24 @@ def test_several_captions_are_written_as_json_lines(tiny_folder, tmp_path, capsy
         assert record["caption"] == record["captions"][0]
     found = load(tiny_folder).caption(str(file), num_captions=3)
     assert beam["captions"] == [found.text, *(c.text for c in found.alternatives)]
+
+
+def test_diverse_captions_are_written_as_json_lines(tiny_folder, tmp_path, capsys):
+    """The best of each group first; the beam is as wide as the groups need."""
+    file = picture(tmp_path / "a.png")
+    call = ["caption", str(file), "--model", str(tiny_folder), "--format", "jsonl"]
+    options = ["--num-captions", "4", "--diverse-groups", "4", "--diversity", "3"]
+    assert main([*call, *options]) == 0
+    record = json.loads(capsys.readouterr().out)
+    model = load(tiny_folder)
+    found = model.caption(str(file), num_captions=4, diverse_groups=4, diversity=3)
+    assert record["captions"] == [found.text, *(c.text for c in found.alternatives)][:4]
+    method = model.method({"num_captions": 5, "diverse_groups": 3, "diversity": 0.1})
+    assert (method.beam_size, method.diverse_groups, method.diversity) == (6, 3, 0.1)
+    for wrong, message in (
+        (["--diversity", "1"], "--diversity needs --diverse-groups"),
+        (["--diverse-groups", "2", "--seed", "1"], "leave it out with --seed"),
+        (["--diverse-groups", "2", "--beam-size", "3"], "multiple of diverse_groups"),
+    ):
+        assert main([*call, *wrong]) == 2
+        assert message in capsys.readouterr().err

@@ -11,8 +11,9 @@ import jinja2
 from captioner.app.api import add_endpoints
 from captioner.app.example_photos import Example
 from captioner.app.panel import ALL, PRIVATE, Stage
-from captioner.app.served_models import MAX_BEAM, OWN, Models
+from captioner.app.served_models import COUNT, MAX_BEAM, OWN, Models
 from captioner.app.upload import PhotoInput, one_line_html
+from captioner.decoding import Decoding
 from captioner.overlay import Style
 from captioner.overlay.html import FOLDER as OVERLAY
 
@@ -21,6 +22,7 @@ TITLE = """<h1>captioner</h1>
 NONE = "no other"
 NUMBER: Any = ("a number", int | float)
 TYPES = {"string": ("a text", str), "number": NUMBER, "integer": NUMBER}  # by JSON schema
+WAYS = [("beam search", "beam"), ("diverse beam search", "diverse"), ("sampling", "sampled")]
 LOOKS = [("glow", "glow"), ("as in the paper", "paper")]
 SCALES = [("shared by all words", "shared"), ("one for each word", "own")]
 SMOOTHINGS = [("smooth", "bicubic"), ("gaussian", "gaussian"), ("cells", "none")]
@@ -129,6 +131,29 @@ def _settings(models: Models) -> tuple[list[Any], list[Any], list[Any]]:
     with gr.Accordion("Search", open=False):
         sizes = [("model default", OWN), *range(1, MAX_BEAM + 1)]
         beam_size = gr.Dropdown(sizes, value=OWN, label="Beam size", info="1 is greedy search.")
+        way = gr.Radio(WAYS, value="beam", label="Several captions by", elem_id="way")
+        counts = [("model default", OWN), *range(1, int(COUNT.high) + 1)]
+        count = gr.Dropdown(counts, value=OWN, label="Number of captions", elem_id="count")
+        with gr.Column(visible=False) as diverse:
+            diversity = gr.Slider(
+                0, 3, Decoding.diversity, step=0.1, label="Diversity",
+                info="How much captions avoid each other's words.",
+            )  # fmt: skip
+        with gr.Column(visible=False) as sampled:
+            temperature = gr.Slider(
+                0.1, 2, 0.7, step=0.1, label="Temperature", info="Higher is more varied."
+            )
+            top_p = gr.Slider(
+                0.05, 1, 0.95, step=0.05, label="Top-p", info="Lower leaves out improbable words."
+            )
+            seed = gr.Number(
+                0, precision=0, minimum=0, label="Seed", info="The same seed gives the same captions.",
+                elem_id="seed",
+            )  # fmt: skip
+        way.change(
+            lambda way: [gr.update(visible=way == name) for name in ("diverse", "sampled")],
+            way, [diverse, sampled], queue=False, **PRIVATE,
+        )  # fmt: skip
     with gr.Accordion("Drawing", open=False):
         look = gr.Radio(LOOKS, value=Style.look, label="Style")
         opacity = gr.Slider(0, 1, Style.opacity, step=0.05, label="Opacity")
@@ -142,10 +167,11 @@ def _settings(models: Models) -> tuple[list[Any], list[Any], list[Any]]:
             for label, count in (("Layer", 6), ("Head", 8))
         )  # fmt: skip
     cleared = clear.click(lambda: "", None, sentence, queue=False, **PRIVATE)
-    chosen = [control.change for control in (name, other, beam_size)]
+    search = [beam_size, way, count, diversity, temperature, top_p, seed]
+    chosen = [control.change for control in (name, other, *search)]
     changes = [partial(gr.on, [sentence.submit, explain.click, *chosen]), cleared.then]
     return (
-        [name, other, sentence, beam_size],
+        [name, other, sentence, *search],
         [layer, head, opacity, scale, smoothing, look],
         changes,
     )

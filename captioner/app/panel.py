@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from html import escape
+from inspect import signature
 from math import exp
 from typing import Any
 
@@ -11,7 +12,7 @@ import gradio as gr
 import numpy as np
 
 from captioner import overlay
-from captioner.app.served_models import CONCURRENCY, Answer, Models, preview
+from captioner.app.served_models import CONCURRENCY, Answer, Models, preview, several
 from captioner.app.upload import write_export, write_image
 from captioner.errors import CaptionerError, UsageError
 from captioner.overlay import Style, export
@@ -57,7 +58,7 @@ class Panel:
         with gr.Column(visible=False, min_width=300) as self.column:
             self.others = gr.Radio(
                 [], label="Captions found, best first", elem_classes="others",
-                info="The search ranks them by their probability, normalised by length.",
+                info="Ranked by their probability, normalised by length.",
                 elem_id=f"others-{number}", interactive=True,
             )  # fmt: skip
             with gr.Row():
@@ -160,12 +161,23 @@ class Stage:
         return wrapped
 
     def ask(
-        self, photo: Answers | str, model: str, other: str, given: str, beam_size: int, *style: Any
+        self,
+        photo: Answers | str,
+        model: str,
+        other: str,
+        given: str,
+        beam_size: int,
+        *controls: Any,
     ) -> Update:
-        """Caption a new photo or the shown one, or explain the given sentence."""
+        """Caption a new photo or the shown one, or explain the given sentence.
+
+        ``controls`` are the inputs of ``several`` and then those of ``style_of``.
+        """
         path = photo if isinstance(photo, str) else photo[0].path
+        count = len(signature(several).parameters)
+        more, style = several(*controls[:count]), controls[count:]
         answers = [
-            self.models.answer(path, name, given, beam_size)
+            self.models.answer(path, name, given, beam_size, more=more)
             for name in (model, other)
             if name in self.models.names
         ]

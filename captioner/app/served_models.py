@@ -2,10 +2,11 @@
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
@@ -24,6 +25,8 @@ MAX_PIXELS = 50_000_000  # 150 MB in 8-bit RGB
 MAX_BEAM = 20  # for requests; a model's own beam may be larger
 MAX_PENALTY = 3
 SEARCH = {"beam_size": Number(1, MAX_BEAM), "length_penalty": Number(0, MAX_PENALTY, whole=False)}
+COUNT = Number(1, 10)  # captions of a photo
+DEFAULT_COUNT = 5  # of diverse beam search and of sampling
 MAX_WORDS = 40
 OWN = -1  # the beam size or length penalty that the model was scored with
 PREVIEW_SIDE = 1024  # longest side in pixels of the photo that an open page keeps
@@ -36,7 +39,7 @@ class Answer:
     model: str
     path: str | Path | None
     photo: images.Source
-    captions: tuple[Caption, ...]  # of the beam search, best first, or one written by the user
+    captions: tuple[Caption, ...]  # the model's, best first, or one written by the user
     given: bool = False  # whether the user wrote it
     chosen: int = 0  # the index of the shown caption
     can_sample: bool = False  # whether the model has hard attention
@@ -65,6 +68,34 @@ def preview(photo: images.Source) -> bytes:
     small.thumbnail((PREVIEW_SIDE, PREVIEW_SIDE), Image.Resampling.LANCZOS)
     small.save(stream, "JPEG", quality=90)
     return stream.getvalue()
+
+
+def several(
+    way: str,
+    count: int,
+    diversity: float | int,
+    temperature: float | int,
+    top_p: float | int,
+    seed: int,
+) -> dict[str, Any]:
+    """Return the options of ``BasePredictor.method`` for several captions.
+
+    Args:
+        way: ``beam``, ``diverse`` or ``sampled``.
+        count: number of captions; -1 means those of the model's own beam, or ``DEFAULT_COUNT``.
+        diversity: of diverse beam search, which has one group per caption.
+        temperature, top_p, seed: of sampling.
+    """
+    if count != OWN:
+        check("captions", count, COUNT)
+    elif way not in ("diverse", "sampled"):
+        return {}
+    number = {"num_captions": DEFAULT_COUNT if count == OWN else count}
+    if way == "diverse":
+        return number | {"diverse_groups": number["num_captions"], "diversity": diversity}
+    if way == "sampled":
+        return number | {"temperature": temperature, "top_p": top_p, "seed": seed}
+    return number
 
 
 class Models:
@@ -113,11 +144,12 @@ class Models:
         beam_size: int = OWN,
         length_penalty: float | int = OWN,
         details: bool = True,
+        more: Mapping[str, Any] | None = None,
     ) -> Answer:
         """Caption an uploaded photo, or explain a sentence about it if there is one.
 
         Beam size or length penalty -1 means the model's own. With ``details``, captions have weights
-        per layer and head, and attention to earlier words.
+        per layer and head, and attention to earlier words. ``more`` is what ``several`` returns.
         """
         name, photo = read(path)
         predictor, sampler = self._load(model)
@@ -128,13 +160,18 @@ class Models:
             options = {option: value for option, value in search.items() if value != OWN}
             for option, value in options.items():
                 check(option, value, SEARCH[option])
-            decoding = predictor.decoding.with_options(options)
+            more = more or {}
+            if more.keys() - {
+                "num_captions"
+            }:  # the beam has the size that the groups need, or is not used
+                options.pop("beam_size", None)
+            method = predictor.method(options | dict(more))
             detailed = details and not predictor.draws_locations
             calibrated = predictor.calibration is not None
-            (best,) = predictor.captions([photo], decoding, details=detailed, confidence=calibrated)
+            (best,) = predictor.captions([photo], method, details=detailed, confidence=calibrated)
             if isinstance(best, ImageError):
                 raise best
-            captions = [best, *best.alternatives]
+            captions = [best, *best.alternatives][: more.get("num_captions")]
         named = tuple(replace(caption, image=name) for caption in captions)
         given = bool(sentence.strip())
         return Answer(model, path, photo, named, given, can_sample=sampler is not None)

@@ -9,6 +9,7 @@ from captioner.batch.rows import (
     CONFIDENCE,
     FIELDS,
     SEVERAL,
+    THUMBNAILS,
     Row,
     encodable,
     failure,
@@ -17,6 +18,7 @@ from captioner.batch.rows import (
 from captioner.batch.sources import Sources
 from captioner.errors import ImageError, UsageError
 from captioner.loading import load
+from captioner.overlay.review import thumbnails
 from captioner.predictor import NOT_CALIBRATED
 
 FETCH_THREADS = 8
@@ -35,6 +37,8 @@ class BatchCaptioner:
         sources: where the photos are; None for files on this machine.
         confidence: rows also have a ``confidence``, from 0 to 1.
         min_confidence: captions below this confidence are left empty.
+        thumbnails: rows also have what ``captioner.overlay.review.thumbnails`` returns, and a
+            ``confidence`` if the model was calibrated.
         options: fields of ``Decoding`` that replace the model's own, or of ``WordSampling``; with
             ``num_captions`` above 1, rows also have the columns ``SEVERAL``.
 
@@ -50,13 +54,13 @@ class BatchCaptioner:
         sources: Sources | None = None,
         confidence: bool = False,
         min_confidence: float | None = None,
+        thumbnails: bool = False,
         **options: Any,
     ) -> None:
         self.predictor = load(model, device)
-        self.confidence, self.min_confidence = (
-            confidence or min_confidence is not None,
-            min_confidence,
-        )
+        self.thumbnails, self.min_confidence = thumbnails, min_confidence
+        self.confidence = confidence or min_confidence is not None
+        self.confidence |= thumbnails and self.predictor.calibration is not None
         if self.confidence and self.predictor.calibration is None:
             raise UsageError(NOT_CALIBRATED.format(self.predictor.name))
         self.num_captions = options.get("num_captions") or 1
@@ -78,7 +82,7 @@ class BatchCaptioner:
             images,
             self.decoding,
             len(names),
-            maps=self.num_captions > 1,
+            maps=self.num_captions > 1 or self.thumbnails,
             confidence=self.confidence,
         )
         rows = []
@@ -88,6 +92,8 @@ class BatchCaptioner:
                 rows.append(failure(name, result))
             else:
                 rows.append({**result.to_dict(), "image": encodable(name)})
+                if self.thumbnails and not isinstance(image, ImageError):
+                    rows[-1]["thumbnails"] = thumbnails(result, image)
                 if result.confidence is not None and result.confidence < (self.min_confidence or 0):
                     rows[-1] |= {"caption": "", "words": [], "word_log_probs": []}
                 if self.num_captions > 1 and rows[-1]["caption"]:
@@ -96,6 +102,7 @@ class BatchCaptioner:
                     rows[-1]["log_probs"] = [round(caption.log_prob, 4) for caption in found]
         fields = FIELDS + (SEVERAL if self.num_captions > 1 else ())
         fields += CONFIDENCE if self.confidence else ()
+        fields += THUMBNAILS if self.thumbnails else ()
         return {field: [row.get(field) for row in rows] for field in fields}
 
     def rows(self, batches: Iterable[list[str]]) -> Iterator[Row]:

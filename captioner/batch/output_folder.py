@@ -37,6 +37,7 @@ class Shards:
         identity: ``{"model": {"name", "sha256"}, "decoding": {…}}``.
         shard_size: records per shard; the last shard may have fewer.
         retry: drop the records of photos that failed, and list these photos in ``retried``.
+        advice: what to do if the folder holds captions of another model or decoding.
 
     Attributes:
         counts: number of ``shards`` and of ``captioned`` and ``failed`` photos.
@@ -50,7 +51,9 @@ class Shards:
         identity: Mapping[str, Any],
         shard_size: int = 1000,
         retry: bool = False,
+        advice: str = "give another --output folder",
     ) -> None:
+        self.advice = advice
         self.folder, self.file_format, self.identity = folder, file_format, identity
         self.shard_size, self.retry = shard_size, retry
         self.counts: Counter[str] = Counter()
@@ -74,9 +77,7 @@ class Shards:
             self._check_manifest()
             for part in self.folder.glob(".*.part"):  # left by a killed process
                 part.unlink()
-            files = self.folder.glob(f"captions-*.{self.file_format}")
-            shards = [file for file in files if file.stem.removeprefix("captions-").isdecimal()]
-            for file in sorted(shards, key=_number):
+            for file in self._files():
                 self._resume(file)
             self._write_manifest()
             try:
@@ -104,6 +105,16 @@ class Shards:
         if len(self._rows) >= self.shard_size:
             self._flush()
             self._write_manifest()
+
+    def records(self) -> Iterator[Row]:
+        """Yield the records of all shards, in order."""
+        for file in self._files():
+            yield from self._read(file)
+
+    def _files(self) -> list[Path]:
+        files = self.folder.glob(f"captions-*.{self.file_format}")
+        shards = [file for file in files if file.stem.removeprefix("captions-").isdecimal()]
+        return sorted(shards, key=_number)
 
     def _flush(self) -> None:
         """Write the pending records as a shard."""
@@ -134,7 +145,7 @@ class Shards:
             if stored[key] != expected:
                 raise UsageError(
                     f"'{self.folder}' holds captions of another {key} ({stored[key]!s:.120}, now "
-                    f"{expected!s:.120}): give another --output folder"
+                    f"{expected!s:.120}): {self.advice}"
                 )
 
     def _resume(self, file: Path) -> None:

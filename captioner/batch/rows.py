@@ -13,6 +13,8 @@ SEVERAL = ("captions", "log_probs")
 """Further columns if several captions per photo are written, the best first."""
 CONFIDENCE = ("confidence",)
 """A further column if it is requested."""
+THUMBNAILS = ("thumbnails",)
+"""A further column for a page: see ``captioner.overlay.review``."""
 
 
 def failure(name: str, error: CaptionerError) -> Row:
@@ -23,7 +25,7 @@ def failure(name: str, error: CaptionerError) -> Row:
 
 def from_columns(columns: Mapping[str, Sequence[Any]]) -> Iterator[Row]:
     """Yield the rows of a batch without the fields that are None."""
-    fields = [field for field in (*FIELDS, *SEVERAL, *CONFIDENCE) if field in columns]
+    fields = [field for field in (*FIELDS, *SEVERAL, *CONFIDENCE, *THUMBNAILS) if field in columns]
     for values in zip(*(columns[field] for field in fields), strict=True):
         row = zip(fields, values, strict=True)
         yield {field: value for field, value in row if value is not None}

@@ -19,6 +19,9 @@ from captioner.errors import DataError
 from captioner.files import atomic
 
 EXISTING = ("skip", "append", "overwrite")
+PAGE, SHARDS, TABLE = "captions.html", ".captions.html", "captions.csv"
+"""The page to check captions in a folder of photos, the shards that it is made from, and the table that
+it saves."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Sidecars:
             DataError: its metadata cannot be edited, or its format cannot hold any.
             OSError: the file cannot be written, or the disk is full.
         """
-        new = f"{self.prefix}{caption}{self.suffix}".strip()
+        new = self.text(caption)
         content, old = self._read(photo)
         if old and self.existing == "append":
             new = old if new in old.splitlines() else f"{old}\n{new}"
@@ -66,6 +69,10 @@ class Sidecars:
         with atomic(file.resolve(), keep_stat=content is not None) as stream:
             stream.write(data)
         return True
+
+    def text(self, caption: str) -> str:
+        """Return a caption with prefix and suffix; an empty one stays empty."""
+        return f"{self.prefix}{caption}{self.suffix}".strip() if caption else ""
 
     def _file(self, photo: Path) -> Path:
         if self.kind == "embed":

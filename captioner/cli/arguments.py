@@ -62,7 +62,7 @@ def add_search(parser: argparse.ArgumentParser, batch_size: int) -> None:
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
-    """Add ``--num-captions`` and the options of sampling."""
+    """Add ``--num-captions`` and the options of sampling and of diverse beam search."""
     texts = {
         "num_captions": "captions per photo, in JSON lines: the best of the beam, or samples",
         "temperature": "sample words; below 1, probable words become more probable",
@@ -70,11 +70,16 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         "top_p": "sample among the words that together have this probability",
         "min_length": "least number of words",
         "seed": "sample; another seed gives other captions (default: 0)",
+        "diverse_groups": "diverse beam search with this many groups, which avoid each other's words",
+        "diversity": "how much they avoid them, in nats per word (default: 0.5)",
     }
-    group = parser.add_argument_group("several and varied captions")
+    group, ranges = (
+        parser.add_argument_group("several and varied captions"),
+        DECODING | WORD_SAMPLING,
+    )
     for name, text in texts.items():
-        option, metavar = f"--{name.replace('_', '-')}", "N" if WORD_SAMPLING[name].whole else "X"
-        group.add_argument(option, type=number(WORD_SAMPLING[name]), metavar=metavar, help=text)
+        option, metavar = f"--{name.replace('_', '-')}", "N" if ranges[name].whole else "X"
+        group.add_argument(option, type=number(ranges[name]), metavar=metavar, help=text)
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:

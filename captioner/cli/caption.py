@@ -4,24 +4,26 @@ captioner caption photo.jpg holiday/ 'scans/*.tif'
 captioner caption holiday/ --model transformer --output captions.csv
 captioner caption library/ --output captions/    # any number of photos, resumable
 captioner caption holiday/ --write txt           # a text file beside each photo
+captioner caption holiday/ --write html          # a page to check and edit the captions
 captioner caption holiday/ --output captions.jsonl --num-captions 5 --temperature 0.7
 """
 
 import argparse
 import errno
+import shutil
 import sys
 import warnings
 from collections import Counter, deque
 from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import chain, islice, repeat
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from captioner import paths
 from captioner.batch.output_folder import MANIFEST, Shards
-from captioner.batch.rows import Row, failure
-from captioner.batch.sidecars import EXISTING, FORMATS, Sidecars
+from captioner.batch.rows import Row, encodable, failure
+from captioner.batch.sidecars import EXISTING, FORMATS, PAGE, SHARDS, TABLE, Sidecars
 from captioner.batch.sources import Sources
 from captioner.cli.arguments import (
     add_inputs,
@@ -34,19 +36,20 @@ from captioner.cli.arguments import (
 from captioner.cli.progress import captioning, loading, report_failures
 from captioner.cli.writers import WRITERS, check_replaced, format_of
 from captioner.errors import DataError, ImageError, UsageError, plural, printable
+from captioner.files import write_text
 from captioner.limits import SHARE
 from captioner.resources import HF
 
 ADVANCED = (
     *("batch_size", "engine", "workers", "shard_size", "retry", "overwrite"),
-    *("top_k", "top_p", "min_length", "seed", "prefix", "suffix"),
+    *("top_k", "top_p", "min_length", "seed", "diverse_groups", "diversity", "prefix", "suffix"),
 )
 FEW = 128
 """With fewer photos than this, one process finishes before worker processes have started."""
 FOLDER_FORMATS = ("jsonl", "parquet")
 GENERATION = (
     *("num_captions", "temperature", "top_k", "top_p", "min_length", "seed"),
-    *("confidence", "min_confidence"),
+    *("diverse_groups", "diversity", "confidence", "min_confidence"),
 )
 
 
@@ -74,8 +77,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--min-confidence", type=number(SHARE), metavar="X", help=text)
     beside = parser.add_argument_group("where the photos are", argument_default=argparse.SUPPRESS)
     text = "txt: a text file beside each photo; xmp: an XMP file beside it; embed: XMP inside the photo "
-    text += "(JPEG, PNG, WebP or TIFF). A photo that has such a caption keeps it"
-    beside.add_argument("--write", choices=tuple(FORMATS), help=text)
+    text += "(JPEG, PNG, WebP or TIFF); html: captions.html in the folder, a page to check and edit all "
+    text += "captions. A photo that has such a caption keeps it"
+    beside.add_argument("--write", choices=(*FORMATS, "html"), help=text)
     text = "for photos that have a caption: leave it, add a line, or replace it (default: skip)"
     beside.add_argument("--existing", choices=EXISTING, help=text)
     beside.add_argument("--prefix", metavar="TEXT", help="text before every caption")
@@ -108,8 +112,9 @@ def run(options: argparse.Namespace) -> int:
         raise UsageError(
             "several captions per photo are written as JSON lines: give --format jsonl"
         )
-    if options.confidence and ("write" in options or kind in ("csv", "coco")):
-        where = f"--write {options.write}" if "write" in options else f"--format {kind}"
+    beside = given.get("write") in FORMATS
+    if options.confidence and (beside or kind in ("csv", "coco")):
+        where = f"--write {options.write}" if beside else f"--format {kind}"
         raise UsageError(
             f"--confidence cannot be used with {where}, which has no place for it: give --format text "
             "or jsonl, or only --min-confidence"
@@ -117,13 +122,14 @@ def run(options: argparse.Namespace) -> int:
     sampling = [
         name for name in ("temperature", "top_k", "top_p", "seed") if given[name] is not None
     ]
-    if options.beam_size and sampling:
-        raise UsageError(
-            "--beam-size is an option of the search: leave it out with "
-            f"--{sampling[0].replace('_', '-')}"
-        )
+    search = [name for name in ("beam_size", "diverse_groups") if given[name] is not None]
+    if search and sampling:
+        option, other = (f"--{names[0].replace('_', '-')}" for names in (search, sampling))
+        raise UsageError(f"{option} is an option of the search: leave it out with {other}")
+    if options.diversity is not None and options.diverse_groups is None:
+        raise UsageError("--diversity needs --diverse-groups: give both")
     if "write" in options:
-        return _write_sidecars(options)
+        return _write_sidecars(options) if beside else _write_page(options)
     if not writes_folder(options):
         return _write_file(options, file_format or format_of(options.output))
     if options.output is None:
@@ -246,6 +252,65 @@ def _write_sidecars(options: argparse.Namespace) -> int:
     kept = len(photos) - done["written"] - done["failed"]
     print(f"{plural(done['written'], 'caption')} written, {plural(kept, 'photo')} left as they are")
     return report_failures(done["failed"], len(photos))
+
+
+def _write_page(options: argparse.Namespace) -> int:
+    """Write a page of the captions of a folder; what it shows is kept in shards beside it."""
+    from captioner.data.readers.problems import Problems
+    from captioner.data.readers.tables import csv_rows
+    from captioner.overlay.review import MAX_PHOTOS, page
+
+    folder = Path(options.inputs[0])
+    photos = paths.find([folder])
+    if len(photos) > MAX_PHOTOS:
+        raise UsageError(
+            f"'{folder}' holds {len(photos):,} photos, and a page at most {MAX_PHOTOS:,}: give its "
+            "subfolders one by one"
+        )
+    given = {k: v for k, v in vars(options).items() if k in ("existing", "prefix", "suffix")}
+    sidecars, table = Sidecars("txt", **given), folder / TABLE
+    edited: dict[str, list[str]] = {}  # by a person
+    if sidecars.existing == "overwrite":
+        shutil.rmtree(folder / SHARDS, ignore_errors=True)
+    elif table.is_file():
+        for name, captions, _ in csv_rows(table, Problems()):
+            edited.setdefault(PurePath(name).as_posix(), []).extend(captions)
+    names = {encodable(photo.relative_to(folder).as_posix()): photo for photo in photos}
+    failed = 0
+    with (
+        _engine(options, {"thumbnails": True}, len(photos) < FEW) as engine,
+        Shards(
+            folder / SHARDS,
+            "jsonl",
+            engine.identity,
+            shard_size=options.batch_size,
+            retry=True,
+            advice="give --existing overwrite to caption all photos again",
+        ).opened() as shards,
+        captioning(lambda: len(photos), shards.counts["captioned"]) as advance,
+    ):
+        pending = [name for name in names if shards.claim(name)]
+        batches = _batches((str(names[name]) for name in pending), options.batch_size)
+        for name, row in zip(pending, engine.rows(batches), strict=True):
+            failed += _reported(row)
+            shards.add(row | {"image": name})
+            advance()
+    found = {row["image"]: row for row in shards.records() if "error" not in row}
+    shown = [
+        {
+            "name": name,
+            "text": "\n".join(edited.get(name) or [sidecars.text(found[name]["caption"])]),
+            "confidence": found[name].get("confidence"),
+            **found[name]["thumbnails"],
+        }
+        for name in names
+        if name in found
+    ]
+    write_text(folder / PAGE, page(folder.resolve().name, shown))
+    print(
+        f"{plural(len(shown), 'caption')}, {len(pending) - failed} of them new, in {folder / PAGE}"
+    )
+    return report_failures(failed, len(photos))
 
 
 @loading()

@@ -19,6 +19,7 @@ from typing import Any
 
 from captioner import model_folder, paths, resources
 from captioner.batch.output_folder import refuse_foreign
+from captioner.batch.sidecars import PAGE
 from captioner.batch.sources import INSTALL
 from captioner.cli.arguments import writes_folder
 from captioner.cli.parser import did_you_mean
@@ -38,6 +39,8 @@ TABLES = ("auto", "csv", "jsonl")  # whose root may be a file
 SCENE_OPTIONS = ("image_size", "max_objects")
 STATISTICS = ".images.jsonl"  # the end of the name of the second file that ``ground`` writes
 INPUT_FILES = ("results", "references", "instances", "captions")  # JSON files
+
+GENERATOR = b'<meta name="generator" content="captioner">'  # of captioner/overlay/base.html
 
 RAW = (".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf", ".raw", ".rw2")
 OTHERS = (".eps", ".ico", ".jfif", ".jp2", ".jpe", ".jxl", ".psd")
@@ -182,6 +185,8 @@ def _check_write(given: dict[str, Any]) -> None:
         raise UsageError(
             f"--overwrite cannot be used with --write {kind}: give --existing overwrite"
         )
+    if kind == "html":
+        _check_page(given)
     if kind and (given.get("num_captions") or 1) > 1:
         raise UsageError(f"--num-captions cannot be used with --write {kind}: leave it out")
     for name in files if kind else ("existing", "prefix", "suffix"):
@@ -189,6 +194,24 @@ def _check_write(given: dict[str, Any]) -> None:
             option = f"--{name.replace('_', '-')}"
             needs = f"cannot be used with --write {kind}" if kind else "needs --write KIND"
             raise UsageError(f"{option} {needs}: leave it out, or see captioner caption --help")
+
+
+def _check_page(given: dict[str, Any]) -> None:
+    """Check the folder that gets a page of captions, and a file that the page would replace."""
+    inputs = given["inputs"]
+    if len(inputs) != 1 or not Path(inputs[0]).is_dir():
+        raise UsageError(
+            f"--write html takes one folder of photos, got {' '.join(inputs)!r:.80}: give the folder "
+            "that shall hold the page"
+        )
+    if given.get("existing") == "append":
+        raise UsageError(
+            "--existing append cannot be used with --write html: edit the page instead"
+        )
+    page = Path(inputs[0], PAGE)
+    if page.exists() and not (page.is_file() and GENERATOR in page.read_bytes()[:1000]):
+        raise UsageError(f"'{page}' exists and is no page of captions: give it another name")
+    check_directory(page.parent)
 
 
 def _check_file(_option: str, name: str) -> None:

@@ -1,4 +1,4 @@
-"""Score captions against references.
+"""Score captions against references, and the diversity of several captions per photo.
 
 captioner evaluate captions.json --references captions_val2014.json
 captioner evaluate captions.jsonl --references captions.json --output scores.json
@@ -7,6 +7,7 @@ captioner evaluate captions.jsonl --references captions.json --output scores.jso
 import argparse
 import json
 import sys
+from typing import Any
 
 from captioner.cli.arguments import add_output, open_output
 from captioner.errors import plural
@@ -34,7 +35,12 @@ def run(options: argparse.Namespace) -> int:
             "are not comparable with scores of all photos",
             file=sys.stderr,
         )
-    rounded = {n: round(v, 2) if isinstance(v, float) else v for n, v in scores.as_dict().items()}
     with open_output(options.output) as stream:
-        print(json.dumps(rounded, indent=2), file=stream)
+        print(json.dumps(_rounded(scores.as_dict()), indent=2), file=stream)
     return 0
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _rounded(part) for name, part in value.items()}
+    return round(value, 2) if isinstance(value, float) else value

@@ -1,4 +1,4 @@
-"""CIDEr-D as a reward: the score of single captions with document frequencies computed once."""
+"""CIDEr-D of single captions, with document frequencies computed once: a reward, and a kernel."""
 
 import math
 from collections import Counter
@@ -47,6 +47,15 @@ class CiderD:
             for vector in map(self._vector, candidates)
         ]
 
+    def similarities(self, captions: Sequence[Words]) -> list[list[float]]:
+        """Return the kernel of self-CIDEr: CIDEr, from 0 to 1, between each two captions.
+
+        This is the mean over n of the cosine of their TF-IDF vectors, without clipping and length
+        penalty (Vedantam et al., §3), so that the matrix has no negative eigenvalues.
+        """
+        vectors = list(map(self._vector, captions))
+        return [[_cosine(one, other) for other in vectors] for one in vectors]
+
     def _vector(self, caption: Words) -> _Vector:
         weights: list[dict[Gram, float]] = [{} for _ in range(ORDER)]
         for gram, count in _grams(caption).items():
@@ -71,3 +80,11 @@ def _similarity(candidate: _Vector, reference: _Vector) -> float:
             pairs = [(value, weights.get(gram, 0)) for gram, value in candidate.weights[n].items()]
             total += sum(min(value, weight) * weight for value, weight in pairs) / norm
     return 10 * penalty * total / ORDER
+
+
+def _cosine(one: _Vector, other: _Vector) -> float:
+    total = 0.0
+    for n, weights in enumerate(one.weights):
+        if norm := one.norms[n] * other.norms[n]:
+            total += sum(v * other.weights[n].get(gram, 0) for gram, v in weights.items()) / norm
+    return total / ORDER

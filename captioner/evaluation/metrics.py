@@ -13,7 +13,7 @@ import re
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from pycocoevalcap.rouge.rouge import Rouge
 from captioner.data.readers.coco import parse_captions
 from captioner.data.readers.files import MALFORMED, parse_id, parse_json, read_json, read_lines
 from captioner.errors import EvaluationError
+from captioner.evaluation.diversity import Diversity, diversity
 from captioner.evaluation.image_statistics import ORDER, ImageStatistics, statistics
 from captioner.evaluation.java import JavaError, meteor_statistics, ptb_words
 from captioner.text import Tokenizer
@@ -54,10 +55,12 @@ class Scores:
     images: int  # number of images scored
     meteor: float | None = None  # None without Java
     missing: int = 0  # number of images with references but without a candidate
+    diversity: Diversity | None = None  # of several captions per image, where there are any
 
-    def as_dict(self) -> dict[str, float | int | str | None]:
-        """All fields, ready for JSON."""
-        return asdict(self)
+    def as_dict(self) -> dict[str, Any]:
+        """All fields, ready for JSON; ``diversity`` only if it is given."""
+        fields = asdict(self)
+        return fields if self.diversity else {k: v for k, v in fields.items() if k != "diversity"}
 
 
 class CaptionScorer:
@@ -109,8 +112,19 @@ class CaptionScorer:
                 f"captioned images without references: {_some(unknown)}; there are references of "
                 f"{_some(self.references) or 'no image'}"
             )
+        return self._falling_back(self._score, candidates)
+
+    def diversity(self, captions: Mapping[Id, Sequence[str]]) -> Diversity | None:
+        """Measure the diversity of captions of images with references; None if no image has several.
+
+        CIDEr takes its document frequencies from the references of all these images.
+        """
+        return self._falling_back(self._diversity, captions)
+
+    def _falling_back(self, compute: Callable[[Any], Any], captions: Any) -> Any:
+        """Compute something with Java, or without it if Java fails and was not asked for."""
         try:
-            return self._score(candidates)
+            return compute(captions)
         except JavaError as error:
             if self._strict:
                 raise EvaluationError(
@@ -119,7 +133,17 @@ class CaptionScorer:
             message = "%s; scoring with %s words and without METEOR"
             logger.warning(message, error, self._split_name)
             self._java = False
-            return self._score(candidates)
+            return compute(captions)
+
+    def _diversity(self, captions: Mapping[Id, Sequence[str]]) -> Diversity | None:
+        several = {image: texts for image, texts in captions.items() if len(texts) > 1}
+        references = {image: self.references[image] for image in captions}
+        words = [self._words(texts) for texts in (several, references)] if several else []
+        return diversity(*words) if words else None
+
+    def _words(self, captions: Mapping[Id, Sequence[str]]) -> dict[Id, list[list[str]]]:
+        lines = iter(self._tokenize([text for texts in captions.values() for text in texts]))
+        return {image: [next(lines).split() for _ in texts] for image, texts in captions.items()}
 
     def _score(self, candidates: Mapping[Id, str]) -> tuple[Scores, list[ImageStatistics]]:
         texts = [text for image in candidates for text in self.references[image]]
@@ -148,7 +172,9 @@ class CaptionScorer:
             for i, (image, caption) in enumerate(candidates.items())
         ]
         once = np.ones((1, len(images)))
-        values = {name: float(of(once)[0]) for name, of in statistics(images).items()}
+        values: dict[str, Any] = {
+            name: float(of(once)[0]) for name, of in statistics(images).items()
+        }
         missing = len(self.references) - len(candidates)
         tokenizer = "ptb" if self._java else self._split_name
         return Scores(**values, tokenizer=tokenizer, images=len(images), missing=missing), images
@@ -174,23 +200,33 @@ def evaluate_files(
 ) -> Scores:
     """Score a results file against a COCO captions file.
 
-    Results may name an image by its id or by its file name, with or without folders.
+    Results may name an image by its id or by its file name, with or without folders. The first caption
+    of an image is scored; ``Scores.diversity`` is that of all.
 
     Raises:
         CaptionerError: as ``read_results``, ``read_references`` and ``CaptionScorer.score``.
     """
     references_by_id, ids = _read_coco(references)
-    candidates: dict[Id, str] = {}
-    for image, caption in read_results(results).items():
+    candidates: dict[Id, list[str]] = {}
+    for image, captions in read_captions(results).items():
         image_id = image if image in references_by_id else ids.get(_basename(image), image)
         if image_id in candidates:
             raise EvaluationError(f"{results} captions image {image_id!r} twice: by id and by name")
-        candidates[image_id] = caption
-    return CaptionScorer(references_by_id, java=java).score(candidates)
+        candidates[image_id] = captions
+    scorer = CaptionScorer(references_by_id, java=java)
+    scores = scorer.score({image: captions[0] for image, captions in candidates.items()})
+    return replace(scores, diversity=scorer.diversity(candidates))
 
 
 def read_results(path: str | Path) -> dict[Id, str]:
+    """Read the first caption of every image, as ``read_captions`` does."""
+    return {image: captions[0] for image, captions in read_captions(path).items()}
+
+
+def read_captions(path: str | Path) -> dict[Id, list[str]]:
     """Read captions by image from COCO results JSON, or from the JSON lines of ``captioner caption``.
+
+    A record of JSON lines may list several captions, ``captions``, the first of which is ``caption``.
 
     The key is the ``image_id``, or without one the file name in ``image``. A warning is logged if
     records are left out because their image could not be read (``{"image", "error"}``).
@@ -205,7 +241,7 @@ def read_results(path: str | Path) -> dict[Id, str]:
         records = parse_json(text if text.startswith("[") else "[" + ",\n".join(lines) + "]")
     except ValueError as error:
         raise EvaluationError(f"{path} is not JSON ({error}); expected {_RESULTS}") from error
-    captions: dict[Id, str] = {}
+    captions: dict[Id, list[str]] = {}
     failed = []
     for number, record in enumerate(records, start=1):
         try:
@@ -222,7 +258,11 @@ def read_results(path: str | Path) -> dict[Id, str]:
         elif image in captions:
             raise EvaluationError(f"{path} captions image {image!r} twice, expected once")
         else:
-            captions[image] = record["caption"]
+            captions[image] = record.get("captions", [record["caption"]])
+            if not _is_list_of_texts(captions[image]):
+                raise EvaluationError(
+                    f"{path}: the captions of record {number} are no list of texts"
+                )
     if not captions:
         raise EvaluationError(f"{path} holds no caption; expected {_RESULTS}")
     if failed:
@@ -255,6 +295,10 @@ def _read_coco(path: str | Path) -> tuple[dict[Id, list[str]], dict[str, Id]]:
     for image_id, name in names:
         ids[_basename(name)].add(image_id)
     return dict(references), {name: min(same) for name, same in ids.items() if len(same) == 1}
+
+
+def _is_list_of_texts(value: object) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(v, str) for v in value)
 
 
 def _basename(image: Id) -> str:

@@ -53,11 +53,13 @@ def page(
         raise UsageError(
             f"{len(captions)} captions need as many photos, got {len(sources)}; give one for each"
         )
-    html = TEMPLATES.get_template("page.html").render(
-        items=[_item(*pair, style) for pair in zip(captions, sources, strict=True)],
-        drawing=style,
-        sha256=_sha256,
-    )
+    items = [_item(*pair, style) for pair in zip(captions, sources, strict=True)]
+    return render("page.html", items=items, drawing=style)
+
+
+def render(template: str, **values: Any) -> str:
+    """Return a template that extends ``base.html`` as a page; values are escaped."""
+    html = TEMPLATES.get_template(template).render(values, sha256=_sha256)
     # A path may contain bytes that are not UTF-8.
     return html.encode("utf-8", "backslashreplace").decode("utf-8")
 
