@@ -9,6 +9,7 @@ import pytest
 
 import captioner
 from captioner.cli.main import main
+from captioner.data.module import CaptionDataModule
 from captioner.data.readers import detect, read
 from captioner.errors import DataError
 from layouts import coco, picture, write
@@ -36,11 +37,11 @@ def test_the_kind_of_data_set_is_found(files, kind, source, tmp_path):
         write(tmp_path / name, text)
     for name in ("a.png", "b.png"):
         picture(tmp_path / name)
-    assert detect(tmp_path) == (kind, tmp_path / source)
+    assert detect(tmp_path) == (kind, tmp_path / source, [])
     records = read("auto", tmp_path)
     assert {r.image_id: r.captions for r in records} == {"a.png": ("a dog",), "b.png": ("a cat",)}
     if source:
-        assert detect(tmp_path / source) == (kind, tmp_path / source)
+        assert detect(tmp_path / source) == (kind, tmp_path / source, [])
 
 
 def test_annotations_of_coco_are_found_and_nothing_is_an_error(tmp_path):
@@ -48,7 +49,33 @@ def test_annotations_of_coco_are_found_and_nothing_is_an_error(tmp_path):
     with pytest.raises(DataError, match=r"no captions found in .*: expected a \.txt file beside"):
         read("auto", tmp_path / "empty")
     root = coco(tmp_path / "coco", {"val2014": {"a.jpg": ["a dog"]}})
-    assert detect(root) == ("coco", root)
+    assert detect(root) == ("coco", root, [])
+
+
+def test_tables_of_something_else_are_left_aside(tmp_path, capsys):
+    """With the reason, in the line of ``fit`` and in the error."""
+    picture(tmp_path / "train" / "a.png")
+    write(tmp_path / "captions.csv", "file,size\na.png,12\n")
+    write(tmp_path / "log.jsonl", '{"step": 1}\n')
+    write(tmp_path / "none.csv")
+    reasons = [
+        f"'{tmp_path / 'captions.csv'}': expected a header with image and caption, got 'file,size'",
+        f"'{tmp_path / 'none.csv'}': expected captions, found nothing",
+        f'\'{tmp_path / "log.jsonl"}\' line 1: expected \'{{"image": "a.jpg", ',
+    ]
+    with pytest.raises(DataError, match="no captions found") as error:
+        read("auto", tmp_path)
+    assert all(reason in str(error.value) for reason in reasons)
+    write(tmp_path / "train" / "a.txt", "a dog\n")
+    found = detect(tmp_path)
+    assert found[:2] == ("folder", tmp_path)
+    assert len(found.left_aside) == 3
+    assert CaptionDataModule("auto", str(tmp_path), min_count=1).words == ["a", "dog"]
+    line, *rest = capsys.readouterr().out.splitlines()
+    assert "in text files beside photos (data.name folder)" in line
+    assert rest == [f"left aside: {reason}" for reason in found.left_aside]
+    write(tmp_path / "mine.csv", TABLE)
+    assert detect(tmp_path)[:2] == ("csv", tmp_path / "mine.csv")
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms, PngImagePlugin
 
+import libraries
 from captioner.batch import xmp
 from captioner.batch.sidecars import Sidecars
 from captioner.cli import caption as command
@@ -230,6 +232,19 @@ def test_the_text_files_are_a_data_set(photos, tiny_folder, capsys, monkeypatch)
     monkeypatch.setattr(command, "_engine", None)
     assert write("txt", photos, tiny_folder) == 0
     assert capsys.readouterr().out == "0 captions written, 6 photos left as they are\n"
+
+
+def test_the_bar_counts_every_photo(photos, tiny_folder):
+    """Those that keep their caption, too: the first two, one in between, and the last one."""
+    for number in (0, 1, 3, 5):
+        photos[number].with_suffix(".txt").write_text("my own words\n")
+    call = libraries.command(photos[0].parent, "--write=txt", "--model", tiny_folder)
+    shown = libraries.on_terminal([*call, "--batch-size=1"])
+    done = [int(number) for number in re.findall(r"(\d)/7", shown)]
+    assert done == sorted(done)
+    assert done[0] == 2
+    assert done[-1] == 7
+    assert "2 captions written, 4 photos left as they are" in shown
 
 
 FULL = OSError(28, "No space left on device")
