@@ -6,6 +6,7 @@ import json
 import shutil
 import struct
 import subprocess
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 
@@ -144,6 +145,11 @@ def tags(folder: Path) -> dict[str, dict[str, object]]:
     }
 
 
-def pixels(photos: list[Path]) -> dict[Path, bytes]:
-    """A digest of the pixels of every photo."""
-    return {file: hashlib.sha256(Image.open(file).tobytes()).digest() for file in photos}
+def pixels(photo: Path) -> bytes:
+    """The pixels of a photo as they are stored."""
+    return Image.open(photo).tobytes()
+
+
+def digests(photos: list[Path], read: Callable[[Path], bytes] = pixels) -> dict[Path, bytes]:
+    """A digest of the pixels of every photo, or of what else is read from its file."""
+    return {photo: hashlib.sha256(read(photo)).digest() for photo in photos}
