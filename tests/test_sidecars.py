@@ -185,6 +185,29 @@ def test_metadata_that_cannot_be_edited_is_refused(packet, message, tmp_path):
     assert (tmp_path / "a.xmp").read_text() == packet
 
 
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp"])
+def test_a_photo_with_two_packets_is_left_as_it_is(suffix, tmp_path):
+    """One of them would be lost."""
+    content = photo(tmp_path / f"a{suffix}", FOREIGN).read_bytes()
+    if suffix == ".jpg":
+        start = content.index(b"\xff\xe1", content.index(b"http://ns.adobe.com/xap") - 8)
+        end = start + 2 + int.from_bytes(content[start + 2 : start + 4], "big")
+    elif suffix == ".png":
+        start = content.index(b"iTXtXML:com.adobe.xmp") - 4
+        end = start + 12 + int.from_bytes(content[start : start + 4], "big")
+    else:
+        start = content.index(b"XMP ")
+        end = start + 8 + (int.from_bytes(content[start + 4 : start + 8], "little") + 1) // 2 * 2
+    twice = content[:end] + content[start:]
+    if suffix == ".webp":
+        twice = twice[:4] + (len(twice) - 8).to_bytes(4, "little") + twice[8:]
+    file = tmp_path / f"b{suffix}"
+    file.write_bytes(twice)
+    with pytest.raises(DataError, match="two XMP packets"):
+        Sidecars("embed", "overwrite").write(file, TEXT)
+    assert file.read_bytes() == twice
+
+
 def test_other_formats_cannot_hold_captions(tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path / "a.gif")
     (tmp_path / "b.jpg").write_text("no photo")
