@@ -128,14 +128,35 @@ def load(source: str | Path) -> Stored:
     """
     path = Path(source).expanduser()
     with model_folder.named(path):
-        if (folder := model_folder.find(path)) is not None:
-            return _load_folder(folder)
-        for file in (path.resolve(), path / BEST):
-            if file.is_file() and (file.suffix == BEST.suffix or zipfile.is_zipfile(file)):
-                return _load_lightning(file)
+        found = _find(path, str(source))
+        return _load_folder(found) if found.is_dir() else _load_lightning(found)
+
+
+def words_of(source: str | Path) -> list[str]:
+    """Return the words of a model that ``load`` would load, without its weights.
+
+    Raises:
+        CheckpointError: as ``load``.
+    """
+    path = Path(source).expanduser()
+    with model_folder.named(path):
+        found = _find(path, str(source))
+        if found.is_dir():
+            return model_folder.read(found)[1]
+        options = upgrade.config(read_lightning(found)["hyper_parameters"])
+        return model_folder.check_words(options.get("words"))
+
+
+def _find(path: Path, name: str) -> Path:
+    """Return the model folder or the checkpoint at a path; ``name`` is what the user gave."""
+    if (folder := model_folder.find(path)) is not None:
+        return folder
+    for file in (path.resolve(), path / BEST):
+        if file.is_file() and (file.suffix == BEST.suffix or zipfile.is_zipfile(file)):
+            return file
     if not path.exists():
         raise CheckpointError(
-            f"{unknown('model', str(source), bundled_models())}; or give an existing path"
+            f"{unknown('model', name, bundled_models())}; or give an existing path"
         )
     raise CheckpointError(
         f"'{path}' holds no model; expected a model folder ({CONFIG}, {WEIGHTS}, {VOCABULARY}), "

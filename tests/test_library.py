@@ -186,6 +186,17 @@ def test_shards_are_resumed_from_what_is_on_disk(form, tmp_path):
     assert sorted(file.name for file in tmp_path.iterdir()) == [*shards, "manifest.json"]
 
 
+def test_photos_whose_caption_was_left_out_are_counted_apart(tmp_path):
+    for _ in range(2):  # counted again from the shards
+        with open_jsonl(tmp_path) as out:
+            if out.claim("a"):
+                for row in (record("a"), {**record("b"), "caption": "", "words": []}, failed("c")):
+                    out.add(row)
+        found = libraries.manifest(tmp_path)
+        counts = [found[name] for name in ("images", "captioned", "empty", "failed")]
+        assert counts == [3, 1, 1, 1]
+
+
 def test_rows_read_back_as_written(tmp_path):
     parquet = pytest.importorskip("pyarrow.parquet")
     rows = [{**record("a"), "word_log_probs": [-1.0, -0.5], "model": "m"}, failed("b")]

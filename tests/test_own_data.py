@@ -9,9 +9,13 @@ import pytest
 
 import captioner
 from captioner.cli.main import main
+from captioner.data.module import CaptionDataModule
+from captioner.data.object_words import CategoryWords
 from captioner.data.readers import detect, read
 from captioner.errors import DataError
-from layouts import coco, picture, write
+from captioner.evaluation.metrics import CaptionScorer
+from captioner.text import Tokenizer
+from layouts import coco, csv_text, picture, write
 
 PAGE = Path(__file__).parents[1] / "docs" / "own-data.md"
 TABLE = "image,caption,split\na.png,a dog,train\nb.png,a cat,val\n"
@@ -36,11 +40,11 @@ def test_the_kind_of_data_set_is_found(files, kind, source, tmp_path):
         write(tmp_path / name, text)
     for name in ("a.png", "b.png"):
         picture(tmp_path / name)
-    assert detect(tmp_path) == (kind, tmp_path / source)
+    assert detect(tmp_path) == (kind, tmp_path / source, [])
     records = read("auto", tmp_path)
     assert {r.image_id: r.captions for r in records} == {"a.png": ("a dog",), "b.png": ("a cat",)}
     if source:
-        assert detect(tmp_path / source) == (kind, tmp_path / source)
+        assert detect(tmp_path / source) == (kind, tmp_path / source, [])
 
 
 def test_annotations_of_coco_are_found_and_nothing_is_an_error(tmp_path):
@@ -48,7 +52,97 @@ def test_annotations_of_coco_are_found_and_nothing_is_an_error(tmp_path):
     with pytest.raises(DataError, match=r"no captions found in .*: expected a \.txt file beside"):
         read("auto", tmp_path / "empty")
     root = coco(tmp_path / "coco", {"val2014": {"a.jpg": ["a dog"]}})
-    assert detect(root) == ("coco", root)
+    assert detect(root) == ("coco", root, [])
+
+
+def test_tables_of_something_else_are_left_aside(tmp_path, capsys):
+    """With the reason, in the line of ``fit`` and in the error."""
+    picture(tmp_path / "train" / "a.png")
+    write(tmp_path / "captions.csv", "file,size\na.png,12\n")
+    write(tmp_path / "log.jsonl", '{"step": 1}\n')
+    write(tmp_path / "none.csv")
+    reasons = [
+        f"'{tmp_path / 'captions.csv'}': expected a header with image and caption, got 'file,size'",
+        f"'{tmp_path / 'none.csv'}': expected captions, found nothing",
+        f'\'{tmp_path / "log.jsonl"}\' line 1: expected \'{{"image": "a.jpg", ',
+    ]
+    with pytest.raises(DataError, match="no captions found") as error:
+        read("auto", tmp_path)
+    assert all(reason in str(error.value) for reason in reasons)
+    write(tmp_path / "train" / "a.txt", "a dog\n")
+    found = detect(tmp_path)
+    assert found[:2] == ("folder", tmp_path)
+    assert len(found.left_aside) == 3
+    assert CaptionDataModule("auto", str(tmp_path), min_count=1).words == ["a", "dog"]
+    line, *rest = capsys.readouterr().out.splitlines()
+    assert "in text files beside photos (data.name folder)" in line
+    assert rest == [f"left aside: {reason}" for reason in found.left_aside]
+    write(tmp_path / "mine.csv", TABLE)
+    assert detect(tmp_path)[:2] == ("csv", tmp_path / "mine.csv")
+
+
+def vehicles(root: Path, table: Path) -> dict[str, list[str]]:
+    """Write a table of vehicles: 87 photos for train, 13 for val, the others for test.
+
+    A photo shows a vehicle if three of its captions name a category of that kind. The first hundred ids
+    are for training. Returns the captions of the test photos.
+    """
+    instances = json.loads((root / "annotations" / "instances_train2017.json").read_text())
+    kinds = {c["name"]: c["supercategory"] for c in instances["categories"]}
+    finder, tokenize = CategoryWords(kinds), Tokenizer()
+
+    def names_vehicle(caption: str) -> bool:
+        return any(kinds[found] == "vehicle" for _, found in finder.find(tokenize(caption)))
+
+    photos = sorted(read("coco2014", root), key=lambda record: int(record.image_id))
+    photos = [r for r in photos if sum(map(names_vehicle, r.captions)) >= 3]
+    splits = ["train" if number % 8 else "val" for number in range(100)]
+    splits += ["test"] * (len(photos) - 100)
+    rows = [
+        [str(Path(record.path).resolve()), caption, split]
+        for record, split in zip(photos, splits, strict=True)
+        for caption in record.captions
+    ]
+    write(table, csv_text([["image", "caption", "split"], *rows]))
+    return {str(Path(r.path).resolve()): list(r.captions) for r in photos[100:]}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_a_hundred_photos_of_another_kind(tmp_path):
+    """``show-attend-tell-soft`` has seen no photo of COCO; the bundled default has."""
+    photos = Path("../shared/data/coco")
+    if not photos.is_dir():
+        pytest.skip("PHOTOS OF COCO MISSING: ../shared/data/coco")
+    start, table = "show-attend-tell-soft", tmp_path / "captions.csv"
+    held_back = vehicles(photos, table)
+    own = captioner.load(start).caption(list(held_back))
+    texts = {photo: caption.text for photo, caption in zip(held_back, own, strict=True)}
+    cider = {"own": CaptionScorer(held_back, java=False).score(texts).cider}
+    model = "--model configs/model/show-attend-tell.yaml --model.encoder.init_args.image_size 256 "
+    model += "--model.encoder.init_args.weights FLICKR8K --model.decoding.no_repeat 2"
+    choices = {
+        "tuned": [start, start, "--model.learning_rate", "4e-4"],
+        "scratch": ["null", "null", "--model.learning_rate", "1.2e-3"],
+    }
+    for name, (init, words, *rate) in choices.items():
+        run = tmp_path / name
+        call = ["fit", "--config", "configs/own.yaml", "--data.root", str(table), *model.split()]
+        call += ["--model.init_from", init, "--data.keep_vocabulary", words, *rate]
+        call += [
+            "--data.cache_dir",
+            str(tmp_path / "cache"),
+            "--trainer.default_root_dir",
+            str(run),
+        ]
+        assert main([*call, "--trainer.enable_progress_bar", "false", "--overlays", "0"]) == 0
+        config = str(run / "config.yaml")
+        assert main(["test", "--config", config, "--data.test_split", "test"]) == 0
+        record = json.loads((run / "results" / "test-beam5.json").read_text())
+        cider[name] = record["scores"]["cider"]
+    print(cider)
+    assert cider["tuned"] >= cider["own"] + 10
+    assert cider["tuned"] >= cider["scratch"] + 15
 
 
 @pytest.mark.slow

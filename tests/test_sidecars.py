@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageCms, PngImagePlugin
 
+import libraries
 from captioner.batch import xmp
 from captioner.batch.sidecars import Sidecars
 from captioner.cli import caption as command
@@ -183,6 +185,29 @@ def test_metadata_that_cannot_be_edited_is_refused(packet, message, tmp_path):
     assert (tmp_path / "a.xmp").read_text() == packet
 
 
+@pytest.mark.parametrize("suffix", [".jpg", ".png", ".webp"])
+def test_a_photo_with_two_packets_is_left_as_it_is(suffix, tmp_path):
+    """One of them would be lost."""
+    content = photo(tmp_path / f"a{suffix}", FOREIGN).read_bytes()
+    if suffix == ".jpg":
+        start = content.index(b"\xff\xe1", content.index(b"http://ns.adobe.com/xap") - 8)
+        end = start + 2 + int.from_bytes(content[start + 2 : start + 4], "big")
+    elif suffix == ".png":
+        start = content.index(b"iTXtXML:com.adobe.xmp") - 4
+        end = start + 12 + int.from_bytes(content[start : start + 4], "big")
+    else:
+        start = content.index(b"XMP ")
+        end = start + 8 + (int.from_bytes(content[start + 4 : start + 8], "little") + 1) // 2 * 2
+    twice = content[:end] + content[start:]
+    if suffix == ".webp":
+        twice = twice[:4] + (len(twice) - 8).to_bytes(4, "little") + twice[8:]
+    file = tmp_path / f"b{suffix}"
+    file.write_bytes(twice)
+    with pytest.raises(DataError, match="two XMP packets"):
+        Sidecars("embed", "overwrite").write(file, TEXT)
+    assert file.read_bytes() == twice
+
+
 def test_other_formats_cannot_hold_captions(tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path / "a.gif")
     (tmp_path / "b.jpg").write_text("no photo")
@@ -230,6 +255,19 @@ def test_the_text_files_are_a_data_set(photos, tiny_folder, capsys, monkeypatch)
     monkeypatch.setattr(command, "_engine", None)
     assert write("txt", photos, tiny_folder) == 0
     assert capsys.readouterr().out == "0 captions written, 6 photos left as they are\n"
+
+
+def test_the_bar_counts_every_photo(photos, tiny_folder):
+    """Those that keep their caption, too: the first two, one in between, and the last one."""
+    for number in (0, 1, 3, 5):
+        photos[number].with_suffix(".txt").write_text("my own words\n")
+    call = libraries.command(photos[0].parent, "--write=txt", "--model", tiny_folder)
+    shown = libraries.on_terminal([*call, "--batch-size=1"])
+    done = [int(number) for number in re.findall(r"(\d)/7", shown)]
+    assert done == sorted(done)
+    assert done[0] == 2
+    assert done[-1] == 7
+    assert "2 captions written, 4 photos left as they are" in shown
 
 
 FULL = OSError(28, "No space left on device")

@@ -45,13 +45,20 @@ def _run(content: bytes, packet: bytes | None) -> tuple[bytes, bytes]:
     raise DataError("captions are embedded in JPEG, PNG, WebP and TIFF only; use --write xmp")
 
 
+def _only(before: bytes, packet: bytes) -> bytes:
+    """Return the packet, unless there was one before it, whose content would be lost."""
+    if before:
+        raise DataError("it has two XMP packets, which is not valid; use --write xmp")
+    return packet
+
+
 def _jpeg(content: bytes, packet: bytes | None) -> tuple[bytes, bytes]:
     old, before, after, at = b"", [content[:2]], list[bytes](), 2
     while content[at] == 0xFF and content[at + 1] != 0xDA:  # start of scan
         end = at + 2 + struct.unpack_from(">H", content, at + 2)[0]
         segment = content[at:end]
         if segment[1] == 0xE1 and segment[4:].startswith(_JPEG_NAME):
-            old = segment[4 + len(_JPEG_NAME) :]
+            old = _only(old, segment[4 + len(_JPEG_NAME) :])
             if packet is not None and any(other[4:8] == b"MPF\0" for other in after):
                 # Offsets to the further images in the file are counted from this segment.
                 raise DataError("its further images depend on the size of its XMP; use --write xmp")
@@ -77,7 +84,8 @@ def _png(content: bytes, packet: bytes | None) -> tuple[bytes, bytes]:
         if name == b"iTXt" and data.startswith(_PNG_NAME):
             compressed, _, rest = data[len(_PNG_NAME)], *data[len(_PNG_NAME) + 2 :].split(b"\0", 1)
             text = rest.split(b"\0", 1)[1]
-            old = zlib.decompressobj().decompress(text, MAX_PACKET) if compressed else text
+            text = zlib.decompressobj().decompress(text, MAX_PACKET) if compressed else text
+            old = _only(old, text)
         else:
             pieces.append(chunk)
         at += len(chunk)
@@ -99,7 +107,7 @@ def _webp(content: bytes, packet: bytes | None) -> tuple[bytes, bytes]:
         if len(data) != length:
             raise ValueError("a chunk is cut off")
         if name == b"XMP ":
-            old = data
+            old = _only(old, data)
         else:
             chunks.append((name, data))
         at += 8 + length + length % 2

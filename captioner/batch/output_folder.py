@@ -24,6 +24,7 @@ from captioner.files import write_bytes, write_text
 
 MANIFEST, LOCK = "manifest.json", ".lock"
 VERSION = 1
+PHOTOS = ("captioned", "empty", "failed")
 MAX_LISTED = 1000
 """Largest number of failures that the manifest lists; the shards hold all of them."""
 
@@ -40,7 +41,8 @@ class Shards:
         advice: what to do if the folder holds captions of another model or decoding.
 
     Attributes:
-        counts: number of ``shards`` and of ``captioned`` and ``failed`` photos.
+        counts: number of ``shards``, and of photos: ``captioned``, ``empty`` (their caption was left
+            out) and ``failed``.
         retried: photos whose failure was dropped, so that they are tried again.
     """
 
@@ -62,6 +64,11 @@ class Shards:
         self._claimed: set[bytes] = set()
         self._rows: list[Row] = []
         self._next_number = 0
+
+    @property
+    def images(self) -> int:
+        """The number of photos in the shards."""
+        return sum(self.counts[name] for name in PHOTOS)
 
     @contextmanager
     def opened(self) -> Iterator["Shards"]:
@@ -165,7 +172,9 @@ class Shards:
 
     def _count(self, rows: list[Row]) -> None:
         failed = [row for row in rows if "error" in row]
-        self.counts.update(shards=1, captioned=len(rows) - len(failed), failed=len(failed))
+        captioned = sum(bool(row.get("caption")) for row in rows)
+        empty = len(rows) - captioned - len(failed)
+        self.counts.update(shards=1, captioned=captioned, empty=empty, failed=len(failed))
         self._failures += failed[: MAX_LISTED - len(self._failures)]
 
     def _write_manifest(self, finished: bool = False) -> None:
@@ -175,8 +184,8 @@ class Shards:
             **self.identity,
             "format": self.file_format,
             "finished": finished,
-            "images": self.counts["captioned"] + self.counts["failed"],
-            **{name: self.counts[name] for name in ("captioned", "failed", "shards")},
+            "images": self.images,
+            **{name: self.counts[name] for name in (*PHOTOS, "shards")},
             "failures": [{"image": row["image"], **row["error"]} for row in self._failures],
         }
         text = json.dumps(manifest, indent=1, ensure_ascii=False)

@@ -195,17 +195,16 @@ def _write_folder(options: argparse.Namespace, file_format: str) -> int:
     with (
         _engine(options, {"sources": sources}) as engine,
         Shards(folder, file_format, engine.identity, **settings).opened() as shards,
-        captioning(count, shards.counts["captioned"] + shards.counts["failed"]) as advance,
+        captioning(count, shards.images) as advance,
     ):
         pending = (name for name in chain(shards.retried, first, names) if shards.claim(name))
         for row in engine.rows(_batches(pending, options.batch_size)):
             _reported(row)
             shards.add(row)
             advance()
-    captioned, failed = shards.counts["captioned"], shards.counts["failed"]
-    print(f"{plural(captioned, 'caption')} in {folder}")
+    print(f"{plural(shards.counts['captioned'], 'caption')} in {folder}")
     listing = f"; '{folder / MANIFEST}' lists them; try them again with --retry"
-    return report_failures(failed, captioned + failed, listing)
+    return report_failures(shards.counts["failed"], shards.images, listing)
 
 
 def _write_sidecars(options: argparse.Namespace) -> int:
@@ -228,29 +227,36 @@ def _write_sidecars(options: argparse.Namespace) -> int:
             except (DataError, OSError) as error:
                 report(error)
                 continue
-            if not finished:
-                pending.append(photo)
-                yield str(photo)
+            if finished:
+                done["kept"] += 1
+                continue
+            pending.append(photo)
+            yield str(photo)
 
     names = unfinished()
     first = list(islice(names, 1))
     if first:
         with (
             _engine(options, {}, len(photos) < FEW) as engine,
-            captioning(lambda: len(photos)) as advance,
+            captioning(lambda: len(photos), done.total()) as advance,
         ):
+            shown = done.total()
             for row in engine.rows(_batches(chain(first, names), options.batch_size)):
                 photo = pending.popleft()
-                if _reported(row):
-                    done["failed"] += 1
-                elif row["caption"]:
-                    try:
-                        done["written"] += sidecars.write(photo, row["caption"])
-                    except (DataError, OSError) as error:
-                        report(error)
-                advance()
-    kept = len(photos) - done["written"] - done["failed"]
-    print(f"{plural(done['written'], 'caption')} written, {plural(kept, 'photo')} left as they are")
+                try:
+                    if _reported(row):
+                        done["failed"] += 1
+                    elif row["caption"] and sidecars.write(photo, row["caption"]):
+                        done["written"] += 1
+                    else:
+                        done["kept"] += 1
+                except (DataError, OSError) as error:
+                    report(error)
+                advance(done.total() - shown)
+                shown = done.total()
+            advance(done.total() - shown)  # those that are kept after the last caption
+    kept = plural(done["kept"], "photo")
+    print(f"{plural(done['written'], 'caption')} written, {kept} left as they are")
     return report_failures(done["failed"], len(photos))
 
 

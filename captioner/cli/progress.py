@@ -43,8 +43,8 @@ def loading() -> Iterator[None]:
 
 
 @contextmanager
-def captioning(count: Callable[[], int | None], done: int = 0) -> Iterator[Callable[[], None]]:
-    """Show a bar; yield the function that advances it.
+def captioning(count: Callable[[], int | None], done: int = 0) -> Iterator[Callable[..., None]]:
+    """Show a bar; yield ``advance(photos=1)``.
 
     Args:
         count: returns the number of photos, or None if it is unknown; runs in a thread, because
@@ -56,7 +56,7 @@ def captioning(count: Callable[[], int | None], done: int = 0) -> Iterator[Calla
         task = bar.add_task("captioning", total=None, completed=done)
         if not bar.disable:
             Thread(target=lambda: bar.update(task, total=count()), daemon=True).start()
-        yield lambda: bar.advance(task)
+        yield lambda photos=1: bar.advance(task, photos)
 
 
 def report_failures(failed: int, total: int, advice: str = "") -> int:

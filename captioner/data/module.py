@@ -137,21 +137,21 @@ class CaptionDataModule(pl.LightningDataModule):
         if name == "auto" and distributed.rank() == 0:
             print(self._found(Path(root).expanduser()))
         self._tokenized: dict[str, TokenizedCaptions] = {}
-        kept = checkpoint.load(find_model(keep_vocabulary)) if keep_vocabulary else None
-        words = kept.captioner.vocabulary.plain_words if kept else ()
-        self.vocabulary = Vocabulary.build(self._captions(TRAIN), min_count, words)
+        kept = checkpoint.words_of(find_model(keep_vocabulary)) if keep_vocabulary else []
+        self.vocabulary = Vocabulary.build(self._captions(TRAIN), min_count, kept)
         self._cache: AnnotationCache | None = None
 
     def _found(self, root: Path) -> str:
-        kind, source = detect(root)
+        found = detect(root)
         what = {"folder": "text files beside photos", "coco": "COCO annotations"}.get(
-            kind, str(source.name)
+            found.name, str(found.source.name)
         )
         sizes = ", ".join(f"{len(self.records.of_split(split)):,} for {split}" for split in SPLITS)
         captions = sum(len(record.captions) for record in self.records)
+        left_aside = "".join(f"\nleft aside: {reason}" for reason in found.left_aside)
         return (
             f"found {plural(len(self.records), 'photo')} with {plural(captions, 'caption')} in {what} "
-            f"(data.name {kind}): {sizes}"
+            f"(data.name {found.name}): {sizes}{left_aside}"
         )
 
     @property

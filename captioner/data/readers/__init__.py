@@ -12,44 +12,73 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from captioner.data.readers.coco import SETS, YEARS, read_coco, read_karpathy
 from captioner.data.readers.flickr import read_flickr8k, read_flickr30k
 from captioner.data.readers.problems import Problems
-from captioner.data.readers.tables import read_csv, read_folder, read_jsonl
+from captioner.data.readers.tables import check_table, read_csv, read_folder, read_jsonl
 from captioner.data.records import Record, Records
 from captioner.errors import DataError, unknown
 from captioner.paths import walk
 
 
+class Found(NamedTuple):
+    """The kind of data set in a folder.
+
+    Attributes:
+        name: the reader in ``READERS``.
+        source: what the reader takes: the folder or a table in it.
+        left_aside: why tables before it are not used.
+    """
+
+    name: str
+    source: Path
+    left_aside: list[str]
+
+
 def read_auto(root: Path, problems: Problems) -> Iterator[Record]:
     """Photos with a .txt beside each, a .csv or .jsonl of captions, or COCO's annotations."""
-    name, source = detect(root)
-    return READERS[name](source, problems)
+    found = detect(root)
+    return READERS[found.name](found.source, problems)
 
 
-def detect(root: Path) -> tuple[str, Path]:
-    """Return the kind of data set that lies in a folder, or is this file, and what its reader takes.
+def detect(root: Path) -> Found:
+    """Find out which kind of data set lies in a folder, or is this file.
 
     A file named ``captions`` counts before other tables, tables before COCO's annotations, and these
-    before text files.
+    before text files. A table counts only if it has the columns of a table of captions.
 
     Raises:
         DataError: there is nothing that a reader for photos of the user reads.
     """
-    for pattern in ("captions.{}", "*.{}"):
-        for kind in ("csv", "jsonl"):
-            files = [root] if root.is_file() else sorted(root.glob(pattern.format(kind)))
-            if files and files[0].suffix == f".{kind}":
-                return kind, files[0]
+    left_aside: list[str] = []
+    for table in _tables(root):
+        try:
+            if table != root:  # a file that the user names is read, with all its errors
+                check_table(table)
+            return Found(table.suffix[1:], table, left_aside)
+        except DataError as error:
+            left_aside.append(str(error))
     if next(root.glob("annotations/captions_*.json"), None):
-        return "coco", root
+        return Found("coco", root, left_aside)
     if next(walk(root, (".txt",)), None):
-        return "folder", root
+        return Found("folder", root, left_aside)
+    reasons = "".join(f"; {reason}" for reason in left_aside)
     raise DataError(
         f"no captions found in '{root}': expected a .txt file beside each photo, captions.csv or "
-        "captions.jsonl with the columns image and caption, or annotations/captions_*.json as in COCO"
+        f"captions.jsonl with the columns image and caption, or annotations/captions_*.json as in COCO"
+        f"{reasons}"
     )
+
+
+def _tables(root: Path) -> list[Path]:
+    """The files that can be tables of captions, in the order in which they count."""
+    kinds = ("csv", "jsonl")
+    if root.is_file():
+        return [root] if root.suffix in (".csv", ".jsonl") else []
+    patterns = [pattern.format(kind) for pattern in ("captions.{}", "*.{}") for kind in kinds]
+    return list(dict.fromkeys(file for p in patterns for file in sorted(root.glob(p))))
 
 
 READERS: dict[str, Callable[[Path, Problems], Iterator[Record]]] = {
