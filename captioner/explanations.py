@@ -24,7 +24,7 @@ from captioner.models.distributions import Sampling
 from captioner.models.erasure import Erasure
 from captioner.text import START
 
-POINTS = 12
+POINTS = 8
 """Points of the path of integrated gradients, of the Gauss-Legendre rule."""
 ERASED = 64  # copies of an image, with a region erased in each, that are computed together
 EXPECTATION = Sampling(mode="expectation")

@@ -54,8 +54,9 @@ PAGE = Path(__file__).parents[1] / "docs" / "explanations.md"
 MARK = "<!-- table -->"
 
 
-def measure(name: str, data: Any) -> dict[str, Any]:
+def measure(name: str, data: Any, minutes: float) -> dict[str, Any]:
     """Return the scores of every method for one model, and differences from attention."""
+    end, images = time.monotonic() + 60 * minutes, 0
     torch.set_num_threads(1)
     model = load_own(name, "cpu")
     decoder = deterministic(model.captioner.decoder)
@@ -65,6 +66,9 @@ def measure(name: str, data: Any) -> dict[str, Any]:
     curves = {method: DeletionCurves(model, data.images, "forced", method) for method in methods}
     seconds = dict.fromkeys(methods, 0.0)
     for batch in batches(model.captioner, data.images, 1, []):
+        if time.monotonic() > end:
+            break
+        images += 1
         (index,), annotations = batch.indices, batch.annotations
         words = Tokenizer()(data.images[index].captions[0])
         ids = model.vocabulary.encode(words)
@@ -86,12 +90,14 @@ def measure(name: str, data: Any) -> dict[str, Any]:
             unknown = [token == UNK for token in ids]
             maps[method].add_caption(index, words, {"model": positive}, unknown)
         print(f"{name}: photo {index + 1}", file=sys.stderr, flush=True)
+    for of_method in maps.values():
+        of_method.data = replace(data, images=data.images[:images])
     ratios = {m: _ratios([*maps[m].report(), *curves[m].report()]) for m in methods}
-    bootstrap = Bootstrap(len(data.images))
+    bootstrap = Bootstrap(images)
     scores: dict[str, Any] = {}
     for method, of in ratios.items():
         scores[method] = bootstrap.intervals({key: of[key] for key in MEASURES})
-        scores[method]["seconds"] = round(seconds[method] / len(data.images), 3)
+        scores[method]["seconds"] = round(seconds[method] / images, 3)
         lead = {key: bootstrap.difference(of[key], ratios["attention"][key]) for key in MEASURES}
         scores[method]["over_attention"] = {
             key: {k: round(v, 6) for k, v in vars(estimate).items()}
@@ -102,6 +108,7 @@ def measure(name: str, data: Any) -> dict[str, Any]:
     return {
         "mechanism": model.mechanism,
         "grid": list(maps["attention"].grid),
+        "images": images,
         "words": words,
         "mentions": mentions,
         "scores": scores,
@@ -140,6 +147,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--root", metavar="DIR", help="folder of Flickr8k")
     parser.add_argument("--entities", type=Path, metavar="DIR", help="Flickr30k Entities")
     parser.add_argument("--limit", type=int, default=100, help="number of photos")
+    text = "start no further photo after this time; the record has the number of photos"
+    parser.add_argument("--minutes", type=float, default=1e9, help=text)
     parser.add_argument("--jobs", type=int, default=2, help="models measured at the same time")
     parser.add_argument("--models", nargs="+", default=bundled_models(), help="bundled models")
     parser.add_argument("--output", type=Path, help="docs/results/explanations.json")
@@ -156,11 +165,11 @@ def main(arguments: list[str] | None = None) -> None:
     records = readers.read("flickr8k", options.root).of_split(VAL)[: options.limit]
     data = entity_images.read(options.entities, records)
     data = replace(data, images=tuple(replace(i, captions=i.captions[:1]) for i in data.images))
-    jobs = (joblib.delayed(measure)(name, data) for name in options.models)
+    jobs = (joblib.delayed(measure)(name, data, options.minutes) for name in options.models)
     found = joblib.Parallel(options.jobs)(jobs)
     record = {
         "command": shlex.join(["python", *sys.argv]),
-        "data": f"flickr8k, split val, {len(data.images)} photos, first caption, boxes of {data.source}",
+        "data": f"flickr8k, split val, first photos and captions, boxes of {data.source}",
         "settings": "see captioner.explanations and captioner.evaluation.deletion",
         "models": dict(zip(options.models, found, strict=True)),
         **provenance(),

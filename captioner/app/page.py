@@ -13,6 +13,7 @@ from captioner.app.example_photos import Example
 from captioner.app.panel import ALL, PRIVATE, Stage
 from captioner.app.served_models import MAX_BEAM, OWN, Models
 from captioner.app.upload import PhotoInput, one_line_html
+from captioner.limits import METHODS
 from captioner.overlay import Style
 from captioner.overlay.html import FOLDER as OVERLAY
 
@@ -126,6 +127,10 @@ def _settings(models: Models) -> tuple[list[Any], list[Any], list[Any]]:
     with gr.Row():
         explain = gr.Button("Explain", size="sm", min_width=90, variant="primary")
         clear = gr.Button("Model's caption", size="sm", min_width=90)
+    method = gr.Dropdown(
+        list(METHODS), value="attention", label="Explain by", elem_id="method",
+        info="All but attention and rollout take seconds.",
+    )  # fmt: skip
     with gr.Accordion("Search", open=False):
         sizes = [("model default", OWN), *range(1, MAX_BEAM + 1)]
         beam_size = gr.Dropdown(sizes, value=OWN, label="Beam size", info="1 is greedy search.")
@@ -142,10 +147,10 @@ def _settings(models: Models) -> tuple[list[Any], list[Any], list[Any]]:
             for label, count in (("Layer", 6), ("Head", 8))
         )  # fmt: skip
     cleared = clear.click(lambda: "", None, sentence, queue=False, **PRIVATE)
-    chosen = [control.change for control in (name, other, beam_size)]
+    chosen = [control.change for control in (name, other, beam_size, method)]
     changes = [partial(gr.on, [sentence.submit, explain.click, *chosen]), cleared.then]
     return (
-        [name, other, sentence, beam_size],
+        [name, other, sentence, beam_size, method],
         [layer, head, opacity, scale, smoothing, look],
         changes,
     )

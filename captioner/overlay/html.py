@@ -15,6 +15,7 @@ import numpy as np
 from captioner import images
 from captioner.caption import Caption
 from captioner.errors import UsageError
+from captioner.limits import METHODS
 from captioner.overlay import heatmap
 from captioner.overlay.style import (
     DEFAULT_STYLE,
@@ -91,6 +92,7 @@ def _item(caption: Caption, photo: images.Source | None, style: Style) -> dict[s
         "photo": images.data_url(image),
         "name": Path(caption.image).name if caption.image else "",
         "mechanism": describe_mechanism(caption, style),
+        "shows": METHODS[caption.method].capitalize(),
         "content": content,
         "data": {
             "text": sentence(caption),
@@ -121,10 +123,12 @@ def _word(caption: Caption, index: int, peak: float, style: Style) -> dict[str, 
     if location != "everywhere":
         descending = np.sort(weights, axis=None)[::-1]
         half = (1 + np.searchsorted(descending.cumsum(), weights.sum() / 2)) / weights.size
-        description += f"; half or more of its attention went to {100 * half:.0f} % of the photo"
+        share = "its attention went to" if caption.method == "attention" else "it is in"
+        description += f"; half or more of {share} {100 * half:.0f} % of the photo"
     if caption.visual_grounding is not None:
         grounding = f"{100 * caption.visual_grounding[index]:.0f} %"
         description = f"{grounding} at the photo, {description}"
+    verb = "looked" if caption.method == "attention" else f"{caption.method} is"
     if index in caption.unknown:
         description += "; the model does not know this word and reads it as <unk>"
     return {
@@ -135,7 +139,7 @@ def _word(caption: Caption, index: int, peak: float, style: Style) -> dict[str, 
         "maximum": f"{weights.max():.3g}",
         "location": location,
         "grounding": grounding,
-        "description": f"“{word}”: looked {description}",
+        "description": f"“{word}”: {verb} {description}",
         "weights": [float(f"{value:.5g}") for value in weights.ravel()],
         "peak": peak,
         "lines": heatmap.outlines(caption, index, style),

@@ -9,12 +9,16 @@ import numpy as np
 
 from captioner import images
 from captioner.caption import Caption
-from captioner.overlay.style import DEFAULT_STYLE, Style, describe_mechanism, entropies, maps
+from captioner.overlay.style import DEFAULT_STYLE, Style, describe_mechanism, entropies, maps, values
 
 
 def record(caption: Caption, style: Style = DEFAULT_STYLE) -> dict[str, Any]:
-    """Return a caption and the weights of its grid cells as a JSON object."""
-    weights, outside = maps(caption, style), caption.outside
+    """Return a caption and the weights of its grid cells as a JSON object.
+
+    The weights of another method than attention are its values: in nats, and negative, where it has such.
+    """
+    weights, outside = values(caption, style), caption.outside
+    entropy = entropies(maps(caption, style))
     return {
         "image": caption.image,
         "size": [caption.geometry.width, caption.geometry.height],
@@ -22,13 +26,14 @@ def record(caption: Caption, style: Style = DEFAULT_STYLE) -> dict[str, Any]:
         "caption": caption.text,
         "model": caption.model,
         "mechanism": describe_mechanism(caption, style),
+        "method": caption.method,
         "words": [
             {
                 "word": word,
                 **({"unknown": True} if index in caption.unknown else {}),
                 "log_prob": round(caption.word_log_probs[index], 4),
                 **({} if outside is None else {"outside": round(float(outside[index]), 4)}),
-                "entropy": round(float(entropies(weights[index : index + 1])[0]), 4),
+                "entropy": round(float(entropy[index]), 4),
                 **_grounding(caption, index),
                 # The shortest decimals that round to the same float32 values.
                 "weights": [[float(str(value)) for value in row] for row in weights[index]],
@@ -55,7 +60,7 @@ def npz(caption: Caption, style: Style = DEFAULT_STYLE) -> bytes:
     more = {name: getattr(caption, name) for name in names}
     more = {name: values for name, values in more.items() if values is not None}
     words = np.array(caption.words, str)
-    np.savez_compressed(stream, weights=maps(caption, style), words=words, **more)
+    np.savez_compressed(stream, weights=values(caption, style), words=words, **more)
     return stream.getvalue()
 
 
@@ -74,7 +79,7 @@ def csv_bytes(caption: Caption, _: images.Source | None, style: Style) -> bytes:
     stream = StringIO(newline="")
     writer = csv.writer(stream)
     writer.writerow(["index", "word", "row", "column", "weight"])
-    for (index, row, column), weight in np.ndenumerate(maps(caption, style)):
+    for (index, row, column), weight in np.ndenumerate(values(caption, style)):
         # The shortest decimals that round to the same float32 values.
         writer.writerow([index, caption.words[index], row, column, str(weight)])
     return stream.getvalue().encode()
