@@ -19,7 +19,7 @@ from torch import Tensor
 
 from captioner.errors import UsageError
 from captioner.models.annotations import Annotations
-from captioner.models.decoder import Decoder, index_batch, map_tensors
+from captioner.models.decoder import Decoder, map_tensors
 from captioner.models.distributions import Sampling
 from captioner.models.erasure import Erasure
 from captioner.text import START
@@ -30,8 +30,8 @@ ERASED = 64  # copies of an image, with a region erased in each, that are comput
 EXPECTATION = Sampling(mode="expectation")
 """A chosen region has no gradient, so hard attention is explained by its expectation."""
 NO_CAPTUM = (
-    "integrated-gradients needs captum, which is not installed: pip install 'captioner[captum]', or choose "
-    "another method"
+    "integrated-gradients needs captum, which is not installed: pip install 'captioner[captum]', or "
+    "choose another method"
 )
 
 Maps = Float[Tensor, "T L"]
@@ -61,9 +61,8 @@ class Step:
 
     def predict(self, keys: Any, number: int) -> Float[Tensor, " N"]:
         """Return the log-probability of the word, given the attention's keys of N images."""
-        rows = torch.zeros(number, dtype=torch.long, device=self.before.device)
-        memory = index_batch(replace(self.state, keys=None), rows)
-        logits, _, _ = self.decoder.step(self.before.expand(number), replace(memory, keys=keys))
+        state = map_tensors(lambda part: part.expand(number, *part.shape[1:]), self.state)
+        logits, _, _ = self.decoder.step(self.before.expand(number), replace(state, keys=keys))
         return logits.log_softmax(-1)[:, self.word]
 
 
@@ -107,8 +106,8 @@ def rollout(decoder: Decoder, annotations: Annotations, tokens: Int[Tensor, " n"
     decoded = decoder(annotations, tokens[None, :-1], details=True)
     if decoded.layers is None or decoded.past_weights is None:
         raise UsageError(
-            f"rollout multiplies the attention of a Transformer's layers, and {decoder.mechanism} has no "
-            "such layers: choose another method or model"
+            f"rollout multiplies the attention of a Transformer's layers, and {decoder.mechanism} has "
+            "no such layers: choose another method or model"
         )
     both = (decoded.past_weights, decoded.layers)
     return attention_rollout(*(part[0].permute(1, 2, 0, 3).unbind() for part in both))
@@ -182,9 +181,7 @@ def _each_word(method: Callable[[Step], Float[Tensor, " L"]]) -> Method:
     return explained
 
 
-def steps(
-    decoder: Decoder, annotations: Annotations, tokens: Int[Tensor, " n"]
-) -> Iterator[Step]:
+def steps(decoder: Decoder, annotations: Annotations, tokens: Int[Tensor, " n"]) -> Iterator[Step]:
     """Yield the steps that predict the words of a caption."""
     state = decoder.init_state(annotations, 1, EXPECTATION)
     for before, word in zip(tokens[:-1], tokens[1:].tolist(), strict=True):

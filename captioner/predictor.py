@@ -155,7 +155,7 @@ class BasePredictor:
         """
         raise NotImplementedError
 
-    def explain_by(self, image: Source, caption: Caption, method: str) -> Caption:
+    def explain_by(self, image: Source, caption: Caption, method: str) -> Caption:  # noqa: ARG002
         """Return a caption of the image with the maps of another method than attention.
 
         Args:

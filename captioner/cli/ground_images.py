@@ -131,7 +131,9 @@ def evaluate(
     regimes = both if options.regime == "both" else (options.regime,)
     masked, total, method = images.masked, len(images.photos), options.method
     captioner = model.captioner if isinstance(model, Predictor) else None
-    maps = {regime: GroundingData(captioner, masked, regime, method) for regime in regimes if masked}
+    maps = {
+        regime: GroundingData(captioner, masked, regime, method) for regime in regimes if masked
+    }
     curves = {
         regime: DeletionCurves(model, images.photos, regime, method)
         for regime in regimes

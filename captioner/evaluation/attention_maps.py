@@ -131,12 +131,15 @@ def forced_maps(
     end. No caption is empty.
 
     Returns:
-        The attention weights of every word, or the positive part of its map by another method; and for hard attention the sampling probabilities of the
-        cells; None for deterministic attention.
+        The attention weights of every word, or the positive part of its map by another method; and for
+        hard attention the sampling probabilities of the cells, None for deterministic attention.
     """
     if method != "attention":
         explained = [
-            [explain(decoder, annotations.of(b), caption, method).clamp(min=0) for caption in written]
+            [
+                explain(decoder, annotations.of(b), caption, method).clamp(min=0)
+                for caption in written
+            ]
             for b, written in enumerate(captions)
         ]
         return explained, None

@@ -84,23 +84,23 @@ class DeletionCurves:
         captions = [tuple(self._vocabulary.decode(ids)) for ids in tokens]
         nonempty = [number for number, ids in enumerate(tokens) if ids]
         if not nonempty:
-            return self._add(batch.indices, captions, [], [])
+            self._add(batch.indices, captions, [], [])
+            return
         chosen = torch.tensor(nonempty, device=batch.annotations.vectors.device)
         annotations = index_batch(batch.annotations, chosen)
         written = [tokens[number] for number in nonempty]
-        decoders = (self._decoder, self._randomised)
-        maps, others = (
-            [
-                explain(decoder, annotations.of(row), caption, self._method)
-                for row, caption in enumerate(written)
-            ]
-            for decoder in decoders
-        )
+
+        def explained(decoder: Any) -> list[torch.Tensor]:
+            pairs = enumerate(written)
+            return [explain(decoder, annotations.of(b), ids, self._method) for b, ids in pairs]
+
+        maps, others = explained(self._decoder), explained(self._randomised)
         # Without maps, a region that hard attention chose comes before more probable ones.
         given = None if self._method == "attention" else maps
         drops = word_drops(self._decoder, annotations, written, seed=batch.seed, maps=given)
         pairs = zip(maps, others, strict=True)
-        self._add(batch.indices, captions, drops, [rank_correlations(a.numpy(), b.numpy()) for a, b in pairs])
+        same = [rank_correlations(one.numpy(), other.numpy()) for one, other in pairs]
+        self._add(batch.indices, captions, drops, same)
 
     def add_caption(
         self,

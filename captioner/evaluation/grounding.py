@@ -111,7 +111,9 @@ class GroundingData:
             torch.manual_seed(batch.seed)  # hard attention may sample
             decoder = self._captioner.decoder
             weights, probs = forced_maps(decoder, batch.annotations, tokens, self._method)
-        if self.regime == "generated" and self._method == "attention":  # the weights, or chosen cells, of the search
+        if (
+            self.regime == "generated" and self._method == "attention"
+        ):  # the weights, or chosen cells, of the search
             weights = [[best.weights] for best in batch.generated]
         kinds = {"model": weights} if probs is None else {"model": weights, "chances": probs}
         for b, index in enumerate(batch.indices):

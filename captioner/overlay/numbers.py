@@ -9,13 +9,20 @@ import numpy as np
 
 from captioner import images
 from captioner.caption import Caption
-from captioner.overlay.style import DEFAULT_STYLE, Style, describe_mechanism, entropies, maps, values
+from captioner.overlay.style import (
+    DEFAULT_STYLE,
+    Style,
+    describe_mechanism,
+    entropies,
+    maps,
+    values,
+)
 
 
 def record(caption: Caption, style: Style = DEFAULT_STYLE) -> dict[str, Any]:
     """Return a caption and the weights of its grid cells as a JSON object.
 
-    The weights of another method than attention are its values: in nats, and negative, where it has such.
+    The weights of another method than attention are its values, which may be negative.
     """
     weights, outside = values(caption, style), caption.outside
     entropy = entropies(maps(caption, style))

@@ -72,9 +72,7 @@ def maps(caption: Caption, style: Style = DEFAULT_STYLE) -> Float32[np.ndarray, 
     return drawn / np.maximum(drawn.sum((1, 2), keepdims=True), np.float32(1e-30))
 
 
-def values(
-    caption: Caption, style: Style = DEFAULT_STYLE
-) -> Float32[np.ndarray, "T rows columns"]:
+def values(caption: Caption, style: Style = DEFAULT_STYLE) -> Float32[np.ndarray, "T rows columns"]:
     """Return the maps as they were computed: of the chosen layer and head, or the caption's own."""
     if style.layer is None and style.head is None:
         return caption.weights
