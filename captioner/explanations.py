@@ -95,15 +95,14 @@ def explain(
 
 
 def attention(decoder: Decoder, annotations: Annotations, tokens: Int[Tensor, " n"]) -> Maps:
-    """Return the attention weights; for hard attention, the probabilities of the regions."""
-    decoded = decoder(annotations, tokens[None, :-1])
-    maps: Tensor = (decoded.weights if decoded.probs is None else decoded.probs)[0]
-    return maps
+    """Return the attention weights."""
+    weights: Tensor = decoder(annotations, tokens[None, :-1], sampling=EXPECTATION).weights[0]
+    return weights
 
 
 def rollout(decoder: Decoder, annotations: Annotations, tokens: Int[Tensor, " n"]) -> Maps:
     """Return the attention rollout of a Transformer decoder; see ``attention_rollout``."""
-    decoded = decoder(annotations, tokens[None, :-1], details=True)
+    decoded = decoder(annotations, tokens[None, :-1], True, EXPECTATION)
     if decoded.layers is None or decoded.past_weights is None:
         raise UsageError(
             f"rollout multiplies the attention of a Transformer's layers, and {decoder.mechanism} has "

@@ -6,8 +6,8 @@ python scripts/explanations_table.py --page docs/results/explanations.json
 
 The first line measures the first reference caption of each of the first photos of Flickr8k's
 development split: pointing at the boxes of Flickr30k Entities, deletion, insertion, and the
-randomisation check, for every method and bundled model, with intervals over photos. The second line writes the table
-into docs/explanations.md.
+randomisation check, for every method and bundled model, with intervals over photos. The second line
+writes the table into docs/explanations.md.
 """
 
 import argparse
