@@ -113,7 +113,7 @@ def rollout(decoder: Decoder, annotations: Annotations, tokens: Int[Tensor, " n"
 
 
 def attention_rollout(
-    past: Sequence[Float[Tensor, "heads S S"]], cross: Sequence[Float[Tensor, "heads S I"]]
+    past: Sequence[Float[Tensor, "s S S"]], cross: Sequence[Float[Tensor, "h S I"]]
 ) -> Float[Tensor, "S I"]:
     """Roll attention out over layers of self-attention and cross-attention.
 
