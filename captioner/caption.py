@@ -1,6 +1,6 @@
 """A caption: the words of a sentence, their probabilities and where the model attended for each."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from html import escape
 from pathlib import Path
 from typing import Any, Literal
@@ -50,6 +50,8 @@ class Caption:
             with details and ``outside``.
         confidence: probability that the caption is right: see ``captioner.confidence``; None if it was
             not requested.
+        method: how the words are explained, one of ``captioner.limits.METHODS``. With another method
+            than ``attention``, ``weights`` are its maps; see ``explained``.
         unknown: indices of the words that the model does not know and reads as ``<unk>``; only a
             sentence given to ``Predictor.explain`` has any.
     """
@@ -75,6 +77,7 @@ class Caption:
     alternatives: tuple["Caption", ...] = ()
     confidence: float | None = None
     unknown: tuple[int, ...] = ()
+    method: str = "attention"
 
     def __repr__(self) -> str:
         unknown = [self.words[index] for index in self.unknown]
@@ -102,6 +105,17 @@ class Caption:
         None without a visual sentinel.
         """
         return self.weights.sum((1, 2), dtype=np.float32) if self.has_sentinel else None
+
+    def explained(self, maps: Float32[np.ndarray, "T rows columns"], method: str) -> "Caption":
+        """Return the caption with the maps of another method, which may be negative.
+
+        What describes the attention alone, such as its layers, is left out.
+        """
+        attention = dict.fromkeys(("layers", "centre", "window", "outside", "rollout"))
+        maps = np.asarray(maps, np.float32)
+        return replace(  # type: ignore[misc]
+            self, weights=maps, method=method, attends="soft", has_sentinel=False, **attention
+        )
 
     def save(self, file: str | Path) -> None:
         """Write the attention in the format of the suffix: see ``captioner.overlay.save``."""

@@ -12,12 +12,12 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from captioner import limits
+from captioner import explanations, limits
 from captioner.caption import Attends, Caption
 from captioner.confidence import SAMPLES, Calibration, agreement
 from captioner.data.pixels import PixelBatch, read_batch, read_batches
 from captioner.decoding import Decoding, Hypothesis, score_captions, search
-from captioner.errors import ImageError, UsageError
+from captioner.errors import ImageError, UsageError, unknown
 from captioner.images import Geometry, Source
 from captioner.models.annotations import Annotations
 from captioner.models.captioner import Captioner
@@ -172,6 +172,25 @@ class BasePredictor:
         """
         raise NotImplementedError
 
+    def explain_by(self, image: Source, caption: Caption, method: str) -> Caption:  # noqa: ARG002
+        """Return a caption of the image with the maps of another method than attention.
+
+        Args:
+            image: as for ``caption``.
+            caption: by this model, with details for the rollout of a model of another library.
+            method: one of ``captioner.limits.METHODS``; see ``captioner.explanations``.
+
+        Raises:
+            ImageError: the image cannot be read.
+            UsageError: the model or the installation lacks what the method needs.
+        """
+        _check_method(method)
+        if method == "attention":
+            return caption
+        if method != "rollout" or caption.rollout is None:
+            raise UsageError(f"{self.name} has no {method}, as it is no model of this package")
+        return caption.explained(caption.rollout, method)
+
     def sampler(self) -> "BasePredictor | None":
         """Return this model with hard attention that samples a location per word in every call.
 
@@ -298,15 +317,24 @@ class Predictor(BasePredictor):
         word, so its second map is the same for every sentence, too.
         """
         words = sentence_words(text)
-        batch = read_batch([image], range(1), self.captioner.encoder.preprocessing)
-        if batch.failed:
-            raise batch.failed[0]
-        annotations = self._annotate(batch.pixels)
+        annotations, size = self._read(image)
         ids = self.vocabulary.encode(words)
         samples = self.decoding.with_options({"beam_size": 1, "samples": samples}).samples
         (hypothesis,) = score_captions(self.captioner.decoder, annotations, [ids], samples)
-        geometry = _geometry(batch.sizes[0], annotations, 0)
+        geometry = _geometry(size, annotations, 0)
         return self._caption(image, hypothesis, geometry, samples, words)
+
+    def explain_by(self, image: Source, caption: Caption, method: str) -> Caption:
+        """Return a caption of the image with the maps of another method; see ``BasePredictor``."""
+        _check_method(method)
+        if method == "attention":
+            return caption
+        annotations, _ = self._read(image)
+        ids = self.vocabulary.encode(list(caption.words))
+        maps = explanations.explain(self.captioner.decoder, annotations, ids, method)
+        rows, columns = caption.geometry.grid  # without the padding that may follow boxes
+        cells = maps.numpy().reshape(len(maps), -1)[:, : rows * columns]
+        return caption.explained(cells.reshape(-1, rows, columns), method)
 
     def sampler(self) -> "Predictor | None":
         """Return a sampling model; the encoder is shared, the decoder copied."""
@@ -331,6 +359,13 @@ class Predictor(BasePredictor):
         digest.update(captioner.encoder.fingerprint().encode())
         update_with_weights(digest, captioner)
         return digest.hexdigest()
+
+    def _read(self, image: Source) -> tuple[Annotations, tuple[int, int]]:
+        """Return the annotations of an image, and its width and height; raise ``ImageError``."""
+        batch = read_batch([image], range(1), self.captioner.encoder.preprocessing)
+        if batch.failed:
+            raise batch.failed[0]
+        return self._annotate(batch.pixels), batch.sizes[0]
 
     @torch.inference_mode()
     def _annotate(self, pixels: Tensor) -> Annotations:
@@ -408,6 +443,11 @@ def sentence_words(text: str) -> list[str]:
             f"control characters, got {text!r:.80}"
         )
     return words
+
+
+def _check_method(method: str) -> None:
+    if method not in limits.METHODS:
+        raise UsageError(unknown("method", method, limits.METHODS))
 
 
 def torch_device(name: str) -> torch.device:

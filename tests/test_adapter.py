@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import captioner
 from captioner.alignment import photo_grid, to_photo, words_of
 from captioner.errors import ImageError, UsageError
 
@@ -36,8 +35,8 @@ def test_the_documented_example_runs(example, tmp_path, capsys):
     assert fine.text == caption.text
     with pytest.raises(UsageError, match="1 to 200 words"):
         model.explain(example["photo"], "?!")
-    with pytest.raises(UsageError, match="no attention rollout"):
-        captioner.overlay.maps(caption, captioner.Style(rollout=True))
+    with pytest.raises(UsageError, match="has no rollout"):
+        model.explain_by(example["photo"], caption, "rollout")
 
 
 @pytest.mark.parametrize(

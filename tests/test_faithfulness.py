@@ -109,6 +109,14 @@ def test_drops_equal_a_plain_loop(name, attention, mask):
                 expected = plain_drops(decoder, annotations.of(row), caption, first(number, sign))
                 drops = curve.drops[:, ORDERS.index(order), point]
                 torch.testing.assert_close(drops, expected, rtol=0, atol=1e-9)
+        # Put back is what the complement does not erase.
+        everything = plain_drops(decoder, annotations.of(row), caption, first(L, 1))
+        for point, number in enumerate(numbers):
+            for order, sign in (("most", 1), ("least", -1)):
+                erased = first(regions - number, -sign)
+                drops = plain_drops(decoder, annotations.of(row), caption, erased)
+                rises = curve.rises[:, ORDERS.index(order), point]
+                torch.testing.assert_close(rises, everything - drops, rtol=0, atol=1e-9)
         # If everything is erased, the order does not matter.
         torch.testing.assert_close(curve.drops[..., -1], curve.drops[:, :1, -1].expand(-1, 3))
 

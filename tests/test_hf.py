@@ -255,7 +255,7 @@ def test_the_commands_take_it(blip, tmp_path, capsys, in_process):
     assert out == f"{photo}\t{text}\n"
     assert "broken.png" in err
     output = tmp_path / "maps"
-    shown = {"": [], "layer": ["--layer", "2", "--head", "1"], "rollout": ["--rollout"]}
+    shown = {"": [], "layer": ["--layer", "2", "--head", "1"], "rollout": ["--method", "rollout"]}
     for name, options in shown.items():
         command = ["explain", str(photo), *model, "--output", str(output / name), *options]
         assert main([*command, "--formats", "npz", "html", "json"]) == 0

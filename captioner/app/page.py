@@ -14,6 +14,7 @@ from captioner.app.panel import ALL, PRIVATE, Stage
 from captioner.app.served_models import COUNT, MAX_BEAM, OWN, Models
 from captioner.app.upload import PhotoInput, one_line_html
 from captioner.decoding import Decoding
+from captioner.limits import METHODS
 from captioner.overlay import Style
 from captioner.overlay.html import FOLDER as OVERLAY
 
@@ -128,6 +129,10 @@ def _settings(models: Models) -> tuple[list[Any], list[Any], list[Any]]:
     with gr.Row():
         explain = gr.Button("Explain", size="sm", min_width=90, variant="primary")
         clear = gr.Button("Model's caption", size="sm", min_width=90)
+    method = gr.Dropdown(
+        list(METHODS), value="attention", label="Explain by", elem_id="method",
+        info="All but attention and rollout take seconds.",
+    )  # fmt: skip
     with gr.Accordion("Search", open=False):
         sizes = [("model default", OWN), *range(1, MAX_BEAM + 1)]
         beam_size = gr.Dropdown(sizes, value=OWN, label="Beam size", info="1 is greedy search.")
@@ -167,7 +172,7 @@ def _settings(models: Models) -> tuple[list[Any], list[Any], list[Any]]:
             for label, count in (("Layer", 6), ("Head", 8))
         )  # fmt: skip
     cleared = clear.click(lambda: "", None, sentence, queue=False, **PRIVATE)
-    search = [beam_size, way, count, diversity, temperature, top_p, seed]
+    search = [beam_size, method, way, count, diversity, temperature, top_p, seed]
     chosen = [control.change for control in (name, other, *search)]
     changes = [partial(gr.on, [sentence.submit, explain.click, *chosen]), cleared.then]
     return (

@@ -136,7 +136,7 @@ class Stage:
             choose = self.noticed(partial(self.choose, side))
             chosen = [self.answers, panel.others, *style]
             for listen in (panel.others.input, panel.back.click):
-                listen(choose, chosen, self.outputs, **LATEST, **PRIVATE)
+                listen(choose, chosen, self.outputs, **LATEST, **MODEL)
             panel.redraw.click(
                 self.noticed(partial(self.sample, side)), state, self.outputs, **MODEL
             )
@@ -167,6 +167,7 @@ class Stage:
         other: str,
         given: str,
         beam_size: int,
+        method: str,
         *controls: Any,
     ) -> Update:
         """Caption a new photo or the shown one, or explain the given sentence.
@@ -181,12 +182,13 @@ class Stage:
             for name in (model, other)
             if name in self.models.names
         ]
+        answers = [self.models.explained(replace(answer, method=method)) for answer in answers]
         kept = (replace(answer, photo=preview(answer.photo)) for answer in answers)
         return self.show(tuple(kept), *style)
 
     def choose(self, side: int, answers: Answers, chosen: int, *style: Any) -> Update:
         """Show a caption with its own maps."""
-        answer = replace(answers[side], chosen=chosen, sampled=None)
+        answer = self.models.explained(replace(answers[side], chosen=chosen, sampled=None))
         return self.show((*answers[:side], answer, *answers[side + 1 :]), *style)
 
     def sample(self, side: int, answers: Answers, *style: Any) -> Update:

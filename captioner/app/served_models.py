@@ -44,6 +44,7 @@ class Answer:
     chosen: int = 0  # the index of the shown caption
     can_sample: bool = False  # whether the model has hard attention
     sampled: Caption | None = None  # the shown caption with newly sampled cells
+    method: str = "attention"  # how the shown caption is explained
 
     @property
     def caption(self) -> Caption:
@@ -175,6 +176,17 @@ class Models:
         named = tuple(replace(caption, image=name) for caption in captions)
         given = bool(sentence.strip())
         return Answer(model, path, photo, named, given, can_sample=sampler is not None)
+
+    def explained(self, answer: Answer) -> Answer:
+        """Explain the shown caption by the method of the answer, unless it already is."""
+        caption = answer.captions[answer.chosen]
+        if caption.method == answer.method:
+            return answer
+        predictor = self.get(answer.model)
+        _, photo = read(answer.path)
+        caption = predictor.explain_by(photo, caption, answer.method)
+        others = answer.captions[: answer.chosen], answer.captions[answer.chosen + 1 :]
+        return replace(answer, captions=(*others[0], caption, *others[1]))
 
     def redraw(self, path: str | Path | None, sentence: str, model: str) -> Caption:
         """Explain a sentence; hard attention samples a new cell for each word in every call."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from captioner.files import atomic_text
-from captioner.limits import BATCH, DECODING, WORD_SAMPLING, Number
+from captioner.limits import BATCH, DECODING, METHODS, WORD_SAMPLING, Number
 from captioner.resources import bundled_models
 
 FOLDER_OPTIONS = {"engine", "workers", "shard_size", "retry"}
@@ -59,6 +59,13 @@ def add_search(parser: argparse.ArgumentParser, batch_size: int) -> None:
     add("--beam-size", type=number(limit), metavar="N", help=text)
     text = f"photos computed together, up to {BATCH.high}"
     add("--batch-size", type=number(BATCH), metavar="N", default=batch_size, help=text)
+
+
+def add_method(parser: argparse.ArgumentParser) -> None:
+    """Add ``--method``."""
+    text = "how words are explained: by attention or, instead, by another method; gradients and erased "
+    text += "regions take seconds a photo"
+    parser.add_argument("--method", choices=tuple(METHODS), default="attention", help=text)
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:

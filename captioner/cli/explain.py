@@ -3,6 +3,7 @@
 captioner explain photo.jpg --output attention
 captioner explain holiday/ --output attention --formats png gif html
 captioner explain photo.jpg --output attention --caption 'a dog on the beach'
+captioner explain photo.jpg --output gradients --method integrated-gradients
 """
 
 import argparse
@@ -11,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from captioner.cli.arguments import add_inputs, number, positive
+from captioner.cli.arguments import add_inputs, add_method, number, positive
 from captioner.cli.progress import loading, report_failures
 from captioner.errors import ImageError, UsageError, printable
 from captioner.limits import SHARE
@@ -19,10 +20,10 @@ from captioner.overlay import export
 from captioner.paths import find
 from captioner.resources import HF
 
-ADVANCED = ("batch_size", "beam_size", "scale", "smoothing", "layer", "head", "rollout")
+ADVANCED = ("batch_size", "beam_size", "scale", "smoothing", "layer", "head", "sign")
 STYLE = (
     *("opacity", "scale", "smoothing", "layer", "head", "look", "contours", "content_words"),
-    "rollout",
+    "sign",
 )
 
 
@@ -49,8 +50,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name in ("layer", "head"):
         text = f"show one {name} of a decoder with several; the first is 1"
         add(f"--{name}", type=_index, metavar="N", help=text)
-    text = "show attention rollout through all layers, for models of transformers (hf:…)"
-    add("--rollout", action="store_true", help=text)
+    add_method(parser)
+    text = "of maps with negative values: regions that make the word more probable, less, or both"
+    add("--sign", choices=("positive", "negative", "absolute"), default="positive", help=text)
 
 
 def _index(text: str) -> int:
@@ -59,10 +61,11 @@ def _index(text: str) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Write the files and return the exit status: 1 if any photo could not be read, else 0."""
-    if options.rollout and (options.layer, options.head) != (None, None):
-        raise UsageError("--rollout combines all layers and heads: leave out --layer and --head")
-    if options.rollout and not str(options.model).startswith(HF):
-        raise UsageError("--rollout needs a model of transformers: give --model hf:NAME_OR_FOLDER")
+    if options.method != "attention":
+        if (options.layer, options.head) != (None, None):
+            raise UsageError("--layer and --head choose attention weights: leave out --method")
+        if str(options.model).startswith(HF) and options.method != "rollout":
+            raise UsageError(f"{options.model} has the methods attention and rollout only")
     paths = find(options.inputs)
     bases = _output_bases(paths, options.output)
     suffixes = export.suffixes(options.formats)
@@ -94,6 +97,7 @@ def run(options: argparse.Namespace) -> int:
             caption = model.explain(path, options.caption) if options.caption else next(own)
             if isinstance(caption, ImageError):
                 raise caption
+            caption = model.explain_by(path, caption, options.method)
             # Render all files of a photo before writing the first.
             rendered = {base + end: export.render(end, caption, None, style) for end in suffixes}
         except ImageError as error:

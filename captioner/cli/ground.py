@@ -11,7 +11,7 @@ import json
 import sys
 from pathlib import Path
 
-from captioner.cli.arguments import add_model, add_search, number, open_output, positive
+from captioner.cli.arguments import add_method, add_model, add_search, number, open_output, positive
 from captioner.cli.checks import DATA
 from captioner.cli.progress import stages
 from captioner.errors import UsageError, plural
@@ -59,6 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="both",
         help="captions to evaluate: the references, fed to the model (forced), or the model's own",
     )
+    add_method(parser)
     parser.add_argument(
         "--no-faithfulness",
         action="store_true",

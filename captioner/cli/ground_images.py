@@ -130,11 +130,13 @@ def evaluate(
 
     both: tuple[Regime, ...] = ("forced", "generated")
     regimes = both if options.regime == "both" else (options.regime,)
-    masked, total = images.masked, len(images.photos)
+    masked, total, method = images.masked, len(images.photos), options.method
     captioner = model.captioner if isinstance(model, Predictor) else None
-    maps = {regime: GroundingData(captioner, masked, regime) for regime in regimes if masked}
+    maps = {
+        regime: GroundingData(captioner, masked, regime, method) for regime in regimes if masked
+    }
     curves = {
-        regime: DeletionCurves(model, images.photos, regime)
+        regime: DeletionCurves(model, images.photos, regime, method)
         for regime in regimes
         if not options.no_faithfulness
     }
@@ -163,6 +165,8 @@ def evaluate(
                 of_words.add(batch)
     else:
         assert isinstance(model, AdapterPredictor)
+        if method != "attention":
+            raise UsageError(f"{model.name} is no model of this package: leave out --method")
         show("measuring photos", total)
         adapted.measure(model, images.photos, maps, curves, failed, options.seed, advance)
     show("computing confidence intervals", total)
@@ -180,6 +184,7 @@ def evaluate(
         "command": " ".join(["captioner", *sys.argv[1:]]),
         "model": model.name,
         "mechanism": model.mechanism,
+        "method": method,
         "supervised_by_masks": model.supervision,
         "data": images.source,
         "decoding": vars(model.decoding),

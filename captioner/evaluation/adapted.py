@@ -103,12 +103,18 @@ def word_drops(
     random = [generator.random(weights.shape).argsort(1) for _ in range(DRAWS)]
     orders = [np.argsort(-weights, 1), np.argsort(weights, 1), *random]
     ranks = np.stack([np.argsort(order, 1) for order in orders], 1)  # (T, N, L)
-    erased = ranks[:, :, None] < numbers[:, None]  # (T, N, Q, L)
-    log_probs = adapter.erase(photo, text, erased.reshape(-1, *grid))
-    log_probs = log_probs.reshape(*erased.shape[:3], -1)
-    after = np.stack([log_probs[t][..., pieces].sum(-1) for t, pieces in enumerate(members)])
+    chosen = ranks[:, :, None] < numbers[:, None]  # (T, N, Q, L)
+    erased = np.stack([chosen, ~chosen], 1)  # the regions that are erased, and those not put back
+    everything = np.ones((1, cells), bool)
+    tried = np.concatenate([erased.reshape(-1, cells), everything]).reshape(-1, *grid)
+    *log_probs, nothing = adapter.erase(photo, text, tried)
+    after = np.stack(log_probs).reshape(*erased.shape[:4], -1)
+    after = np.stack([after[t][..., pieces].sum(-1) for t, pieces in enumerate(members)])
     whole = np.array([sum(reading.log_probs[i] for i in pieces) for pieces in members])
-    drops = whole[:, None, None] - after
-    by_order = np.stack([drops[:, 0], drops[:, 2:].mean(1), drops[:, 1]], 1)
-    curves = (whole, by_order, numbers / cells)
-    return words, LogProbDrop(*(torch.from_numpy(part).float() for part in curves))
+    least = np.array([nothing[pieces].sum() for pieces in members])
+    curves = np.stack(
+        [whole[:, None, None] - after[:, 0], after[:, 1] - least[:, None, None]], 1
+    )  # (T, 2, N, Q)
+    by_order = np.stack([curves[:, :, 0], curves[:, :, 2:].mean(2), curves[:, :, 1]], 2)
+    parts = (whole, by_order[:, 0], numbers / cells, by_order[:, 1])
+    return words, LogProbDrop(*(torch.from_numpy(part).float() for part in parts))

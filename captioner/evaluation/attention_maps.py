@@ -13,6 +13,7 @@ from captioner.data.pixels import check_upright, read_batches
 from captioner.data.records import Record
 from captioner.decoding import Decoding, Hypothesis, search
 from captioner.errors import EvaluationError, ImageError
+from captioner.explanations import explain
 from captioner.images import upright_size
 from captioner.models.annotations import Annotations
 from captioner.models.captioner import Captioner
@@ -114,17 +115,29 @@ def _from_cache(
 
 
 def forced_maps(
-    decoder: Decoder, annotations: Annotations, captions: Sequence[Sequence[Sequence[int]]]
+    decoder: Decoder,
+    annotations: Annotations,
+    captions: Sequence[Sequence[Sequence[int]]],
+    method: str = "attention",
 ) -> tuple[Maps, Maps | None]:
-    """Feed captions to a decoder in eval mode.
+    """Feed captions to a decoder in eval mode, and explain their words (``captioner.explanations``).
 
     ``captions`` holds the captions of every image, each as the ids of its words, without start and
     end. No caption is empty.
 
     Returns:
-        The attention weights of every word, and for hard attention the sampling probabilities of the
-        cells; None for deterministic attention.
+        The attention weights of every word, or the positive part of its map by another method; and for
+        hard attention the sampling probabilities of the cells, None for deterministic attention.
     """
+    if method != "attention":
+        explained = [
+            [
+                explain(decoder, annotations.of(b), caption, method).clamp(min=0)
+                for caption in written
+            ]
+            for b, written in enumerate(captions)
+        ]
+        return explained, None
     longest = max(len(caption) for of_image in captions for caption in of_image)
     tokens = torch.full((len(captions), max(map(len, captions)), longest), PAD)
     for b, of_image in enumerate(captions):

@@ -1,12 +1,13 @@
-"""Deletion curves: how far a word's log-probability drops as image regions are erased.
+"""Deletion and insertion curves: a word's log-probability as image regions are erased, or put back.
 
 The image's mean vector replaces an erased annotation vector (``captioner.models.erasure``), at the
 step of the word only: the decoder state before that step is that of the whole image. Attention is
 recomputed. Samek et al. 2017 (arXiv 1509.06321) and Petsiuk, Das, Saenko 2018 (arXiv 1806.07421) use
-deletion curves to test saliency maps of classifiers.
+deletion curves to test saliency maps of classifiers; the latter also insertion curves.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -28,18 +29,27 @@ DRAWS = 3
 
 
 class LogProbDrop(NamedTuple):
-    """Deletion curves of the words of a caption, in nats."""
+    """Deletion and insertion curves of the words of a caption, in nats."""
 
     log_probs: Float[Tensor, " T"]  # with nothing erased
     drops: Float[Tensor, "T 3 Q"]  # for each of ORDERS and number of erased regions
     shares: Float[Tensor, " Q"]  # of the regions that are erased, in (0, 1], increasing
+    # How far the log-probability rises above that without any region as as many regions are put back.
+    rises: Float[Tensor, "T 3 Q"]
 
     @property
     def areas(self) -> Float[Tensor, "T 3"]:
         """Area under the drop curve (trapezoidal rule) divided by its width: the mean drop in nats."""
-        drops = torch.nn.functional.pad(self.drops, (1, 0))
+        return self._area(self.drops)
+
+    @property
+    def insertion_areas(self) -> Float[Tensor, "T 3"]:
+        """The same for the curve of rises: the mean rise in nats."""
+        return self._area(self.rises)
+
+    def _area(self, curve: Float[Tensor, "T 3 Q"]) -> Float[Tensor, "T 3"]:
         shares = torch.nn.functional.pad(self.shares, (1, 0))
-        return torch.trapezoid(drops, shares) / self.shares[-1]
+        return torch.trapezoid(torch.nn.functional.pad(curve, (1, 0)), shares) / self.shares[-1]
 
 
 @torch.inference_mode()
@@ -50,8 +60,9 @@ def word_drops(
     shares: Sequence[float] = SHARES,
     draws: int = DRAWS,
     seed: int = 0,
+    maps: Sequence[Float[Tensor, "T L"]] | None = None,
 ) -> list[LogProbDrop]:
-    """Compute the deletion curves of all words of some captions.
+    """Compute the deletion and insertion curves of all words of some captions.
 
     Args:
         decoder: deterministic, in eval mode.
@@ -60,6 +71,7 @@ def word_drops(
         shares: shares of the regions to erase, increasing, in (0, 1], after a single region.
         draws: number of random orders.
         seed: of the random orders, and of the order of regions with equal weights.
+        maps: of the words of each caption, which rank the regions; None for the attention weights.
     """
     # Longest captions first, so that captions drop out at the end of the batch.
     rows = sorted(range(len(captions)), key=lambda row: -len(captions[row]))
@@ -78,29 +90,39 @@ def word_drops(
     numbers = (mask.sum(1, keepdim=True) * fractions).round().long().clamp(min=1)  # (B, Q)
 
     decoded = decoder(annotations, tokens[:, :-1])
+    if maps is not None:
+        weights = pad_sequence([maps[row] for row in rows], batch_first=True).to(device)
+        decoded = replace(decoded, weights=weights, probs=None)
     erasure, state = Erasure(decoder, annotations), decoder.init_state(annotations)
-    log_probs, drops = [], []  # of each step, for the captions that have not ended
+    log_probs, curves = [], []  # of each step, for the captions that have not ended
     for step in range(lengths[0]):
         active = sum(length > step for length in lengths)
         images = torch.arange(active, device=device)
         state = index_batch(state, images)
         before, word = tokens[:active, step : step + 2].T
         ranks = _ranks(decoded, step, mask[:active], draws, generator)  # (active, N, L)
-        regions = ranks.unsqueeze(2) < numbers[:active, None, :, None]  # (active, N, Q, L)
+        chosen = ranks.unsqueeze(2) < numbers[:active, None, :, None]  # (active, N, Q, L)
+        valid = mask[:active, None, None].expand_as(chosen)
+        regions = torch.stack([chosen, ~chosen & valid], 1)  # erased; those not put back
         copies = images.repeat_interleave(regions[0, ..., 0].numel())
-        erased = erasure.erase(state, copies, regions.flatten(0, 2))
+        erased = erasure.erase(state, copies, regions.flatten(0, 3))
         after = _log_probs(decoder.step(before[copies], erased)[0], word[copies])
+        erased = erasure.erase(state, images, mask[:active])
+        nothing = _log_probs(decoder.step(before, erased)[0], word)
         logits, _, state = decoder.step(before, state)
         whole = _log_probs(logits, word)
         log_probs.append(whole)
-        drops.append(whole[:, None, None] - after.view(regions.shape[:3]))
+        deleted, inserted = after.view(regions.shape[:4]).unbind(1)
+        ends = (whole[:, None, None] - deleted, inserted - nothing[:, None, None])
+        curves.append(torch.stack(ends, 1))
     results = {}
     for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-        by_rank = torch.stack([step[i] for step in drops[:length]])  # (T, N, Q)
-        by_order = [by_rank[:, 0], by_rank[:, 2:].mean(1), by_rank[:, 1]]
+        by_rank = torch.stack([step[i] for step in curves[:length]])  # (T, 2, N, Q)
+        by_order = [by_rank[:, :, 0], by_rank[:, :, 2:].mean(2), by_rank[:, :, 1]]
+        drops, rises = torch.stack(by_order, 2).unbind(1)
         whole = torch.stack([step[i] for step in log_probs[:length]])
         erased_shares = numbers[i].to(whole.dtype) / mask[i].sum()
-        results[row] = LogProbDrop(whole, torch.stack(by_order, 1), erased_shares)
+        results[row] = LogProbDrop(whole, drops, erased_shares, rises)
     return [results[row] for row in range(len(captions))]
 
 

@@ -24,6 +24,8 @@ from captioner.evaluation.attention_maps import Batch
 from captioner.evaluation.bootstrap import Bootstrap, Ratio, mean
 from captioner.evaluation.deletion import DRAWS, SHARES, LogProbDrop, word_drops
 from captioner.evaluation.image_statistics import Evaluation, Regime, of_images
+from captioner.evaluation.randomisation import randomised, rank_correlations
+from captioner.explanations import explain
 from captioner.models.decoder import Decoder, index_batch
 from captioner.models.distributions import hard_attention
 from captioner.predictor import BasePredictor, Predictor
@@ -33,8 +35,11 @@ from captioner.word_classes import FUNCTION_WORDS
 MEASURES = (
     *("log_prob", "area_most", "area_random", "area_least"),
     *("most_over_random", "random_over_least"),
+    *("insertion_most", "insertion_random", "insertion_most_over_random", "rank_correlation"),
 )
-"""Means over words, in nats: log-probability, areas under the drop curves, differences of areas."""
+"""Means over words, in nats: log-probability, areas under the curves of drops and of rises, and their
+differences; and the rank correlation of maps before and after the decoder's weights are randomised,
+which a ``Predictor`` has."""
 ROUNDING = 1e-5  # nats; smaller differences of log-probabilities are float32 rounding errors
 
 
@@ -48,6 +53,7 @@ class DeletionCurves:
         records: images with reference captions.
         regime: ``forced``: the first reference caption of each image is fed in; ``generated``: the
             model's own captions.
+        method: the maps that rank the regions: see ``captioner.explanations``.
     """
 
     def __init__(
@@ -55,12 +61,14 @@ class DeletionCurves:
         predictor: BasePredictor,
         records: Sequence[Record] | Sequence[MaskedImage],
         regime: Regime = "forced",
+        method: str = "attention",
     ) -> None:
-        self.regime = regime
+        self.regime, self._method = regime, method
         self._records = records
         self._mechanism, self._max_length = predictor.mechanism, predictor.decoding.max_length
         if isinstance(predictor, Predictor):
-            self._decoder = _deterministic(predictor.captioner.decoder)
+            self._decoder = deterministic(predictor.captioner.decoder)
+            self._randomised = randomised(self._decoder)
             self._mechanism, self._vocabulary = self._decoder.mechanism, predictor.vocabulary
         self._ids: list[int | str] = []  # of each image
         self._captions: list[tuple[str, ...]] = []  # of each image
@@ -76,29 +84,51 @@ class DeletionCurves:
         captions = [tuple(self._vocabulary.decode(ids)) for ids in tokens]
         nonempty = [number for number, ids in enumerate(tokens) if ids]
         if not nonempty:
-            return self._add(batch.indices, captions, [])
+            self._add(batch.indices, captions, [], [])
+            return
         chosen = torch.tensor(nonempty, device=batch.annotations.vectors.device)
         annotations = index_batch(batch.annotations, chosen)
         written = [tokens[number] for number in nonempty]
-        drops = word_drops(self._decoder, annotations, written, seed=batch.seed)
-        return self._add(batch.indices, captions, drops)
 
-    def add_caption(self, index: int, words: Sequence[str], drops: LogProbDrop) -> None:
-        """Add the deletion curves of a caption of an image."""
-        self._add([index], [tuple(words)], [drops])
+        def explained(decoder: Any) -> list[torch.Tensor]:
+            pairs = enumerate(written)
+            return [explain(decoder, annotations.of(b), ids, self._method) for b, ids in pairs]
+
+        maps, others = explained(self._decoder), explained(self._randomised)
+        # Without maps, a region that hard attention chose comes before more probable ones.
+        given = None if self._method == "attention" else maps
+        drops = word_drops(self._decoder, annotations, written, seed=batch.seed, maps=given)
+        pairs = zip(maps, others, strict=True)
+        same = [rank_correlations(one.numpy(), other.numpy()) for one, other in pairs]
+        self._add(batch.indices, captions, drops, same)
+
+    def add_caption(
+        self,
+        index: int,
+        words: Sequence[str],
+        drops: LogProbDrop,
+        correlations: np.ndarray | None = None,
+    ) -> None:
+        """Add the curves of a caption of an image, and the rank correlation of each word if known."""
+        given = [] if correlations is None else [correlations]
+        self._add([index], [tuple(words)], [drops], given)
 
     def _add(
         self,
         indices: Sequence[int],
         captions: Sequence[tuple[str, ...]],
         drops: Sequence[LogProbDrop],
+        correlations: Sequence[np.ndarray],
     ) -> None:
         self._ids += [self._records[index].image_id for index in indices]
         self._captions += captions
-        for drop in drops:
+        for number, drop in enumerate(drops):
             most, random, least = drop.areas.T
             measures = [drop.log_probs, most, random, least, most - random, random - least]
-            self._values.append(torch.stack(measures, 1).double().cpu().numpy())
+            most, random, _ = drop.insertion_areas.T
+            measures += [most, random, most - random]
+            columns = [measure.double().cpu().numpy() for measure in measures]
+            self._values.append(np.stack([*columns, *correlations[number : number + 1]], 1))
 
     def report(self, seed: int = 0, resamples: int = 2000) -> Evaluation:
         """Average over words, with intervals, for each group that has words.
@@ -120,7 +150,7 @@ class DeletionCurves:
         measures: dict[str, Ratio] = {}
         for group, member in groups.items():
             columns = [mean(column[member], image[member], len(self._ids)) for column in values.T]
-            means = dict(zip(MEASURES, columns, strict=True))
+            means = dict(zip(MEASURES, columns, strict=False))
             measures |= {f"{group}.{name}": of for name, of in means.items()}
             if member.any():
                 found = bootstrap.intervals(means)
@@ -130,6 +160,7 @@ class DeletionCurves:
             "measure": "faithfulness",
             "regime": self.regime,
             "mechanism": self._mechanism,
+            "method": self._method,
             "images": len(self._ids),
             "unknown_words": int((~known).sum()),
             "settings": {
@@ -145,7 +176,7 @@ class DeletionCurves:
         return Evaluation(report, of_images(ids, measures, self.regime, "faithfulness", asked))
 
 
-def _deterministic(decoder: Decoder) -> Decoder:
+def deterministic(decoder: Decoder) -> Decoder:
     """Replace sampling by the argmax: two samples of a step differ even if nothing is erased."""
     decoder = copy.deepcopy(decoder)
     for distribution in hard_attention(decoder):

@@ -75,10 +75,17 @@ class GroundingData:
         captioner: in eval mode; None if ``add_caption`` is called instead of ``add``.
         data: images with masks, and for ``forced`` with captions.
         regime: ``forced`` (reference captions) or ``generated`` (the model's own).
+        method: of the maps: see ``captioner.explanations``.
     """
 
-    def __init__(self, captioner: Captioner | None, data: MaskedImages, regime: Regime) -> None:
-        self.data, self.regime = data, regime
+    def __init__(
+        self,
+        captioner: Captioner | None,
+        data: MaskedImages,
+        regime: Regime,
+        method: str = "attention",
+    ) -> None:
+        self.data, self.regime, self._method = data, regime, method
         self.images: list[int] = []  # indices of the images that could be read
         self.grid = (1, 1)  # (rows, columns) of all maps, which are flat, in raster order
         self.captions: list[CaptionRecord] = []
@@ -106,8 +113,11 @@ class GroundingData:
             words = [[vocabulary.decode(ids)] for [ids] in tokens]
         with torch.random.fork_rng():
             torch.manual_seed(batch.seed)  # hard attention may sample
-            weights, probs = forced_maps(self._captioner.decoder, batch.annotations, tokens)
-        if self.regime == "generated":  # the weights, or chosen cells, of the search
+            decoder = self._captioner.decoder
+            weights, probs = forced_maps(decoder, batch.annotations, tokens, self._method)
+        if (
+            self.regime == "generated" and self._method == "attention"
+        ):  # the weights, or chosen cells, of the search
             weights = [[best.weights] for best in batch.generated]
         kinds = {"model": weights} if probs is None else {"model": weights, "chances": probs}
         for b, index in enumerate(batch.indices):

@@ -7,6 +7,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from captioner.explanations import attention_rollout
+
 
 @dataclass(frozen=True)
 class Attention:
@@ -24,9 +26,6 @@ def cross_attention(
 ) -> Attention:
     """Return attention of a decoder with cross-attention, in its layers' order.
 
-    The rollout follows the residual stream of the text: R ← ½ (R + A R) for self-attention A within
-    the text, then R ← ½ (R + C) for cross-attention C, both averaged over heads.
-
     Args:
         cross: weights of each layer on the image tokens.
         past: weights of each layer on the text.
@@ -34,10 +33,7 @@ def cross_attention(
         cells: the image tokens that are cells, in raster order.
     """
     stacked = torch.stack(list(cross), 1)[:, :, queries][..., cells]  # (h, l, T, L)
-    rollout = torch.zeros_like(cross[0][0])
-    for text, image in zip(past, cross, strict=True):
-        rollout = (rollout + text.mean(0) @ rollout) / 2
-        rollout = (rollout + image.mean(0)) / 2
+    rollout = attention_rollout(past, cross)
     return Attention(stacked.permute(2, 1, 0, 3), rollout[queries][:, cells])
 
 

@@ -22,6 +22,7 @@ from PIL import Image
 from captioner import images
 from captioner.caption import Caption
 from captioner.errors import UsageError
+from captioner.limits import METHODS
 from captioner.overlay.heatmap import color_table, draw_map, fit, load_image, lowest, peaks
 from captioner.overlay.style import (
     DEFAULT_STYLE,
@@ -203,7 +204,7 @@ def _draw_legend(axes: Axes, caption: Caption, style: Style, y: float) -> None:
     if caption.outside is not None:
         outside = f"; {caption.outside.mean():.0%} of the attention is on no cell"
     text = (
-        f"attention weight per {caption.geometry.describe()}; "
+        f"{METHODS[caption.method]} per {caption.geometry.describe()}; "
         f"{'each word on its own scale' if own else 'one scale for all words'}\n"
         f"{caption.model}: {describe_mechanism(caption, style)}\n"
         f"log-probability {caption.log_prob:.2f}{outside}"

@@ -15,6 +15,7 @@ import numpy as np
 from captioner import images
 from captioner.caption import Caption
 from captioner.errors import UsageError
+from captioner.limits import METHODS
 from captioner.overlay import heatmap
 from captioner.overlay.style import (
     DEFAULT_STYLE,
@@ -93,6 +94,7 @@ def _item(caption: Caption, photo: images.Source | None, style: Style) -> dict[s
         "photo": images.data_url(image),
         "name": Path(caption.image).name if caption.image else "",
         "mechanism": describe_mechanism(caption, style),
+        "shows": METHODS[caption.method].capitalize(),
         "content": content,
         "data": {
             "text": sentence(caption),
@@ -127,10 +129,12 @@ def _word(caption: Caption, index: int, peak: float, style: Style) -> dict[str, 
         descending = np.sort(weights, axis=None)[::-1]
         half = (1 + np.searchsorted(descending.cumsum(), weights.sum() / 2)) / weights.size
         part = "the regions" if caption.geometry.boxes else "the photo"
-        description += f"; half or more of its attention went to {100 * half:.0f} % of {part}"
+        share = "its attention went to" if caption.method == "attention" else "it is in"
+        description += f"; half or more of {share} {100 * half:.0f} % of {part}"
     if caption.visual_grounding is not None:
         grounding = f"{100 * caption.visual_grounding[index]:.0f} %"
         description = f"{grounding} at the photo, {description}"
+    verb = "looked" if caption.method == "attention" else f"{caption.method} is"
     if index in caption.unknown:
         description += "; the model does not know this word and reads it as <unk>"
     return {
@@ -141,7 +145,7 @@ def _word(caption: Caption, index: int, peak: float, style: Style) -> dict[str, 
         "maximum": f"{weights.max():.3g}",
         "location": location,
         "grounding": grounding,
-        "description": f"“{word}”: looked {description}",
+        "description": f"“{word}”: {verb} {description}",
         "weights": [float(f"{value:.5g}") for value in weights.ravel()],
         "peak": peak,
         "lines": heatmap.outlines(caption, index, style),

@@ -9,12 +9,23 @@ import numpy as np
 
 from captioner import images
 from captioner.caption import Caption
-from captioner.overlay.style import DEFAULT_STYLE, Style, describe_mechanism, entropies, maps
+from captioner.overlay.style import (
+    DEFAULT_STYLE,
+    Style,
+    describe_mechanism,
+    entropies,
+    maps,
+    values,
+)
 
 
 def record(caption: Caption, style: Style = DEFAULT_STYLE) -> dict[str, Any]:
-    """Return a caption and the weights of its grid cells, or of its boxes, as a JSON object."""
-    weights, outside = maps(caption, style), caption.outside
+    """Return a caption and the weights of its grid cells, or of its boxes, as a JSON object.
+
+    The weights of another method than attention are its values, which may be negative.
+    """
+    weights, outside = values(caption, style), caption.outside
+    entropy = entropies(maps(caption, style))
     return {
         "image": caption.image,
         "size": [caption.geometry.width, caption.geometry.height],
@@ -23,13 +34,14 @@ def record(caption: Caption, style: Style = DEFAULT_STYLE) -> dict[str, Any]:
         "caption": caption.text,
         "model": caption.model,
         "mechanism": describe_mechanism(caption, style),
+        "method": caption.method,
         "words": [
             {
                 "word": word,
                 **({"unknown": True} if index in caption.unknown else {}),
                 "log_prob": round(caption.word_log_probs[index], 4),
                 **({} if outside is None else {"outside": round(float(outside[index]), 4)}),
-                "entropy": round(float(entropies(weights[index : index + 1])[0]), 4),
+                "entropy": round(float(entropy[index]), 4),
                 **_grounding(caption, index),
                 # The shortest decimals that round to the same float32 values.
                 "weights": [[float(str(value)) for value in row] for row in weights[index]],
@@ -57,7 +69,7 @@ def npz(caption: Caption, style: Style = DEFAULT_STYLE) -> bytes:
     more["boxes"] = caption.geometry.boxes
     more = {name: values for name, values in more.items() if values is not None}
     words = np.array(caption.words, str)
-    np.savez_compressed(stream, weights=maps(caption, style), words=words, **more)
+    np.savez_compressed(stream, weights=values(caption, style), words=words, **more)
     return stream.getvalue()
 
 
@@ -80,7 +92,7 @@ def csv_bytes(caption: Caption, _: images.Source | None, style: Style) -> bytes:
     writer, boxes = csv.writer(stream), caption.geometry.boxes
     box = ["left", "top", "right", "bottom"] if boxes else []
     writer.writerow(["index", "word", "row", "column", "weight", *box])
-    for (index, row, column), weight in np.ndenumerate(maps(caption, style)):
+    for (index, row, column), weight in np.ndenumerate(values(caption, style)):
         # The shortest decimals that round to the same float32 values.
         line = [index, caption.words[index], row, column, str(weight)]
         writer.writerow([*line, *(boxes[column] if boxes else ())])

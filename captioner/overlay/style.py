@@ -16,6 +16,7 @@ from captioner.word_classes import FUNCTION_WORDS
 Look = Literal["glow", "paper"]
 Scale = Literal["shared", "own"]
 Smoothing = Literal["bicubic", "gaussian", "none"]
+Sign = Literal["positive", "negative", "absolute"]
 
 NEAR_UNIFORM = 0.9  # share of effective cells from which a map counts as nearly uniform
 
@@ -36,7 +37,8 @@ class Style:
         look: ``glow`` colours only cells with more than uniform attention, 1 / (number of cells);
             ``paper`` is a grey photo under a map from black (0) to white, as in Xu et al. 2015.
         contours: also draw a line at half of the colour scale.
-        rollout: show attention rollout instead of the weights, for models that have it.
+        sign: what is drawn of maps that may be negative, such as integrated gradients: ``positive``,
+            regions that make the word more probable; ``negative``, less probable; ``absolute``, both.
         content_words: figures and animations leave out function words such as "a" and "of".
     """
 
@@ -48,29 +50,31 @@ class Style:
     look: Look = "glow"
     contours: bool = False
     content_words: bool = False
-    rollout: bool = False
+    sign: Sign = "positive"
 
     def __post_init__(self) -> None:
         limits.check("opacity", self.opacity, limits.SHARE)
-        for name, choices in (("scale", Scale), ("smoothing", Smoothing), ("look", Look)):
+        choices_of = {"scale": Scale, "smoothing": Smoothing, "look": Look, "sign": Sign}
+        for name, choices in choices_of.items():
             if (value := getattr(self, name)) not in get_args(choices):
                 raise UsageError(f"{name} must be {' or '.join(get_args(choices))}, got {value!r}")
-        if self.rollout and (self.layer, self.head) != (None, None):
-            raise UsageError("rollout combines all layers and heads: leave out layer and head")
 
 
 DEFAULT_STYLE = Style()
 
 
 def maps(caption: Caption, style: Style = DEFAULT_STYLE) -> Float32[np.ndarray, "T rows columns"]:
-    """Return the weights to show: rollout, those of the chosen layer and head, or the caption's own."""
-    if style.rollout:
-        if caption.rollout is None:
-            raise UsageError(
-                f"{caption.mechanism or caption.model} has no attention rollout, or details=True was "
-                "not given; leave out rollout"
-            )
-        return caption.rollout
+    """Return the maps to draw: attention weights, or shares of another method's part of one sign."""
+    found = values(caption, style)
+    if caption.method == "attention":
+        return found
+    drawn = np.abs(found) if style.sign == "absolute" else found
+    drawn = np.maximum(-drawn if style.sign == "negative" else drawn, 0)
+    return drawn / np.maximum(drawn.sum((1, 2), keepdims=True), np.float32(1e-30))
+
+
+def values(caption: Caption, style: Style = DEFAULT_STYLE) -> Float32[np.ndarray, "T rows columns"]:
+    """Return the maps as they were computed: of the chosen layer and head, or the caption's own."""
     if style.layer is None and style.head is None:
         return caption.weights
     if caption.layers is None:
@@ -100,10 +104,12 @@ def select_head(
 
 
 def describe_mechanism(caption: Caption, style: Style = DEFAULT_STYLE) -> str:
-    """Return the attention mechanism, and the layer and head shown, counted from 1."""
+    """Return the attention mechanism, the layer and head shown, counted from 1, and the method."""
     layer = "" if style.layer is None else f", layer {style.layer + 1}"
     head = "" if style.head is None else f", head {style.head + 1}"
-    return caption.mechanism + layer + head + (", attention rollout" if style.rollout else "")
+    method = "" if caption.method == "attention" else f", {caption.method}"
+    sign = f" ({style.sign})" if method and style.sign != "positive" else ""
+    return caption.mechanism + layer + head + method + sign
 
 
 def entropies(weights: Float32[np.ndarray, "T rows columns"]) -> Float32[np.ndarray, " T"]:
@@ -135,11 +141,10 @@ def describe_spread(caption: Caption, index: int, style: Style) -> str:
     """Describe over how many cells or regions the attention of a word is spread."""
     weights = maps(caption, style)[index]
     cells = np.exp(entropies(weights[None])[0])
-    spread = (
-        "looked everywhere"
-        if cells > NEAR_UNIFORM * weights.size
-        else f"{cells:.1f} of {weights.size} {'regions' if caption.geometry.boxes else 'cells'}"
-    )
+    unit = "regions" if caption.geometry.boxes else "cells"
+    spread = f"{cells:.1f} of {weights.size} {unit}"
+    if cells > NEAR_UNIFORM * weights.size:
+        spread = "looked everywhere" if caption.method == "attention" else "everywhere"
     if caption.visual_grounding is not None:
         share = 100 * caption.visual_grounding[index]
         spread = f"looked {share:.0f} %: {spread.removeprefix('looked ')}"
