@@ -143,7 +143,7 @@ def words_of(source: str | Path) -> list[str]:
         found = _find(path, str(source))
         if found.is_dir():
             return model_folder.read(found)[1]
-        options = upgrade.config(read_lightning(found)["hyper_parameters"])
+        options = read_lightning(found)["hyper_parameters"]
         return model_folder.check_words(options.get("words"))
 
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from captioner.errors import ModelError, unknown
 from captioner.models.decoder import Decoder
-from captioner.models.encoder import Encoder, Inputs
+from captioner.models.encoder import Encoder
 from captioner.models.neck import Neck
 from captioner.models.registry import build, portable, require
 from captioner.region_files import RegionFiles
