@@ -237,7 +237,7 @@ WRONG = [
     ("data check --data.name=coco --data.root=~nobody_here/x", "is not a folder"),
     ("fit", "give --config FILE"),
     (f"fit {FLICKR}", "data set 'flickr8k' needs its folder"),
-    ("fit --config=file", "'file' is no configuration"),
+    ("fit --config=file", "'file' is not a configuration"),
     ("fit --config=configs/shapes.yaml --trainer.accelerator=gup", "did you mean gpu?"),
     (
         "fit --config=configs/shapes.yaml --trainer.max_epoch=3",
@@ -254,7 +254,7 @@ WRONG = [
     ("fit --data.name=shapes --trainer.default_root_dir=file", "is a file"),
     ("fit --data.name=shapes --model.init_from=nowhere", "nowhere"),
     (f"fit {FLICKR} --data.root=. --ckpt_path=lsat", "did you mean last?"),
-    ("fit --config=configs/shapes.yaml --ckpt_path=configs/shapes.yaml", "is no checkpoint"),
+    ("fit --config=configs/shapes.yaml --ckpt_path=configs/shapes.yaml", "is not a checkpoint"),
     ("fit --config=configs/shapes.yaml --model.learning_rate=-1", "must be a number above 0"),
     ("fit --config=configs/shapes.yaml --trainer.max_epochs=-5", "a whole number of 1 or more"),
     (f"test {FLICKR} --data.test_split=tset", "did you mean test?"),

@@ -87,7 +87,7 @@ def test_a_folder_of_other_arguments_is_refused(written: Path, changed: dict[str
 def test_a_folder_with_other_files_is_refused(tmp_path: Path):
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "dog.jpg").write_bytes(b"dog")
-    with pytest.raises(DataError, match="is no generated shapes data set"):
+    with pytest.raises(DataError, match="is not a generated shapes data set"):
         write(tmp_path / "photos", sizes=SMALL)
 
 

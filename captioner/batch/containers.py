@@ -61,7 +61,9 @@ def _jpeg(content: bytes, packet: bytes | None) -> tuple[bytes, bytes]:
             old = _only(old, segment[4 + len(_JPEG_NAME) :])
             if packet is not None and any(other[4:8] == b"MPF\0" for other in after):
                 # Offsets to the further images in the file are counted from this segment.
-                raise DataError("its further images depend on the size of its XMP; use --write xmp")
+                raise DataError(
+                    "it holds further images, whose offsets depend on its XMP; use --write xmp"
+                )
         elif not after and segment[1] in (0xE0, 0xE1):  # JFIF and EXIF stay in front
             before.append(segment)
         else:

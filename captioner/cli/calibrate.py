@@ -36,11 +36,11 @@ def run(options: argparse.Namespace) -> int:
     folder = None if options.model.startswith(HF) else find(find_model(options.model))
     if options.model in bundled_models() and not options.check:
         raise UsageError(
-            f"'{options.model}' comes calibrated: give --check, or a folder of your own"
+            f"'{options.model}' is calibrated already: give --check, or a model folder of your own"
         )
     if folder is None:
         raise UsageError(
-            f"'{options.model}' is no model folder: give one that captioner fit or export wrote"
+            f"'{options.model}' is not a model folder: give one that captioner fit or export wrote"
         )
     found = readers.read(options.data, options.root).of_split(options.split)
     records = [record for record in found if record.captions]

@@ -96,7 +96,7 @@ def _run(arguments: list[str]) -> int:
 def _parser() -> Parser:
     parser = Parser(
         prog="captioner",
-        description="Write a sentence about a photo and show where the model looked for each word.",
+        description="Caption photos, and show where the model looked for each word.",
         examples=(
             "captioner caption photo.jpg",
             "captioner explain photo.jpg --output attention",

@@ -61,7 +61,12 @@ _SHORT_HELP = (
     ("trainer.max_epochs", "N", "number of epochs (default: 12)", "fit"),
     ("trainer.devices", "N", "number of GPUs or processes (default: 1)", "fit"),
     ("seed_everything", "SEED", "random seed (default: 1)", "fit"),
-    ("ckpt_path", "FILE", "last resumes the run of the folder; auto resumes or starts it", "fit"),
+    (
+        "ckpt_path",
+        "FILE",
+        "last: resume the run in the run folder; auto: resume or start it",
+        "fit",
+    ),
     ("ckpt_path", "FILE", "best, last or a file (default: best)", "validate test predict"),
     ("verify", "true", "also check the whole cache and repair it", "prepare"),
     ("print_config", "[=FLAGS]", "print the whole configuration and exit", "fit"),
@@ -288,12 +293,12 @@ def _read(file: str) -> dict[str, Any]:
         content = yaml.safe_load(file if file[:1] == "{" else Path(file).read_text("utf-8"))
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise UsageError(f"'{file}' is no YAML: line {line}: {error.problem}") from error
+        raise UsageError(f"'{file}' is not YAML: line {line}: {error.problem}") from error
     except (OSError, ValueError, RecursionError, yaml.YAMLError):
         content = None
     if not isinstance(content, dict):
         expected = "expected a YAML file of options, such as configs/shapes.yaml"
-        raise UsageError(f"'{file}' is no configuration: {expected}")
+        raise UsageError(f"'{file}' is not a configuration: {expected}")
     return content
 
 
@@ -321,7 +326,9 @@ def _checkpoint(command: str, option: Any, root: Path) -> Path | None:
             "--trainer.default_root_dir DIR, or give a file with --ckpt_path FILE"
         )
     if option not in named and not zipfile.is_zipfile(file):  # as torch writes checkpoints
-        raise UsageError(f"'{file}' is no checkpoint: give a .ckpt that captioner fit has written")
+        raise UsageError(
+            f"'{file}' is not a checkpoint: give a .ckpt that captioner fit has written"
+        )
     return file
 
 

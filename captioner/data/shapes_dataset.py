@@ -86,7 +86,7 @@ def _contains(root: Path, stamp: dict[str, Any]) -> bool:
     try:
         found = json.loads((root / "shapes.json").read_text("utf-8"))
     except (OSError, ValueError):
-        raise DataError(f"{root} exists and is no generated shapes data set: {advice}") from None
+        raise DataError(f"{root} exists and is not a generated shapes data set: {advice}") from None
     if found != stamp:
         raise DataError(f"{root} holds shapes made with {found}, not with {stamp}: {advice}")
     return True

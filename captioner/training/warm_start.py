@@ -55,7 +55,7 @@ def start_from(
             reason = ", ".join(f"{n} ({a}, here {b})" for n, (a, b) in [*differing.items()][:3])
             raise UsageError(
                 f"the weights of the {part} of '{model}' do not fit this configuration: {reason}; give "
-                "the options of its config.json, or --model.init_mismatch skip to take what fits"
+                "the options of its config.json, or --model.init_mismatch skip to use those that fit"
             )
         module.load_state_dict({n: t for n, t in given.items() if n not in differing}, strict=False)
         left_out += [f"{part}.{name}" for name in differing]

@@ -71,7 +71,7 @@ def _read(file: Path) -> bytes:
         status = file.stat()
         if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
             raise DataError(
-                f"'{file}' cannot be read: it is no regular file or has more than "
+                f"'{file}' cannot be read: it is not a regular file, or has more than "
                 f"{MAX_BYTES >> 30} GiB; give the text or JSON file of the data set"
             )
         return file.read_bytes()
