@@ -258,15 +258,9 @@ def _write_page(options: argparse.Namespace) -> int:
     """Write a page of the captions of a folder; what it shows is kept in shards beside it."""
     from captioner.data.readers.problems import Problems
     from captioner.data.readers.tables import csv_rows
-    from captioner.overlay.review import MAX_PHOTOS, page
 
     folder = Path(options.inputs[0])
     photos = paths.find([folder])
-    if len(photos) > MAX_PHOTOS:
-        raise UsageError(
-            f"'{folder}' holds {len(photos):,} photos, and a page at most {MAX_PHOTOS:,}: give its "
-            "subfolders one by one"
-        )
     given = {k: v for k, v in vars(options).items() if k in ("existing", "prefix", "suffix")}
     sidecars, table = Sidecars("txt", **given), folder / TABLE
     edited: dict[str, list[str]] = {}  # by a person
@@ -295,6 +289,8 @@ def _write_page(options: argparse.Namespace) -> int:
             failed += _reported(row)
             shards.add(row | {"image": name})
             advance()
+    from captioner.overlay.review import page  # imports torch
+
     found = {row["image"]: row for row in shards.records() if "error" not in row}
     shown = [
         {
