@@ -227,3 +227,5 @@ def test_what_does_not_fit_is_refused(photos, tiny_folder, capsys, monkeypatch):
     (photos / "broken.jpg").unlink()
     assert write(photos, tiny_folder) == 0
     assert "give --existing overwrite" in refused("--beam-size", "1")
+    (photos / "captions.csv").write_text("image,caption\n0.png,a dog,too many\n")
+    assert "line 2: expected 'image,caption', got" in refused()
