@@ -247,7 +247,6 @@ def test_several_captions(page, scene):
     """Samples are listed, choosing one shows its maps, and the same seed gives them again."""
     upload(page, scene)
     listed = page.locator("#others-1 label")
-    found = listed.all_inner_texts()
     page.get_by_text("Search", exact=True).click()
     assert page.get_by_label("Seed", exact=True).is_hidden()
     do(page, page.get_by_label("sampling", exact=True).check)
@@ -262,11 +261,8 @@ def test_several_captions(page, scene):
     assert " ".join(words(page)) in sampled[6].lower()
     do(page, page.get_by_label("diverse beam search", exact=True).check)
     assert page.get_by_label("Seed", exact=True).is_hidden()
-    assert page.get_by_label("Diversity", exact=True).first.is_visible()
+    assert page.get_by_text("Diversity", exact=True).is_visible()
     assert len(listed.all_inner_texts()) == 7
-    do(page, lambda: choose(page, "Number of captions", "model default"))
-    do(page, page.get_by_label("beam search", exact=True).check)
-    assert listed.all_inner_texts() == found
 
 
 @thorough

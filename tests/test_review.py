@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from captioner.cli import caption as command
+from captioner.cli import checks
 from captioner.cli.main import main
 from captioner.data.readers import read
 from captioner.overlay import blend, review
@@ -220,9 +221,11 @@ def test_what_does_not_fit_is_refused(photos, tiny_folder, capsys, monkeypatch):
     assert "exists and is no page of captions" in refused()
     assert (photos / "captions.html").read_text() == "<p>mine"
     (photos / "captions.html").unlink()
-    monkeypatch.setattr(review, "MAX_PHOTOS", 4)
+    monkeypatch.setattr(checks, "MAX_PHOTOS", 4)
     assert "holds 5 photos, and a page at most 4: give its subfolders" in refused()
     monkeypatch.undo()
     (photos / "broken.jpg").unlink()
     assert write(photos, tiny_folder) == 0
     assert "give --existing overwrite" in refused("--beam-size", "1")
+    (photos / "captions.csv").write_text("image,caption\n0.png,a dog,too many\n")
+    assert "line 2: expected 'image,caption', got" in refused()

@@ -172,7 +172,7 @@ def _settings(models: Models) -> tuple[list[Any], list[Any], list[Any]]:
             for label, count in (("Layer", 6), ("Head", 8))
         )  # fmt: skip
     cleared = clear.click(lambda: "", None, sentence, queue=False, **PRIVATE)
-    search = [beam_size, method, way, count, diversity, temperature, top_p, seed]
+    search: list[Any] = [beam_size, method, way, count, diversity, temperature, top_p, seed]
     chosen = [control.change for control in (name, other, *search)]
     changes = [partial(gr.on, [sentence.submit, explain.click, *chosen]), cleared.then]
     return (

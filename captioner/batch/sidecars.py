@@ -22,6 +22,7 @@ EXISTING = ("skip", "append", "overwrite")
 PAGE, SHARDS, TABLE = "captions.html", ".captions.html", "captions.csv"
 """The page to check captions in a folder of photos, the shards that it is made from, and the table that
 it saves."""
+MAX_PHOTOS = 2000  # of a page
 
 
 @dataclass(frozen=True)

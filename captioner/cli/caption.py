@@ -262,25 +262,14 @@ def _write_sidecars(options: argparse.Namespace) -> int:
 
 def _write_page(options: argparse.Namespace) -> int:
     """Write a page of the captions of a folder; what it shows is kept in shards beside it."""
-    from captioner.data.readers.problems import Problems
-    from captioner.data.readers.tables import csv_rows
-    from captioner.overlay.review import MAX_PHOTOS, page
-
     folder = Path(options.inputs[0])
     photos = paths.find([folder])
-    if len(photos) > MAX_PHOTOS:
-        raise UsageError(
-            f"'{folder}' holds {len(photos):,} photos, and a page at most {MAX_PHOTOS:,}: give its "
-            "subfolders one by one"
-        )
     given = {k: v for k, v in vars(options).items() if k in ("existing", "prefix", "suffix")}
-    sidecars, table = Sidecars("txt", **given), folder / TABLE
-    edited: dict[str, list[str]] = {}  # by a person
+    sidecars, edited = Sidecars("txt", **given), {}
     if sidecars.existing == "overwrite":
         shutil.rmtree(folder / SHARDS, ignore_errors=True)
-    elif table.is_file():
-        for name, captions, _ in csv_rows(table, Problems()):
-            edited.setdefault(PurePath(name).as_posix(), []).extend(captions)
+    elif (folder / TABLE).is_file():
+        edited = _edited_captions(folder / TABLE)
     names = {encodable(photo.relative_to(folder).as_posix()): photo for photo in photos}
     failed = 0
     with (
@@ -301,6 +290,8 @@ def _write_page(options: argparse.Namespace) -> int:
             failed += _reported(row)
             shards.add(row | {"image": name})
             advance()
+    from captioner.overlay.review import page  # imports torch
+
     found = {row["image"]: row for row in shards.records() if "error" not in row}
     shown = [
         {
@@ -317,6 +308,20 @@ def _write_page(options: argparse.Namespace) -> int:
         f"{plural(len(shown), 'caption')}, {len(pending) - failed} of them new, in {folder / PAGE}"
     )
     return report_failures(failed, len(photos))
+
+
+def _edited_captions(table: Path) -> dict[str, list[str]]:
+    """Read the captions that a person has saved from a page; DataError if a row cannot be read."""
+    from captioner.data.readers.problems import Problems
+    from captioner.data.readers.tables import csv_rows
+
+    edited: dict[str, list[str]] = {}
+    problems = Problems()
+    problems.sources.append(table)
+    for name, captions, _ in csv_rows(table, problems):
+        edited.setdefault(PurePath(name.strip()).as_posix(), []).extend(captions)
+    problems.check()
+    return edited
 
 
 @loading()

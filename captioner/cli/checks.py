@@ -19,7 +19,7 @@ from typing import Any
 
 from captioner import model_folder, paths, resources
 from captioner.batch.output_folder import refuse_foreign
-from captioner.batch.sidecars import PAGE
+from captioner.batch.sidecars import MAX_PHOTOS, PAGE
 from captioner.batch.sources import INSTALL
 from captioner.cli.arguments import writes_folder
 from captioner.cli.parser import did_you_mean
@@ -207,6 +207,12 @@ def _check_page(given: dict[str, Any]) -> None:
     if given.get("existing") == "append":
         raise UsageError(
             "--existing append cannot be used with --write html: edit the page instead"
+        )
+    count = sum(1 for _ in paths.iterate(inputs))
+    if count > MAX_PHOTOS:
+        raise UsageError(
+            f"'{inputs[0]}' holds {count:,} photos, and a page at most {MAX_PHOTOS:,}: give its "
+            "subfolders one by one"
         )
     page = Path(inputs[0], PAGE)
     if page.exists() and not (page.is_file() and GENERATOR in page.read_bytes()[:1000]):

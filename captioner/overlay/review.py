@@ -12,7 +12,6 @@ from captioner.overlay.style import DEFAULT_STYLE, content_words, entropies, map
 PHOTO_SIDE, MAP_SIDE = 320, 112  # longest sides of the thumbnails, in pixels
 MAPS = 3  # of each photo
 WEBP: Any = {"quality": 60, "kind": "webp"}  # two thirds of the size of JPEG
-MAX_PHOTOS = 2000  # of a page
 
 
 def thumbnails(caption: Caption, photo: images.Source | None = None) -> dict[str, Any]:
