@@ -14,10 +14,11 @@ import torch
 
 import runs
 import scene_regions
-from captioner import overlay
+from captioner import checkpoint, overlay
 from captioner.cli.main import main
 from captioner.data import shapes_dataset
 from captioner.data.pixels import ImageFiles, read_batch
+from captioner.decoding import Decoding
 from captioner.errors import ImageError, ModelError
 from captioner.evaluation.localisation import spread
 from captioner.images import Geometry
@@ -196,6 +197,18 @@ def test_training_reads_what_captioning_reads(photos, tmp_path):
         ImageFiles(regions)[str(tmp_path / "text.jpg")]
 
 
+def test_a_model_folder_and_features_at_another_place(photos, tmp_path, monkeypatch):
+    model = captioner(tmp_path / "gone")
+    checkpoint.save(model, tmp_path / "model", "a card", Decoding())
+    loaded = checkpoint.load(tmp_path / "model").captioner
+    with pytest.raises(ImageError, match="gone' holds no three"):
+        Predictor(loaded, "regions", "cpu").caption(photos[0])
+    monkeypatch.setenv("CAPTIONER_FEATURES", str(tmp_path))
+    moved = Predictor(checkpoint.load(tmp_path / "model").captioner, "regions", "cpu")
+    expected = Predictor(captioner(tmp_path), "regions", "cpu").caption(photos[0])
+    np.testing.assert_array_equal(moved.caption(photos[0]).weights, expected.weights)
+
+
 def test_padding_changes_nothing(photos, tmp_path):
     one, other = (captioner(tmp_path, regions=regions) for regions in (5, 9))
     results = [Predictor(model, "regions", "cpu").caption(photos[0]) for model in (one, other)]
@@ -310,7 +323,7 @@ def test_exports_hold_the_boxes(boxed, tmp_path):
     assert [rows[4][name] for name in ("index", "column", "weight")] == ["1", "1", "0.55"]
     assert [float(rows[4][side]) for side in ("left", "top", "right", "bottom")] == list(boxes[1])
     page = overlay.page([boxed], [gray(SIZE)])
-    assert "Attention weight per region of 3" in page
+    assert "Attention weight per region (3 regions)" in page
     assert "looked most at the middle left; half" in page
     for suffix in export.FORMATS:
         if suffix != ".past.png":
