@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float64, Real, UInt8
 from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.ExifTags import Base
 
-from captioner.errors import NAME_LIMIT, ImageError, printable
+from captioner.errors import NAME_LIMIT, ImageError, plural, printable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -141,13 +141,11 @@ class Geometry:
     boxes: tuple[tuple[float, float, float, float], ...] | None = None
 
     def describe(self) -> str:
-        """Return what has a weight: "cell of the 7 × 7 grid", or "region of 36"."""
+        """Return what has a weight: "cell of the 7 × 7 grid", or "region (36 regions)"."""
         rows, columns = self.grid
-        return (
-            f"region of {columns}"
-            if self.boxes is not None
-            else f"cell of the {rows} × {columns} grid"
-        )
+        if self.boxes is not None:
+            return f"region ({plural(columns, 'region')})"
+        return f"cell of the {rows} × {columns} grid"
 
     def to_grid(
         self, mask: Bool[np.ndarray, "height width"] | Real[np.ndarray, "height width"]

@@ -14,10 +14,11 @@ import torch
 
 import runs
 import scene_regions
-from captioner import overlay
+from captioner import checkpoint, overlay
 from captioner.cli.main import main
 from captioner.data import shapes_dataset
 from captioner.data.pixels import ImageFiles, read_batch
+from captioner.decoding import Decoding
 from captioner.errors import ImageError, ModelError
 from captioner.evaluation.localisation import spread
 from captioner.images import Geometry
@@ -196,6 +197,18 @@ def test_training_reads_what_captioning_reads(photos, tmp_path):
         ImageFiles(regions)[str(tmp_path / "text.jpg")]
 
 
+def test_a_model_folder_and_features_at_another_place(photos, tmp_path, monkeypatch):
+    model = captioner(tmp_path / "gone")
+    checkpoint.save(model, tmp_path / "model", "a card", Decoding())
+    loaded = checkpoint.load(tmp_path / "model").captioner
+    with pytest.raises(ImageError, match="gone' holds no three"):
+        Predictor(loaded, "regions", "cpu").caption(photos[0])
+    monkeypatch.setenv("CAPTIONER_FEATURES", str(tmp_path))
+    moved = Predictor(checkpoint.load(tmp_path / "model").captioner, "regions", "cpu")
+    expected = Predictor(captioner(tmp_path), "regions", "cpu").caption(photos[0])
+    np.testing.assert_array_equal(moved.caption(photos[0]).weights, expected.weights)
+
+
 def test_padding_changes_nothing(photos, tmp_path):
     one, other = (captioner(tmp_path, regions=regions) for regions in (5, 9))
     results = [Predictor(model, "regions", "cpu").caption(photos[0]) for model in (one, other)]
@@ -310,7 +323,7 @@ def test_exports_hold_the_boxes(boxed, tmp_path):
     assert [rows[4][name] for name in ("index", "column", "weight")] == ["1", "1", "0.55"]
     assert [float(rows[4][side]) for side in ("left", "top", "right", "bottom")] == list(boxes[1])
     page = overlay.page([boxed], [gray(SIZE)])
-    assert "Attention weight per region of 3" in page
+    assert "Attention weight per region (3 regions)" in page
     assert "looked most at the middle left; half" in page
     for suffix in export.FORMATS:
         if suffix != ".past.png":
@@ -336,17 +349,19 @@ def test_spread_equals_a_count_of_points():
 def test_top_down_attention_learns_to_point_at_regions(tmp_path):
     """From the captions alone, on perfect regions: pointing of 80 % or more on new scenes."""
     scenes, features, root = tmp_path / "scenes", tmp_path / "features", tmp_path / "run"
-    shapes_dataset.write(scenes, sizes={"train": 1000, "val": 40, "test": 60}, image_size=runs.SIDE)
+    shapes_dataset.write(scenes, sizes={"train": 2000, "val": 20, "test": 60}, image_size=runs.SIDE)
     scene_regions.write(scenes, features)
-    (next(features.glob("train_*.npz"))).unlink()  # one photo is left out
+    next(features.glob("train_*.npz")).unlink()  # one photo is left out
     encoder = {"features": features, "dim": scene_regions.DIM, "regions": 8}
     arguments = [
         *("fit", "--config=configs/shapes.yaml", f"--trainer.default_root_dir={root}"),
-        *("--trainer.max_epochs=3", "--trainer.enable_progress_bar=false", "--overlays=1"),
-        *("--data.name=coco", f"--data.root={scenes}", "--data.batch_size=16"),
-        "--model.encoder=RegionFeatures",
+        *("--trainer.max_epochs=6", "--trainer.check_val_every_n_epoch=6", "--overlays=1"),
+        *("--data.name=coco", f"--data.root={scenes}", "--trainer.enable_progress_bar=false"),
+        *("--model.encoder=RegionFeatures", "--model.neck.init_args.dim=64"),
         *(f"--model.encoder.init_args.{name}={value}" for name, value in encoder.items()),
-        *("--model.decoder=TopDownDecoder", "--model.decoder.init_args.hidden=128"),
+        *("--model.decoder=TopDownDecoder", "--model.decoder.init_args.embedding=64"),
+        *("--model.decoder.init_args.hidden=64", "--model.decoder.init_args.dropout=0.0"),
+        "--model.decoder.init_args.attention.init_args.score=Dot",
     ]
     assert main(arguments) == 0
     report = tmp_path / "ground.json"
@@ -355,15 +370,22 @@ def test_top_down_attention_learns_to_point_at_regions(tmp_path):
         f"--images={scenes}/test",
         f"--captions={scenes}/annotations/captions_test.json",
     )
-    assert main(["ground", f"--model={root}", *given, f"--output={report}"]) == 0
-    scores = json.loads(report.read_text())["regimes"]["forced"]["scores"]["model"]
-    assert scores["pointing"]["value"] >= 80
-    assert scores["discrimination"]["value"] >= 80
-    test = scenes / "test" / "test_000001.png"
-    output = tmp_path / "attention"
-    formats = ("png", "gif", "html", "json", "npz", "csv")
     assert (
-        main(["explain", f"--model={root}", f"--output={output}", str(test), "--formats", *formats])
-        == 0
+        main(["ground", f"--model={root}", *given, f"--output={report}", "--no-faithfulness"]) == 0
     )
+    scores = json.loads(report.read_text())["regimes"]["forced"]["scores"]["model"]
+    print({name: scores[name]["value"] for name in ("pointing", "discrimination", "mass")})
+    assert scores["pointing"]["value"] >= 80
+    assert scores["discrimination"]["value"] >= 90
+    output, photo = tmp_path / "attention", next((scenes / "test").iterdir())
+    formats = ("png", "gif", "html", "json", "npz", "csv")
+    explain = [
+        "explain",
+        f"--model={root}",
+        f"--output={output}",
+        str(photo),
+        "--formats",
+        *formats,
+    ]
+    assert main(explain) == 0
     assert {file.suffix[1:] for file in output.iterdir()} == set(formats)

@@ -29,6 +29,7 @@ from captioner.models.neck import (
     Projection,
     TransformerNeck,
 )
+from captioner.models.regions import RegionFeatures
 from captioner.models.scores import (
     Additive,
     Concat,
