@@ -281,8 +281,6 @@ def test_captions_are_explained_and_drawn(photo):
         assert (model.explain_by(photo, plain, method).weights >= 0).all()
     with pytest.raises(UsageError, match="unknown method 'gradcam'; known: grad-cam"):
         model.explain_by(photo, plain, "gradcam")
-    with pytest.raises(UsageError, match="sign must be positive or negative or absolute"):
-        overlay.Style(sign="both")
 
 
 def test_the_command_explains_by_a_method(photo, tmp_path, monkeypatch, capsys):
