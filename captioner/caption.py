@@ -111,10 +111,17 @@ class Caption:
 
         What describes the attention alone, such as its layers, is left out.
         """
-        attention = dict.fromkeys(("layers", "centre", "window", "outside", "rollout"))
-        maps = np.asarray(maps, np.float32)
-        return replace(  # type: ignore[misc]
-            self, weights=maps, method=method, attends="soft", has_sentinel=False, **attention
+        return replace(
+            self,
+            weights=np.asarray(maps, np.float32),
+            method=method,
+            attends="soft",
+            layers=None,
+            centre=None,
+            window=None,
+            has_sentinel=False,
+            outside=None,
+            rollout=None,
         )
 
     def save(self, file: str | Path) -> None:

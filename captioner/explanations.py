@@ -163,7 +163,7 @@ def occlusion(decoder: Decoder, annotations: Annotations, tokens: Int[Tensor, " 
     words, erasure = [*steps(decoder, annotations, tokens)], Erasure(decoder, annotations)
     regions = torch.eye(annotations.vectors.shape[1], dtype=torch.bool, device=tokens.device)
     after = []
-    for part in regions.split(ERASED):
+    for part in torch.split(regions, ERASED):
         image = torch.zeros(len(part), dtype=torch.long, device=tokens.device)
         keys = erasure.erase(words[0].state, image, part).keys  # the same for all words
         after.append(torch.stack([step.predict(keys, len(part)) for step in words]))

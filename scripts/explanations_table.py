@@ -79,7 +79,7 @@ def measure(name: str, data: Any, minutes: float) -> dict[str, Any]:
             seconds[method] += time.process_time() - start
             changed[method] = explain(other, annotations, ids, method)
         copies = annotations.map(lambda x: x.repeat(len(methods), 1, 1))
-        given = {"draws": DRAWS, "seed": batch.seed, "maps": list(found.values())}
+        given: dict[str, Any] = {"draws": DRAWS, "seed": batch.seed, "maps": list(found.values())}
         drops = word_drops(decoder, copies, [ids] * len(methods), **given)
         for method, drop in zip(methods, drops, strict=True):
             same = rank_correlations(found[method].numpy(), changed[method].numpy())
@@ -103,13 +103,11 @@ def measure(name: str, data: Any, minutes: float) -> dict[str, Any]:
             key: {k: round(v, 6) for k, v in vars(estimate).items()}
             for key, estimate in lead.items()
         }
-    words = sum(map(len, (curves["attention"]._captions)))
     mentions = len(maps["attention"].mentions)
     return {
         "mechanism": model.mechanism,
         "grid": list(maps["attention"].grid),
         "images": images,
-        "words": words,
         "mentions": mentions,
         "scores": scores,
     }

@@ -1,5 +1,6 @@
 """Explanations of words, compared with plain loops; the randomisation check; and how they are drawn."""
 
+import json
 import sys
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,6 +11,8 @@ import torch
 from PIL import Image
 
 from captioner import explanations, limits, overlay
+from captioner.app.served_models import Models
+from captioner.cli.main import main
 from captioner.errors import UsageError
 from captioner.evaluation.randomisation import randomised, rank_correlations
 from captioner.explanations import POINTS, Step, explain, grad_cam
@@ -278,5 +281,34 @@ def test_captions_are_explained_and_drawn(photo):
         assert (model.explain_by(photo, plain, method).weights >= 0).all()
     with pytest.raises(UsageError, match="unknown method 'gradcam'; known: grad-cam"):
         model.explain_by(photo, plain, "gradcam")
-    with pytest.raises(UsageError, match="sign must be positive or negative or absolute"):
-        overlay.Style(sign="both")
+
+
+def test_the_command_explains_by_a_method(photo, tmp_path, monkeypatch, capsys):
+    """Signed values are exported; combinations that do not fit are one line."""
+    model = untrained("TransformerDecoder", **TRANSFORMER)
+    monkeypatch.setattr("captioner.loading.load", lambda *_: model)
+    command = ["explain", photo, "--output", str(tmp_path), "--formats", "json", "png", "html"]
+    assert main([*command, "--method", "grad-cam"]) == 0
+    record = json.loads((tmp_path / "a.json").read_text())
+    assert record["method"] == "grad-cam"
+    expected = model.explain_by(photo, model.caption(photo), "grad-cam").weights
+    exported = np.array([word["weights"] for word in record["words"]])
+    np.testing.assert_allclose(exported, expected, atol=1e-6)
+    assert main([*command, "--method", "grad-cam", "--layer", "1"]) == 2
+    assert "leave out --method" in capsys.readouterr().err
+    lstm = untrained("LSTMDecoder")
+    monkeypatch.setattr("captioner.loading.load", lambda *_: lstm)
+    assert main([*command, "--method", "rollout"]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_the_app_explains_the_shown_caption(photo, monkeypatch):
+    model = untrained("TransformerDecoder", **TRANSFORMER)
+    monkeypatch.setattr("captioner.app.served_models.load", lambda *_: model)
+    models = Models(["a"], "cpu")
+    answer = models.explained(replace(models.answer(photo, "a"), method="grad-cam"))
+    assert (answer.caption.method, answer.captions[1].method) == ("grad-cam", "attention")
+    assert models.explained(answer) is answer
+    back = models.explained(replace(answer, chosen=1))
+    assert [c.method for c in back.captions[:2]] == ["grad-cam", "grad-cam"]
+    assert back.captions[0] is answer.captions[0]

@@ -16,7 +16,10 @@ LIU = (
     "Attention correctness of Liu et al. 2017 (Flickr30k, test photos): 38.4 % for attention trained "
     "on captions only, 32.1 % for uniform maps."
 )
-DROPS = ("area_most", "area_random", "area_least", "most_over_random", "random_over_least")
+DROPS = (
+    *("area_most", "area_random", "area_least", "most_over_random", "random_over_least"),
+    "insertion_most_over_random",
+)
 CAPTIONS = {"forced": "reference captions", "generated": "its own captions"}
 
 
@@ -138,7 +141,8 @@ def _tables(part: Mapping[str, Any]) -> list[str]:
     ]
     return [
         *lines,
-        "Mean drop of a word's log-probability, in hundredths of a nat, as regions are erased:",
+        "Mean drop of a word's log-probability, in hundredths of a nat, as regions are erased; insertion: "
+        "its mean rise as they are put back:",
         "",
         *table(["words", "number", *map(measure_label, DROPS)], rows),
         "",

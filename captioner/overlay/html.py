@@ -134,7 +134,7 @@ def _word(caption: Caption, index: int, peak: float, style: Style) -> dict[str, 
     if caption.visual_grounding is not None:
         grounding = f"{100 * caption.visual_grounding[index]:.0f} %"
         description = f"{grounding} at the photo, {description}"
-    verb = "looked" if caption.method == "attention" else f"{caption.method} is"
+    verb = "looked" if caption.method == "attention" else f"{caption.method},"
     if index in caption.unknown:
         description += "; the model does not know this word and reads it as <unk>"
     return {
