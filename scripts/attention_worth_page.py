@@ -4,7 +4,7 @@ The text is scripts/attention_worth.md.jinja. scripts/attention_worth.py measure
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from results_tables import Record, source, table, template
 
 from captioner.files import write_bytes, write_text
+from captioner.markdown import MISSING
 
 SCRIPTS = Path(__file__).parent
 DOCS = SCRIPTS.parent / "docs"
@@ -28,59 +29,47 @@ KINDS = {
 MEASURES = {
     "log_prob": ("log-probability of a token, nats", 2),
     "content": ("log-probability of a content word, nats", 2),
-    "cider": ("CIDEr of generated captions", 1),
+    "cider": ("CIDEr", 1),
 }
+Found = Mapping[str, Any] | None
 
 
-def cell(found: Mapping[str, Any] | None, digits: int, sign: str = "") -> str:
+def cell(found: Found, digits: int, sign: str = "") -> str:
     """Format a value with its interval; a dash if there is none."""
     if found is None or found["value"] is None:
-        return "–"
-    value, low, high = (found[key] for key in ("value", "low", "high"))
-    return f"{value:{sign}.{digits}f} [{low:{sign}.{digits}f}, {high:{sign}.{digits}f}]"
+        return MISSING
+    value, low, high = (f"{found[key]:{sign}.{digits}f}" for key in ("value", "low", "high"))
+    return f"{value} [{low}, {high}]"
 
 
 def main_table(record: Record) -> str:
     """Return the table: a column for each model, and one for the pair that was trained."""
-    models = record["models"]
+    models, rows = record["models"], []
     trained = record.get("trained")
-    rows = []
+    columns = [*models.values(), *([trained["learned"]] if trained else [])]
     for measure, (title, digits) in MEASURES.items():
-        cells = [cell(m["own"][measure], digits) for m in models.values()]
-        small = cell(trained["learned"]["own"][measure], digits) if trained else None
-        rows.append([f"**{title}**", *cells, *([small] if trained else [])])
+        rows.append([f"**{title}**", *(cell(of["own"][measure], digits) for of in columns)])
         for kind, name in KINDS.items():
-            cells = [
-                cell(m["changes"].get(kind, {}).get(measure), digits, "+") for m in models.values()
-            ]
-            small = (
-                trained and cell(trained["learned"]["changes"][kind][measure], digits, "+")
-                if kind != "models"
-                else "–"
-            )
-            rows.append([name, *cells, *([small] if trained else [])])
+            changes = [of["changes"].get(kind, {}).get(measure) for of in columns]
+            rows.append([name, *(cell(change, digits, "+") for change in changes)])
         if trained:
-            rows.append(
-                [
-                    "trained with even weights",
-                    *["–"] * len(models),
-                    cell(record["trained_even"][measure], digits, "+"),
-                ]
-            )
-    for key, name, digits in (
-        ("log_prob.divergence", "**adversary**: divergence reached, nats", 2),
-        ("content.far", "content words with other weights half as far as possible, %", 0),
-    ):
-        cells = [cell(m["adversary"][key], digits) for m in models.values()]
-        rows.append([name, *cells, *(["–"] if trained else [])])
-    for name, which in (
-        ("**random layers**: rank correlation, top layer random", 0),
-        ("all layers random", -1),
-    ):
-        cells = [cell([*m["randomised"].values()][which], 2) for m in models.values()]
-        rows.append([name, *cells, *(["–"] if trained else [])])
-    head = ["", *models, *(["short training"] if trained else [])]
-    return table(" | ".join(head), rows)
+            change = cell(record["trained_even"][measure], digits, "+")
+            rows.append(["trained with even weights", *[MISSING] * len(models), change])
+
+    def add(title: str, digits: int, values: Iterable[Found]) -> None:
+        rest = [MISSING] * (len(columns) - len(models))
+        rows.append([title, *(cell(value, digits) for value in values), *rest])
+
+    attacked = [of["adversary"] for of in models.values()]
+    random = [list(of["randomised"].values()) for of in models.values()]
+    title = "**adversary**: divergence of the weights, nats"
+    add(title, 2, (of["log_prob.divergence"] for of in attacked))
+    title = "content words with very different weights, %"
+    add(title, 0, (of["content.far"] for of in attacked))
+    add("**random layers**: rank correlation, top layer", 2, (of[0] for of in random))
+    add("top two layers", 2, (of[1] for of in random))
+    add("all layers", 2, (of[-1] for of in random))
+    return table(" | ".join(["", *models, *(["short training"] if trained else [])]), rows)
 
 
 def plot(record: Record) -> bytes:
