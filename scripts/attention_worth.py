@@ -110,7 +110,7 @@ def captions_of(ids: Sequence[Sequence[Sequence[int]]], longest: int) -> Caption
 class Model:
     """A model with the annotations of the photos."""
 
-    def __init__(self, name: str, records: Sequence[Record], chosen: Sequence[Record]) -> None:
+    def __init__(self, name: str, records: Sequence[Record]) -> None:
         self.predictor: Predictor = load_own(name)
         captioner = self.predictor.captioner.requires_grad_(False)
         self.decoder: Decoder = captioner.decoder
@@ -118,7 +118,7 @@ class Model:
         self.decoding = replace(decoding, samples=1, beam_size=min(BEAM, decoding.beam_size))
         failed: list[str] = []
         stored = open_cache(self.predictor, records, lambda *_: None)
-        found = [b.annotations for b in batches(captioner, chosen, BEAMS, failed, cache=stored)]
+        found = [b.annotations for b in batches(captioner, records, BEAMS, failed, cache=stored)]
         if failed:
             raise SystemExit(failed[0])
         # Copies, because gradients cannot pass tensors of inference mode.
@@ -346,7 +346,7 @@ def measure(
 
     @cache
     def load(name: str) -> Model:
-        return Model(name, records, chosen)
+        return Model(name, chosen)
 
     reports = {}
     for name in names or bundled_models():
@@ -368,8 +368,7 @@ def measure(
     }
     if runs is not None:
         small = {
-            name: Measurement(Model(str(runs / name), records, chosen), [], references, cider)
-            for name in TRAININGS
+            name: Measurement(load(str(runs / name)), [], references, cider) for name in TRAININGS
         }
         result["training"] = {"epochs": EPOCHS, "captions_per_photo": CAPTIONS}
         result["trained"] = {name: found.report(bootstrap) for name, found in small.items()}
