@@ -1,7 +1,7 @@
 """Measure what attention is worth, and write docs/does-attention-matter.md, its plot and its figures.
 
 python scripts/attention_worth.py --root DIR --runs runs/worth
-python scripts/attention_worth.py --page
+python scripts/attention_worth_page.py
 
 The first line trains two small models, one of them with even weights (a finished training is not
 repeated), measures them and the bundled models on every tenth development photo of Flickr8k, and writes
@@ -13,7 +13,7 @@ import json
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -161,17 +161,17 @@ class Model:
 
 
 def interventions(
-    plan: Plan, captions: Captions, steps: int, donors: Sequence[Plan]
+    plan: Plan, captions: Captions, steps: int, donors: Mapping[str, Plan]
 ) -> Iterator[tuple[str, Plan]]:
-    """Yield plans by the kind of intervention; those of one kind differ in their seed or donor."""
+    """Yield plans by the kind of intervention, or the model they come from, one for each seed."""
     photos = np.unique(captions.photos, return_inverse=True)[1].tolist()
     yield "even", even(own(plan, captions.lengths, steps), None)
     for seed in SEEDS:
         generator = torch.Generator().manual_seed(seed)
         yield "words", between_words(plan, captions.lengths, steps, generator)
         yield "photos", between_photos(plan, captions.lengths, steps, generator, photos)
-    for donor in donors:
-        yield "models", own(donor, captions.lengths, steps)
+    for donor, other in donors.items():
+        yield donor, own(other, captions.lengths, steps)
 
 
 class Measurement:
@@ -187,7 +187,7 @@ class Measurement:
     def __init__(
         self,
         model: Model,
-        donors: Sequence[Model],
+        donors: Mapping[str, Model],
         references: Sequence[Sequence[list[str]]],
         cider: CiderD,
     ) -> None:
@@ -200,7 +200,7 @@ class Measurement:
         self.numbers["cider"] = np.ones(self.photos)
 
         plan = model.plan(self.captions)
-        given = [donor.plan(self.captions) for donor in donors]
+        given = {name: donor.plan(self.captions) for name, donor in donors.items()}
         steps = self.captions.tokens.shape[1] - 1
         self.own = self._likelihood(own(plan, self.captions.lengths, steps))
         self.changed: dict[str, list[dict[str, np.ndarray]]] = {}  # kind → of each draw
@@ -217,7 +217,7 @@ class Measurement:
         generated = captions_of([[caption] for caption in found], model.decoding.max_length)
         order = np.argsort(generated.photos)  # the search takes the photos in their own order
         plan = model.plan(generated)
-        given = [donor.plan(generated) for donor in donors]
+        given = {name: donor.plan(generated) for name, donor in donors.items()}
         draws: dict[str, int] = {}
         for kind, other in interventions(plan, generated, model.decoding.max_length + 1, given):
             number = draws[kind] = draws.get(kind, -1) + 1
@@ -351,7 +351,7 @@ def measure(
     reports = {}
     for name in names or bundled_models():
         print(name, flush=True)
-        donors = [load(other) for other in ALIKE if name in ALIKE and other != name]
+        donors = {other: load(other) for other in ALIKE if name in ALIKE and other != name}
         found = Measurement(load(name), donors, references, cider)
         reports[name] = found.report(bootstrap) | {
             "adversary": found.adversary(bootstrap),
@@ -368,7 +368,7 @@ def measure(
     }
     if runs is not None:
         small = {
-            name: Measurement(load(str(runs / name)), [], references, cider) for name in TRAININGS
+            name: Measurement(load(str(runs / name)), {}, references, cider) for name in TRAININGS
         }
         result["training"] = {"epochs": EPOCHS, "captions_per_photo": CAPTIONS}
         result["trained"] = {name: found.report(bootstrap) for name, found in small.items()}
@@ -383,19 +383,15 @@ def measure(
 def main() -> None:
     """Train, measure and write the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--root", type=Path, metavar="DIR", help="Flickr8k as distributed")
+    parser.add_argument("--root", type=Path, required=True, help="Flickr8k as distributed")
     parser.add_argument("--runs", type=Path, help="folder for the trainings; none without it")
     parser.add_argument("--every", type=int, default=EVERY, help="use every N-th photo")
-    parser.add_argument("--page", action="store_true", help="only write the page")
     options = parser.parse_args()
-    if not options.page:
-        if options.root is None:
-            parser.error("expected --root DIR, or --page")
-        if options.runs is not None:
-            train(options.root, options.runs)
-        command = shlex.join(["python", *sys.argv])
-        found = {"command": command, **measure(options.root, options.runs, options.every)}
-        write_text(RESULT, json.dumps(found | provenance(), indent=2) + "\n")
+    if options.runs is not None:
+        train(options.root, options.runs)
+    command = shlex.join(["python", *sys.argv])
+    found = {"command": command, **measure(options.root, options.runs, options.every)}
+    write_text(RESULT, json.dumps(found | provenance(), indent=2) + "\n")
     write_page()
 
 
