@@ -13,6 +13,7 @@ import json
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
@@ -390,7 +391,9 @@ def main() -> None:
     if options.runs is not None:
         train(options.root, options.runs)
     command = shlex.join(["python", *sys.argv])
+    began = time.process_time()
     found = {"command": command, **measure(options.root, options.runs, options.every)}
+    found["processor_seconds"] = round(time.process_time() - began)
     write_text(RESULT, json.dumps(found | provenance(), indent=2) + "\n")
     write_page()
 

@@ -1,9 +1,13 @@
 """Write docs/does-attention-matter.md and its plot from docs/results/attention-worth.json.
 
+python scripts/attention_worth_page.py          writes them
+python scripts/attention_worth_page.py --check  fails if the page differs from what the file says
+
 The text is scripts/attention_worth.md.jinja. scripts/attention_worth.py measures the figures.
 """
 
 import json
+import sys
 from collections.abc import Iterable, Mapping
 from io import BytesIO
 from pathlib import Path
@@ -24,7 +28,9 @@ KINDS = {
     "even": "even weights",
     "words": "weights of another word",
     "photos": "weights of another photo",
-    "models": "weights of another model",
+    "show-attend-tell-soft": "weights of the soft model",
+    "show-attend-tell-hard": "weights of the hard model",
+    "show-attend-tell-critical": "weights of the critical model",
 }
 MEASURES = {
     "log_prob": ("log-probability of a token, nats", 2),
@@ -91,8 +97,7 @@ def plot(record: Record) -> bytes:
         of_layers = [1.0, *(layer["value"] for layer in found["randomised"].values())]
         right.plot(range(len(of_layers)), of_layers, "o-", markersize=4, label=name)
     left.axhline(0, color="grey", linewidth=0.8)
-    left.set_xticks(range(len(KINDS)), [name.replace(" of ", "\nof ") for name in KINDS.values()])
-    left.tick_params(axis="x", labelsize=8)
+    left.set_xticks(range(len(KINDS)), KINDS.values(), rotation=20, ha="right", fontsize=7)
     left.set_ylabel("change of CIDEr")
     right.axhline(0, color="grey", linewidth=0.8)
     right.set_xlabel("layers with random weights, from the top")
@@ -105,13 +110,31 @@ def plot(record: Record) -> bytes:
 
 def page(record: Record) -> str:
     """Return the text of the page."""
-    values = {
-        "record": record,
-        "table": main_table(record),
-        "cell": cell,
-        "source": source([record]),
-    }
-    return template(SCRIPTS / "attention_worth.md.jinja").render(values)
+    models = list(record["models"].values())
+
+    def extent(values: Iterable[float], digits: int, sign: str = "") -> str:
+        found = sorted(values)
+        return f"{found[0]:{sign}.{digits}f} to {found[-1]:{sign}.{digits}f}"
+
+    def span(kind: str, measure: str, digits: int) -> str:
+        """The least and the greatest change over the models."""
+        found = [m["changes"][kind][measure]["value"] for m in models if kind in m["changes"]]
+        return extent(found, digits, "+")
+
+    def spread(part: str, measure: str, digits: int) -> str:
+        return extent((m[part][measure]["value"] for m in models), digits)
+
+    def bottom() -> str:
+        return extent(([*m["randomised"].values()][-1]["value"] for m in models), 2)
+
+    return template(SCRIPTS / "attention_worth.md.jinja").render(
+        record=record,
+        table=main_table(record),
+        span=span,
+        spread=spread,
+        bottom=bottom,
+        source=source([record]),
+    )
 
 
 def write_page() -> None:
@@ -119,3 +142,15 @@ def write_page() -> None:
     record = json.loads(RESULT.read_text("utf-8"))
     write_text(PAGE, page(record))
     write_bytes(PLOT, plot(record))
+
+
+def main() -> int:
+    """Write or check the page."""
+    if "--check" in sys.argv:
+        return int(PAGE.read_text("utf-8") != page(json.loads(RESULT.read_text("utf-8"))))
+    write_page()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

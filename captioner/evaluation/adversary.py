@@ -36,9 +36,7 @@ class Adversary(NamedTuple):
     """The weights furthest from a decoder's own that were found, for every step of C captions."""
 
     plan: Plan
-    divergence: Float[
-        Tensor, "C T"
-    ]  # Jensen-Shannon, from 0 to log 2; the mean over layers and heads
+    divergence: Float[Tensor, "C T"]  # Jensen-Shannon, to ``FURTHEST``; mean over layers and heads
     distance: Float[Tensor, "C T"]  # total variation of the next word's probabilities, at most ε
 
 
