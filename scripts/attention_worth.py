@@ -381,20 +381,38 @@ def measure(
     return result
 
 
+def merged(earlier: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """Add the figures of some models to those of others on the same photos."""
+    for name in ("photos", "every", "captions_per_photo", "seeds", "epsilon"):
+        if earlier[name] != found[name]:
+            raise SystemExit(
+                f"'{RESULT}' has {name} {earlier[name]}, these figures {found[name]}: measure all models"
+            )
+    both = earlier["models"] | found["models"]
+    models = {name: both[name] for name in bundled_models() if name in both}
+    seconds = earlier["processor_seconds"] + found["processor_seconds"]
+    return earlier | found | {"models": models, "processor_seconds": seconds}
+
+
 def main() -> None:
     """Train, measure and write the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--root", type=Path, required=True, help="Flickr8k as distributed")
     parser.add_argument("--runs", type=Path, help="folder for the trainings; none without it")
     parser.add_argument("--every", type=int, default=EVERY, help="use every N-th photo")
+    only = "measure these models, and keep the figures of the others in the file"
+    parser.add_argument("--models", nargs="+", choices=bundled_models(), default=[], help=only)
     options = parser.parse_args()
     if options.runs is not None:
         train(options.root, options.runs)
     command = shlex.join(["python", *sys.argv])
     began = time.process_time()
-    found = {"command": command, **measure(options.root, options.runs, options.every)}
+    found = measure(options.root, options.runs, options.every, options.models)
     found["processor_seconds"] = round(time.process_time() - began)
-    write_text(RESULT, json.dumps(found | provenance(), indent=2) + "\n")
+    if options.models and RESULT.exists():
+        found = merged(json.loads(RESULT.read_text("utf-8")), found)
+    found |= {"command": command, **provenance()}
+    write_text(RESULT, json.dumps(found, indent=2) + "\n")
     write_page()
 
 

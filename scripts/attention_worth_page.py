@@ -18,6 +18,7 @@ from results_tables import Record, source, table, template
 
 from captioner.files import write_bytes, write_text
 from captioner.markdown import MISSING
+from captioner.resources import bundled_models
 
 SCRIPTS = Path(__file__).parent
 DOCS = SCRIPTS.parent / "docs"
@@ -133,6 +134,7 @@ def page(record: Record) -> str:
         span=span,
         spread=spread,
         bottom=bottom,
+        missing=[name for name in bundled_models() if name not in record["models"]],
         source=source([record]),
     )
 

@@ -64,3 +64,16 @@ def test_the_measures_are_plain_sums(root, tiny_folder):
     assert list(report["randomised"]) == [
         *("output layer", "LSTM", "attention", "initial memory", "embeddings"),
     ]
+
+
+def test_figures_of_one_model_join_those_of_the_others():
+    settings = {"photos": 4, "every": 2, "captions_per_photo": 2, "seeds": [0], "epsilon": 0.05}
+    some = settings | {"models": {"transformer": 1, "luong-dot": 2}, "processor_seconds": 3}
+    more = settings | {"models": {"transformer": 5, "show-attend-tell-soft": 6}, "trained": 7}
+    found = attention_worth.merged(some, more | {"processor_seconds": 4})
+    assert list(found["models"].items()) == [
+        *(("luong-dot", 2), ("show-attend-tell-soft", 6), ("transformer", 5)),
+    ]
+    assert (found["processor_seconds"], found["trained"]) == (7, 7)
+    with pytest.raises(SystemExit, match="has photos 4, these figures 5: measure all models"):
+        attention_worth.merged(some, more | {"photos": 5})
