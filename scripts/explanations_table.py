@@ -33,7 +33,7 @@ from captioner.evaluation.faithfulness import DeletionCurves, deterministic
 from captioner.evaluation.grounding import GroundingData
 from captioner.evaluation.image_statistics import ImageStatistics
 from captioner.evaluation.localisation import normalised
-from captioner.evaluation.randomisation import randomised, rank_correlations
+from captioner.evaluation.randomisation import randomised, rank_correlation
 from captioner.explanations import METHODS, explain
 from captioner.files import write_text
 from captioner.loading import load_own
@@ -82,7 +82,7 @@ def measure(name: str, data: Any, minutes: float) -> dict[str, Any]:
         given: dict[str, Any] = {"draws": DRAWS, "seed": batch.seed, "maps": list(found.values())}
         drops = word_drops(decoder, copies, [ids] * len(methods), **given)
         for method, drop in zip(methods, drops, strict=True):
-            same = rank_correlations(found[method].numpy(), changed[method].numpy())
+            same = rank_correlation(found[method], changed[method]).numpy()
             curves[method].add_caption(index, model.vocabulary.decode(ids), drop, same)
             positive = normalised(found[method].clamp(min=0).numpy())
             maps[method].grid = annotations.grid

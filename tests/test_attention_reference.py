@@ -130,6 +130,7 @@ def thresholded(e, valid, factor, power):
 
 DISTRIBUTIONS = {
     "Soft": lambda p, e, valid, q, t: softmax(e, valid),
+    "Uniform": lambda p, e, valid, q, t: [float(i in valid) / len(valid) for i in range(len(e))],
     "Sparsemax": lambda p, e, valid, q, t: thresholded(e, valid, 1, 1),
     "Entmax": lambda p, e, valid, q, t: thresholded(e, valid, 1 / 2, 2),
     "Hard": argmax,

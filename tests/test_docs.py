@@ -25,8 +25,9 @@ ATTENTION, EXTENDING = (
 )
 
 
-def test_the_results_page_is_up_to_date():
-    script = [sys.executable, str(ROOT / "scripts" / "results_page.py"), "--check"]
+@pytest.mark.parametrize("name", ["results_page", "attention_worth_page"])
+def test_pages_of_figures_are_up_to_date(name):
+    script = [sys.executable, str(ROOT / "scripts" / f"{name}.py"), "--check"]
     assert subprocess.run(script, check=False).returncode == 0
 
 

@@ -24,7 +24,7 @@ from captioner.evaluation.attention_maps import Batch
 from captioner.evaluation.bootstrap import Bootstrap, Ratio, mean
 from captioner.evaluation.deletion import DRAWS, SHARES, LogProbDrop, word_drops
 from captioner.evaluation.image_statistics import Evaluation, Regime, of_images
-from captioner.evaluation.randomisation import randomised, rank_correlations
+from captioner.evaluation.randomisation import randomised, rank_correlation
 from captioner.explanations import explain
 from captioner.models.decoder import Decoder, index_batch
 from captioner.models.distributions import hard_attention
@@ -99,7 +99,7 @@ class DeletionCurves:
         given = None if self._method == "attention" else maps
         drops = word_drops(self._decoder, annotations, written, seed=batch.seed, maps=given)
         pairs = zip(maps, others, strict=True)
-        same = [rank_correlations(one.numpy(), other.numpy()) for one, other in pairs]
+        same = [rank_correlation(one, other).numpy() for one, other in pairs]
         self._add(batch.indices, captions, drops, same)
 
     def add_caption(

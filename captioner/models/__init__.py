@@ -12,7 +12,7 @@ from captioner.models.attention import Attention
 from captioner.models.attention_on_attention import AoARefiner, AttentionOnAttention
 from captioner.models.captioner import Captioner
 from captioner.models.decoder import Decoded, Decoder
-from captioner.models.distributions import Distribution, Entmax, Hard, Soft, Sparsemax
+from captioner.models.distributions import Distribution, Entmax, Hard, Soft, Sparsemax, Uniform
 from captioner.models.encoder import CNNEncoder, Encoder, TwoStreamEncoder, ViTEncoder
 from captioner.models.local_attention import LocalM, LocalP, LocalP2D
 from captioner.models.lstm import LSTMDecoder

@@ -91,6 +91,18 @@ class Soft(Distribution):
         return Weights(masked_softmax(scores, mask))
 
 
+class Uniform(Distribution):
+    """``α = 1 / L``: the same weight everywhere, to learn what attention is worth.
+
+    Wiegreffe, Pinter 2019 (arXiv 1908.04626, §3.2): a model trained with these weights does as well as
+    one with attention if where it looks does not matter.
+    """
+
+    def forward(self, scores: Scores, mask: Mask, context: QueryContext) -> Weights:
+        # The factor 0 keeps the scores in the graph: several processes need every gradient.
+        return Weights(masked_softmax(0 * scores, mask))
+
+
 class Sparsemax(Distribution):
     """``α = argmin_p ‖p − e‖²`` over the simplex: exact zeros (Martins, Astudillo 2016)."""
 

@@ -1,0 +1,420 @@
+"""Measure what attention is worth, and write docs/does-attention-matter.md, its plot and its figures.
+
+python scripts/attention_worth.py --root DIR --runs runs/worth
+python scripts/attention_worth_page.py
+
+The first line trains two small models, one of them with even weights (a finished training is not
+repeated), measures them and the bundled models on every tenth development photo of Flickr8k, and writes
+docs/results/attention-worth.json and the page. The second line writes the page again.
+"""
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from attention_worth_page import RESULT, write_page
+from torch import Tensor
+from torch.nn.functional import pad
+
+from captioner.cli.ground_images import open_cache
+from captioner.data.readers import read
+from captioner.data.records import VAL, Record
+from captioner.decoding import search
+from captioner.evaluation import adversary, randomisation
+from captioner.evaluation.attention_maps import batches
+from captioner.evaluation.bootstrap import Bootstrap, Ratio
+from captioner.evaluation.cider import CiderD
+from captioner.evaluation.interventions import (
+    Intervened,
+    Plan,
+    between_photos,
+    between_words,
+    even,
+    log_probs,
+    own,
+    record,
+)
+from captioner.files import write_text
+from captioner.loading import load_own
+from captioner.models.annotations import Annotations
+from captioner.models.decoder import Decoder, index_batch, map_tensors
+from captioner.models.distributions import Sampling
+from captioner.predictor import Predictor
+from captioner.provenance import provenance
+from captioner.resources import bundled_models
+from captioner.text import END, PAD, SPECIALS, START, UNK, Tokenizer
+from captioner.word_classes import FUNCTION_WORDS
+
+EVERY = 10  # of the development photos
+REFERENCES = 2  # captions of each photo that are fed in; CIDEr compares with all
+SEEDS = (0, 1, 2)
+BEAM = 5  # the widest search
+ROWS = 100  # captions computed together
+BEAMS = 50  # photos searched together
+ALIKE = ("show-attend-tell-soft", "show-attend-tell-hard", "show-attend-tell-critical")
+"""Models with one grid, one encoder and one vocabulary, which can use each other's weights."""
+EPOCHS, CAPTIONS = 3, 2  # of the two trainings
+TRAININGS: dict[str, tuple[str, ...]] = {
+    "learned": (),
+    "uniform": ("--model.decoder.init_args.attention.init_args.distribution=Uniform",),
+}
+
+
+@dataclass(frozen=True)
+class Captions:
+    """Captions of photos as rows of tokens, sorted by length."""
+
+    photos: list[int]  # of each row
+    firsts: list[bool]  # whether a row is the first caption of its photo
+    tokens: Tensor  # (C, S): <start> words <end> <pad> …
+    lengths: list[int]  # steps of each row, the end included
+
+    def parts(self) -> Iterator[tuple[slice, Tensor]]:
+        """Yield rows of about the same length, and their tokens without common padding."""
+        for start in range(0, len(self.lengths), ROWS):
+            rows = slice(start, start + ROWS)
+            yield rows, self.tokens[rows, : 1 + max(self.lengths[rows])]
+
+    def chosen(self, vocabulary: Sequence[str]) -> dict[str, np.ndarray]:
+        """Return which tokens count, (C, S - 1): all but unknown words, and the content words."""
+        function = torch.tensor([w in FUNCTION_WORDS or w in SPECIALS for w in vocabulary])
+        following = self.tokens[:, 1:]
+        known = (following != PAD) & (following != UNK)
+        content = known & ~function[following]
+        return {"log_prob": known.numpy(), "content": content.numpy()}
+
+
+def captions_of(ids: Sequence[Sequence[Sequence[int]]], longest: int) -> Captions:
+    """Return the rows of the captions of every photo; longer ones are cut and have no end."""
+    rows = [
+        (photo, number == 0, [START, *caption, END][: longest + 1])
+        for photo, of_photo in enumerate(ids)
+        for number, caption in enumerate(of_photo)
+    ]
+    rows.sort(key=lambda row: -len(row[2]))
+    photos, firsts, texts = zip(*rows, strict=True)
+    width = len(texts[0])
+    tokens = torch.tensor([[*text, *[PAD] * (width - len(text))] for text in texts])
+    return Captions(list(photos), list(firsts), tokens, [len(text) - 1 for text in texts])
+
+
+class Model:
+    """A model with the annotations of the photos."""
+
+    def __init__(self, name: str, records: Sequence[Record]) -> None:
+        self.predictor: Predictor = load_own(name)
+        captioner = self.predictor.captioner.requires_grad_(False)
+        self.decoder: Decoder = captioner.decoder
+        decoding = self.predictor.decoding
+        self.decoding = replace(decoding, samples=1, beam_size=min(BEAM, decoding.beam_size))
+        failed: list[str] = []
+        stored = open_cache(self.predictor, records, lambda *_: None)
+        found = [b.annotations for b in batches(captioner, records, BEAMS, failed, cache=stored)]
+        if failed:
+            raise SystemExit(failed[0])
+        # Copies, because gradients cannot pass tensors of inference mode.
+        self.annotations: Annotations = map_tensors(lambda *parts: torch.cat(parts), *found)
+
+    def of(self, captions: Captions, rows: slice) -> Annotations:
+        """Return the annotations of the photo of each row."""
+        return index_batch(self.annotations, torch.tensor(captions.photos[rows]))
+
+    def plan(self, captions: Captions) -> Plan:
+        """Record the model's own weights."""
+        steps, found = captions.tokens.shape[1] - 1, []
+        for rows, tokens in captions.parts():
+            plan = record(self.decoder, self.of(captions, rows), tokens)
+            missing = steps - (tokens.shape[1] - 1)
+            found.append([pad(part, (0, 0, 0, missing)) for part in plan])
+        return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
+
+    def log_probs(self, captions: Captions, plan: Plan) -> np.ndarray:
+        """Return the log-probability of every token, (C, S - 1), with the weights of a plan."""
+        found = np.zeros((len(captions.lengths), captions.tokens.shape[1] - 1))
+        for rows, tokens in captions.parts():
+            decoder = Intervened(self.decoder, tuple(part[rows] for part in plan))
+            values = log_probs(decoder, self.of(captions, rows), tokens)
+            found[rows, : values.shape[1]] = values.numpy()
+        return found
+
+    def search(self, plan: Plan | None = None) -> list[list[int]]:
+        """Return the ids of the best caption of every photo, with the weights of a plan."""
+        found = []
+        for start in range(0, len(self.annotations), BEAMS):
+            numbers = torch.arange(start, min(start + BEAMS, len(self.annotations)))
+            decoder = self.decoder
+            if plan is not None:
+                decoder = Intervened(decoder, tuple(part[numbers] for part in plan))
+            photos = index_batch(self.annotations, numbers)
+            beams = search(decoder, photos, self.decoding, Sampling("argmax"))
+            found += [beam[0].tokens for beam in beams]
+        return found
+
+
+def interventions(
+    plan: Plan, captions: Captions, steps: int, donors: Mapping[str, Plan]
+) -> Iterator[tuple[str, Plan]]:
+    """Yield plans by the kind of intervention, or the model they come from, one for each seed."""
+    photos = np.unique(captions.photos, return_inverse=True)[1].tolist()
+    yield "even", even(own(plan, captions.lengths, steps), None)
+    for seed in SEEDS:
+        generator = torch.Generator().manual_seed(seed)
+        yield "words", between_words(plan, captions.lengths, steps, generator)
+        yield "photos", between_photos(plan, captions.lengths, steps, generator, photos)
+    for donor, other in donors.items():
+        yield donor, own(other, captions.lengths, steps)
+
+
+class Measurement:
+    """What one model says with its own weights and with others, by photo.
+
+    Args:
+        model: the model.
+        donors: other models whose weights it can use.
+        references: reference captions of each photo, as words.
+        cider: scores captions.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        donors: Mapping[str, Model],
+        references: Sequence[Sequence[list[str]]],
+        cider: CiderD,
+    ) -> None:
+        self.model, self.photos = model, len(references)
+        vocabulary = model.predictor.vocabulary
+        ids = [[*map(vocabulary.encode, of_photo[:REFERENCES])] for of_photo in references]
+        self.captions = captions_of(ids, model.decoding.max_length)
+        self.chosen = self.captions.chosen(vocabulary.words)
+        self.numbers = {name: self._by_photo(use) for name, use in self.chosen.items()}
+        self.numbers["cider"] = np.ones(self.photos)
+
+        plan = model.plan(self.captions)
+        given = {name: donor.plan(self.captions) for name, donor in donors.items()}
+        steps = self.captions.tokens.shape[1] - 1
+        self.own = self._likelihood(own(plan, self.captions.lengths, steps))
+        self.changed: dict[str, list[dict[str, np.ndarray]]] = {}  # kind → of each draw
+        for kind, other in interventions(plan, self.captions, steps, given):
+            self.changed.setdefault(kind, []).append(self._likelihood(other))
+
+        def score(found: Sequence[Sequence[int]]) -> np.ndarray:
+            texts = [[vocabulary.decode(caption)] for caption in found]
+            values = [cider(*both)[0] for both in zip(texts, references, strict=True)]
+            return 100 * np.array(values)
+
+        found = model.search()
+        self.own["cider"] = score(found)
+        generated = captions_of([[caption] for caption in found], model.decoding.max_length)
+        order = np.argsort(generated.photos)  # the search takes the photos in their own order
+        plan = model.plan(generated)
+        given = {name: donor.plan(generated) for name, donor in donors.items()}
+        draws: dict[str, int] = {}
+        for kind, other in interventions(plan, generated, model.decoding.max_length + 1, given):
+            number = draws[kind] = draws.get(kind, -1) + 1
+            texts = model.search(tuple(part[order] for part in other))
+            self.changed[kind][number]["cider"] = score(texts)
+
+    def _by_photo(self, values: np.ndarray) -> np.ndarray:
+        return np.bincount(self.captions.photos, values.sum(1), self.photos)
+
+    def _likelihood(self, plan: Plan) -> dict[str, np.ndarray]:
+        found = self.model.log_probs(self.captions, plan)
+        return {name: self._by_photo(found * use) for name, use in self.chosen.items()}
+
+    def report(self, bootstrap: Bootstrap) -> dict[str, Any]:
+        """Return means over tokens or photos, and how the interventions change them."""
+        ratios = {name: Ratio(sums, self.numbers[name]) for name, sums in self.own.items()}
+        changes = {
+            kind: {
+                name: changed(bootstrap, [d[name] - base for d in draws], self.numbers[name])
+                for name, base in self.own.items()
+            }
+            for kind, draws in self.changed.items()
+        }
+        return {
+            "mechanism": self.model.predictor.mechanism,
+            "decoding": asdict(self.model.decoding),
+            "tokens": {name: int(of.sum()) for name, of in self.numbers.items()},
+            "own": bootstrap.intervals(ratios),
+            "changes": changes,
+        }
+
+    def adversary(self, bootstrap: Bootstrap) -> dict[str, Any]:
+        """Return how far weights can be from the model's own while the output stays the same."""
+        first = self._firsts()
+        values = np.zeros((len(first.lengths), first.tokens.shape[1] - 1))
+        for rows, tokens in first.parts():
+            found = adversary.find(self.model.decoder, self.model.of(first, rows), tokens)
+            assert (found.distance <= adversary.EPSILON).all()
+            values[rows, : tokens.shape[1] - 1] = found.divergence.numpy()
+        use = first.chosen(self.model.predictor.vocabulary.words)
+        far = values > adversary.FURTHEST / 2
+        measures = {
+            f"{name}.{measure}": self._mean(of, chosen, first)
+            for name, chosen in use.items()
+            for measure, of in (("divergence", values), ("far", 100.0 * far))
+        }
+        return bootstrap.intervals(measures)
+
+    def randomised(self, bootstrap: Bootstrap) -> dict[str, Any]:
+        """Return the rank correlation of the maps with those of a decoder with random layers."""
+        first = self._firsts()
+        use = first.chosen(self.model.predictor.vocabulary.words)["log_prob"]
+
+        def maps(decoder: Decoder) -> list[Tensor]:
+            return [
+                randomisation.maps(decoder, self.model.of(first, rows), tokens)
+                for rows, tokens in first.parts()
+            ]
+
+        learned = maps(self.model.decoder)
+        draws: dict[str, list[Ratio]] = {}
+        for seed in SEEDS:
+            for layer, decoder in randomisation.cascade(self.model.decoder, seed):
+                values = np.zeros(use.shape)
+                for (rows, _), one, other in zip(
+                    first.parts(), learned, maps(decoder), strict=True
+                ):
+                    found = randomisation.rank_correlation(one, other)
+                    values[rows, : found.shape[1]] = found.numpy()
+                draws.setdefault(layer, []).append(self._mean(values, use, first))
+        return {
+            layer: changed(bootstrap, [d.sums for d in of_layer], of_layer[0].numbers)
+            for layer, of_layer in draws.items()
+        }
+
+    def _firsts(self) -> Captions:
+        """Return the first caption of every photo."""
+        rows = [row for row, first in enumerate(self.captions.firsts) if first]
+        photos, lengths = self.captions.photos, self.captions.lengths
+        tokens = self.captions.tokens[rows]
+        return Captions(
+            [photos[r] for r in rows], [True] * len(rows), tokens, [lengths[r] for r in rows]
+        )
+
+    def _mean(self, values: np.ndarray, use: np.ndarray, captions: Captions) -> Ratio:
+        sums, numbers = (
+            np.bincount(captions.photos, of.sum(1), self.photos) for of in (values * use, use)
+        )
+        return Ratio(sums, numbers)
+
+
+def changed(
+    bootstrap: Bootstrap, draws: Sequence[np.ndarray], numbers: np.ndarray
+) -> dict[str, Any]:
+    """Return the mean of several draws with its interval over photos, and the value of each."""
+    mean = Ratio(np.mean(draws, 0), numbers)
+    each = [round(float(draw.sum() / numbers.sum()), 6) for draw in draws]
+    return bootstrap.intervals({"mean": mean})["mean"] | {"draws": each}
+
+
+def train(root: Path, runs: Path) -> None:
+    """Run the trainings that are not finished."""
+    for name, options in TRAININGS.items():
+        if not (runs / name / "model" / "config.json").is_file():
+            arguments = [
+                *("fit", "--config", "configs/flickr8k.yaml", "--data.root", str(root)),
+                "--model.encoder.init_args.image_size=256",
+                "--model.encoder.init_args.weights=FLICKR8K",
+                *("--trainer.precision", "bf16-mixed", "--trainer.max_epochs", str(EPOCHS)),
+                *("--data.captions_per_image", str(CAPTIONS)),
+                *("--trainer.default_root_dir", str(runs / name), "--ckpt_path", "auto", *options),
+            ]
+            print(shlex.join(["captioner", *arguments]), flush=True)
+            subprocess.run([sys.executable, "-m", "captioner", *arguments], check=True)
+
+
+def measure(
+    root: Path, runs: Path | None, every: int = EVERY, names: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Measure bundled models, by default all, and the two small ones in the folder of runs."""
+    records = list(read("flickr8k", root).of_split(VAL))
+    chosen, tokenizer = records[::every], Tokenizer()
+    texts = {r.image_id: [tokenizer(caption) for caption in r.captions] for r in records}
+    references, cider = [texts[r.image_id] for r in chosen], CiderD(texts.values())
+    bootstrap = Bootstrap(len(chosen))
+
+    @cache
+    def load(name: str) -> Model:
+        return Model(name, chosen)
+
+    reports = {}
+    for name in names or bundled_models():
+        print(name, flush=True)
+        donors = {other: load(other) for other in ALIKE if name in ALIKE and other != name}
+        found = Measurement(load(name), donors, references, cider)
+        reports[name] = found.report(bootstrap) | {
+            "adversary": found.adversary(bootstrap),
+            "randomised": found.randomised(bootstrap),
+        }
+    result = {
+        "split": VAL,
+        "photos": len(chosen),
+        "every": every,
+        "captions_per_photo": REFERENCES,
+        "seeds": list(SEEDS),
+        "epsilon": adversary.EPSILON,
+        "models": reports,
+    }
+    if runs is not None:
+        small = {
+            name: Measurement(load(str(runs / name)), {}, references, cider) for name in TRAININGS
+        }
+        result["training"] = {"epochs": EPOCHS, "captions_per_photo": CAPTIONS}
+        result["trained"] = {name: found.report(bootstrap) for name, found in small.items()}
+        learned, uniform = small.values()
+        result["trained_even"] = {
+            name: changed(bootstrap, [uniform.own[name] - sums], learned.numbers[name])
+            for name, sums in learned.own.items()
+        }
+    return result
+
+
+def merged(earlier: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """Add the figures of some models to those of others on the same photos."""
+    for name in ("photos", "every", "captions_per_photo", "seeds", "epsilon"):
+        if earlier[name] != found[name]:
+            raise SystemExit(
+                f"'{RESULT}' has {name} {earlier[name]}, these figures {found[name]}: measure all models"
+            )
+    both = earlier["models"] | found["models"]
+    models = {name: both[name] for name in bundled_models() if name in both}
+    seconds = earlier["processor_seconds"] + found["processor_seconds"]
+    return earlier | found | {"models": models, "processor_seconds": seconds}
+
+
+def main() -> None:
+    """Train, measure and write the page."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--root", type=Path, required=True, help="Flickr8k as distributed")
+    parser.add_argument("--runs", type=Path, help="folder for the trainings; none without it")
+    parser.add_argument("--every", type=int, default=EVERY, help="use every N-th photo")
+    only = "measure these models, and keep the figures of the others in the file"
+    parser.add_argument("--models", nargs="+", choices=bundled_models(), default=[], help=only)
+    options = parser.parse_args()
+    if options.runs is not None:
+        train(options.root, options.runs)
+    command = shlex.join(["python", *sys.argv])
+    began = time.process_time()
+    found = measure(options.root, options.runs, options.every, options.models)
+    found["processor_seconds"] = round(time.process_time() - began)
+    if options.models and RESULT.exists():
+        found = merged(json.loads(RESULT.read_text("utf-8")), found)
+    found |= {"command": command, **provenance()}
+    write_text(RESULT, json.dumps(found, indent=2) + "\n")
+    write_page()
+
+
+if __name__ == "__main__":
+    main()
