@@ -25,7 +25,7 @@ from captioner.images import Geometry, Source
 from captioner.predictor import BasePredictor, sentence_words
 from captioner.sampling import WordSampling
 
-LARGEST_BATCH = 8  # photos in full size that are in memory together
+LARGEST_BATCH = 8  # photos in full size that are in memory together, whatever batch_size is
 NO_SAMPLING = (
     "{0} samples no captions: leave out temperature, top_k, top_p and seed; beam_size and num_captions "
     "give several"
@@ -129,9 +129,9 @@ class AdapterPredictor(BasePredictor):
         """Stream captions; see ``BasePredictor``."""
         limits.check("batch_size", batch_size, limits.BATCH)
         batch_size = min(batch_size, LARGEST_BATCH)
-        if confidence:
-            raise UsageError(f"{self.name} is no model of this package: leave out confidence")
         decoding = decoding or self.decoding
+        if confidence:
+            self.check_confidence(decoding)
         if isinstance(decoding, WordSampling):
             raise UsageError(NO_SAMPLING.format(self.name))
         if decoding.samples != 1:

@@ -75,12 +75,14 @@ def to_photo(
     left, top, right, bottom = box
     if box == WHOLE and grid == maps.shape[-2:]:
         return np.asarray(maps, np.float64)
-    down = _shares(maps.shape[-2], top, bottom, grid[0])
-    across = _shares(maps.shape[-1], left, right, grid[1])
+    down = _overlaps(maps.shape[-2], top, bottom, grid[0])
+    across = _overlaps(maps.shape[-1], left, right, grid[1])
     return np.asarray(down.T @ np.asarray(maps, np.float64) @ across)
 
 
-def _shares(cells: int, start: float, end: float, count: int) -> Float64[np.ndarray, "cells count"]:
+def _overlaps(
+    cells: int, start: float, end: float, count: int
+) -> Float64[np.ndarray, "cells count"]:
     """Return how the part of each of a model's cells on the photo divides among the photo's cells."""
     borders = np.linspace(start, end, cells + 1)[:, None]
     photo = np.linspace(0, 1, count + 1)

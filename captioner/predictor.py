@@ -18,6 +18,7 @@ from captioner.data.pixels import PixelBatch, read_batch, read_batches
 from captioner.decoding import Decoding, Hypothesis, score_captions, search
 from captioner.errors import ImageError, UsageError
 from captioner.images import Geometry, Source
+from captioner.model_folder import NOT_CALIBRATED
 from captioner.models.annotations import Annotations
 from captioner.models.captioner import Captioner
 from captioner.models.distributions import hard_attention, samples_locations
@@ -25,12 +26,7 @@ from captioner.models.monte_carlo import over_paths
 from captioner.sampling import WordSampling, sample_captions, sample_words
 from captioner.text import MAX_WORD, UNK, Tokenizer, Vocabulary, is_plain, join
 
-SAMPLING = {"temperature", "top_k", "top_p", "seed"}  # options that only sampling has
 MAX_TEXT = 20_000  # characters of a sentence
-NOT_CALIBRATED = (
-    "'{0}' has no calibration, so the confidence of its captions is unknown: run captioner calibrate on "
-    "its model folder, which models of other libraries do not have"
-)
 
 
 class BasePredictor:
@@ -81,7 +77,8 @@ class BasePredictor:
                 or an array or tensor (H, W), (H, W, 3) or (H, W, 4); or a list of these.
             batch_size: number of images in a batch, up to 512.
             details: also return ``layers``, ``past`` and ``centre``, which takes one more pass.
-            confidence: also estimate ``Caption.confidence``, which samples 24 more captions.
+            confidence: also estimate ``Caption.confidence``, which samples 24 more captions. It needs
+                the model's own search, so it excludes most ``options``.
             options: ``beam_size``, ``min_length``, ``max_length``, ``length_penalty``, ``samples`` and
                 ``no_repeat``: see ``Decoding``; by default the model's own values. ``num_captions`` is
                 the least beam size. With ``temperature``, ``top_k``, ``top_p`` or ``seed``, captions
@@ -90,7 +87,7 @@ class BasePredictor:
 
         Raises:
             UsageError: an unknown option, or a value out of range; details of sampled hard attention;
-                confidence of a model that was not calibrated.
+                confidence of a model that was not calibrated, or of another search than its own.
             ImageError: an image cannot be read; ``captions`` returns such errors instead.
         """
         decoding = self.method(options)
@@ -104,6 +101,16 @@ class BasePredictor:
             results.append(result)
         return results if several else results[0]
 
+    def check_confidence(self, decoding: Decoding | WordSampling) -> None:
+        """Raise ``UsageError`` if the confidence of captions of this search is not known."""
+        if self.calibration is None:
+            raise UsageError(NOT_CALIBRATED.format(self.name))
+        if decoding != self.decoding:
+            raise UsageError(
+                "the confidence was measured for the model's own search: leave out the options of the "
+                "search and of sampling, and a num_captions above the beam size; or leave out confidence"
+            )
+
     def method(self, options: Mapping[str, Any]) -> Decoding | WordSampling:
         """Return the search or the sampling that options describe; those that are None do not count.
 
@@ -111,7 +118,7 @@ class BasePredictor:
             UsageError: an unknown option, or a value out of range.
         """
         given = {name: value for name, value in options.items() if value is not None}
-        if given.keys() & SAMPLING:
+        if given.keys() & set(limits.SAMPLING):
             return WordSampling.from_options(given, self.decoding.max_length)
         count = given.pop("num_captions", 1)
         limits.check("num_captions", count, limits.WORD_SAMPLING["num_captions"])
@@ -226,9 +233,9 @@ class Predictor(BasePredictor):
                 "pass (test_time: sample): leave details out, or use explain(image, text)"
             )
         limits.check("batch_size", batch_size, limits.BATCH)
-        if confidence and self.calibration is None:
-            raise UsageError(NOT_CALIBRATED.format(self.name))
         decoding = decoding or self.decoding
+        if confidence:
+            self.check_confidence(decoding)
         for batch in read_batches(images, batch_size, self.captioner.encoder.preprocessing):
             results: dict[int, Caption | ImageError] = dict(batch.failed)
             if batch.indices:

@@ -130,8 +130,9 @@ class Models:
                 check(option, value, SEARCH[option])
             decoding = predictor.decoding.with_options(options)
             detailed = details and not predictor.draws_locations
-            calibrated = predictor.calibration is not None
-            (best,) = predictor.captions([photo], decoding, details=detailed, confidence=calibrated)
+            # The confidence was measured for the model's own search.
+            known = predictor.calibration is not None and decoding == predictor.decoding
+            (best,) = predictor.captions([photo], decoding, details=detailed, confidence=known)
             if isinstance(best, ImageError):
                 raise best
             captions = [best, *best.alternatives]

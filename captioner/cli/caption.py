@@ -44,10 +44,8 @@ ADVANCED = (
 FEW = 128
 """With fewer photos than this, one process finishes before worker processes have started."""
 FOLDER_FORMATS = ("jsonl", "parquet")
-GENERATION = (
-    *("num_captions", "temperature", "top_k", "top_p", "min_length", "seed"),
-    *("confidence", "min_confidence"),
-)
+SEARCH = ("beam_size", "temperature", "top_k", "top_p", "min_length", "seed")
+GENERATION = (*SEARCH, "num_captions", "confidence", "min_confidence")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -68,7 +66,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "replace an existing file that holds something other than captions"
     add("--overwrite", action="store_true", help=text)
     group = parser.add_argument_group("confidence")
-    text = "add the probability that the caption is right, to text and JSON lines"
+    text = "add the probability that the caption is right, to text and JSON lines; only for the "
+    text += "model's own search, without --beam-size, --temperature and the like"
     group.add_argument("--confidence", action="store_true", help=text)
     text = "leave captions below this confidence empty; from 0 to 1"
     group.add_argument("--min-confidence", type=number(SHARE), metavar="X", help=text)
@@ -114,13 +113,14 @@ def run(options: argparse.Namespace) -> int:
             f"--confidence cannot be used with {where}, which has no place for it: give --format text "
             "or jsonl, or only --min-confidence"
         )
-    sampling = [
-        name for name in ("temperature", "top_k", "top_p", "seed") if given[name] is not None
-    ]
+    chosen = [f"--{name.replace('_', '-')}" for name in SEARCH if given[name] is not None]
+    sampling = [name for name in chosen if name not in ("--beam-size", "--min-length")]
     if options.beam_size and sampling:
+        raise UsageError(f"--beam-size is an option of the search: leave it out with {sampling[0]}")
+    if chosen and (options.confidence or options.min_confidence is not None):
         raise UsageError(
-            "--beam-size is an option of the search: leave it out with "
-            f"--{sampling[0].replace('_', '-')}"
+            f"the confidence was measured for the model's own search: leave out {chosen[0]}, or "
+            "--confidence and --min-confidence"
         )
     if "write" in options:
         return _write_sidecars(options)
@@ -252,7 +252,7 @@ def _write_sidecars(options: argparse.Namespace) -> int:
 def _engine(options: argparse.Namespace, arguments: dict[str, Any], few: bool = False) -> Any:
     """Return a context manager of an object with ``rows(batches)`` and ``identity``."""
     given = vars(options)
-    common = {name: given[name] for name in ("model", "device", "beam_size", *GENERATION)}
+    common = {name: given[name] for name in ("model", "device", *GENERATION)}
     arguments = common | arguments
     # A model of transformers is large, and slow on a CPU: one process with all cores, and more time.
     foreign = str(options.model).startswith(HF)

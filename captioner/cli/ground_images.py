@@ -163,7 +163,8 @@ def evaluate(
     else:
         assert isinstance(model, AdapterPredictor)
         show("measuring photos", total)
-        adapted.measure(model, images.photos, maps, curves, failed, options.seed, advance)
+        size = options.batch_size
+        adapted.measure(model, images.photos, size, maps, curves, failed, options.seed, advance)
     show("computing confidence intervals", total)
     reports: dict[str, Any] = {}
     statistics = []
