@@ -102,8 +102,9 @@ class HFAdapter(Adapter):
     def fingerprint(self) -> str:
         """Return a SHA-256 of the settings of model, ``generate`` and images, and of the weights."""
         parts = [self.model.config, self.model.generation_config, self._image_processor]
-        settings = [{**part.to_dict(), "transformers_version": None} for part in parts]
-        digest = hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode())
+        text = json.dumps([part.to_dict() for part in parts], sort_keys=True, default=str)
+        kept = json.loads(text, object_hook=_without_origin)
+        digest = hashlib.sha256(json.dumps(kept).encode())
         update_with_weights(digest, self.model)
         return digest.hexdigest()
 
@@ -327,6 +328,12 @@ class HFAdapter(Adapter):
             yield
         finally:
             hook.remove()
+
+
+def _without_origin(settings: dict[str, Any]) -> dict[str, Any]:
+    """Leave out where settings come from, which does not change captions."""
+    origin = ("_name_or_path", "name_or_path", "transformers_version")
+    return {name: value for name, value in settings.items() if name not in origin}
 
 
 def _map(function: Any, output: Any) -> Any:
