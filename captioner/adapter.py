@@ -24,7 +24,7 @@ from captioner.images import Geometry, Source
 from captioner.predictor import BasePredictor, Method, Results, sentence_words
 from captioner.sampling import WordSampling
 
-LARGEST_BATCH = 8  # photos in full size that are in memory together
+LARGEST_BATCH = 8  # photos in full size that are in memory together, whatever batch_size is
 NO_SAMPLING = (
     "{0} samples no captions: leave out temperature, top_k, top_p and seed; beam_size and num_captions "
     "give several"

@@ -76,6 +76,11 @@ def one_line(text: str) -> str:
     return printable(shorter, limit=2000)
 
 
+def joined(error: Exception, limit: int = 300) -> str:
+    """Return the message of another library's exception as one printable line."""
+    return printable(" ".join(str(error).split()), limit)
+
+
 def plural(count: int, noun: str) -> str:
     """Return a count and its noun, in the plural unless the count is 1.
 

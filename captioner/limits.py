@@ -70,6 +70,7 @@ WORD_SAMPLING = {
     "max_length": Number(1, 200),
     "seed": SEED,
 }
+SAMPLING = ("temperature", "top_k", "top_p", "seed")  # those that only sampling has
 # The options of the data module, in the order of its arguments.
 DATA = {
     **dict.fromkeys(("batch_size", "captions_per_image", "max_words", "min_count"), Number(1)),

@@ -13,6 +13,10 @@ FORMAT_VERSION = 2
 CONFIG, WEIGHTS, VOCABULARY, CARD = "config.json", "model.safetensors", "vocab.json", "README.md"
 BEST = Path("checkpoints") / "best.ckpt"
 MODEL = "model"
+NOT_CALIBRATED = (
+    "'{0}' has no calibration, so the confidence of its captions is unknown: run captioner calibrate on "
+    "its model folder, which models of other libraries do not have"
+)
 
 
 @contextmanager

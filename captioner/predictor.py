@@ -19,6 +19,7 @@ from captioner.data.pixels import PixelBatch, read_batch, read_batches
 from captioner.decoding import Decoding, Hypothesis, score_captions, search
 from captioner.errors import ImageError, UsageError, unknown
 from captioner.images import Geometry, Source
+from captioner.model_folder import NOT_CALIBRATED
 from captioner.models.annotations import Annotations
 from captioner.models.captioner import Captioner
 from captioner.models.distributions import hard_attention, samples_locations
@@ -28,12 +29,7 @@ from captioner.text import MAX_WORD, UNK, Tokenizer, Vocabulary, is_plain, join
 
 Method = Decoding | WordSampling
 Results = Iterator[Caption | ImageError]
-SAMPLING = {"temperature", "top_k", "top_p", "seed"}  # options that only sampling has
 MAX_TEXT = 20_000  # characters of a sentence
-NOT_CALIBRATED = (
-    "'{0}' has no calibration, so the confidence of its captions is unknown: run captioner calibrate on "
-    "its model folder, which models of other libraries do not have"
-)
 
 
 class BasePredictor:
@@ -84,7 +80,8 @@ class BasePredictor:
                 or an array or tensor (H, W), (H, W, 3) or (H, W, 4); or a list of these.
             batch_size: number of images in a batch, up to 512.
             details: also return ``layers``, ``past`` and ``centre``, which takes one more pass.
-            confidence: also estimate ``Caption.confidence``, which samples 24 more captions.
+            confidence: also estimate ``Caption.confidence``, which samples 24 more captions. It needs
+                the model's own search, so it excludes most ``options``.
             options: ``beam_size``, ``min_length``, ``max_length``, ``length_penalty``, ``samples``,
                 ``no_repeat``, ``diverse_groups`` and ``diversity``: see ``Decoding``; by default the
                 model's own values. ``num_captions`` is the least beam size. With ``temperature``,
@@ -93,7 +90,7 @@ class BasePredictor:
 
         Raises:
             UsageError: an unknown option, or a value out of range; details of sampled hard attention;
-                confidence of a model that was not calibrated.
+                confidence of a model that was not calibrated, or of another search than its own.
             ImageError: an image cannot be read; ``captions`` returns such errors instead.
         """
         decoding = self.method(options)
@@ -107,6 +104,20 @@ class BasePredictor:
             results.append(result)
         return results if several else results[0]
 
+    def has_confidence(self, decoding: Method) -> bool:
+        """Return whether the confidence of captions of this search or sampling is known."""
+        return self.calibration is not None and decoding == self.decoding
+
+    def check_confidence(self, decoding: Method) -> None:
+        """Raise ``UsageError`` if ``has_confidence`` is false."""
+        if self.calibration is None:
+            raise UsageError(NOT_CALIBRATED.format(self.name))
+        if not self.has_confidence(decoding):
+            raise UsageError(
+                "the confidence was measured for the model's own search: leave out the options of the "
+                "search and of sampling, and a num_captions above the beam size; or leave out confidence"
+            )
+
     def method(self, options: Mapping[str, Any]) -> Method:
         """Return the search or the sampling that options describe; those that are None do not count.
 
@@ -114,7 +125,7 @@ class BasePredictor:
             UsageError: an unknown option, or a value out of range.
         """
         given = {name: value for name, value in options.items() if value is not None}
-        if given.keys() & SAMPLING:
+        if given.keys() & set(limits.SAMPLING):
             return WordSampling.from_options(given, self.decoding.max_length)
         count = given.pop("num_captions", 1)
         limits.check("num_captions", count, limits.WORD_SAMPLING["num_captions"])
@@ -143,9 +154,9 @@ class BasePredictor:
                 a model that was not calibrated.
         """
         limits.check("batch_size", batch_size, limits.BATCH)
-        if confidence and self.calibration is None:
-            raise UsageError(NOT_CALIBRATED.format(self.name))
         method = decoding or self.decoding
+        if confidence:
+            self.check_confidence(method)
         return self._stream(images, method, batch_size, details, maps, confidence)
 
     def _stream(

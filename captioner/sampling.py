@@ -13,7 +13,8 @@ from captioner.decoding import Hypothesis, sample, score_captions
 from captioner.errors import UsageError, unknown
 from captioner.models.annotations import Annotations
 from captioner.models.decoder import Decoder, index_batch
-from captioner.models.monte_carlo import MonteCarlo
+from captioner.models.distributions import Sampling
+from captioner.models.monte_carlo import MonteCarlo, StratifiedSampler
 from captioner.text import END
 
 
@@ -103,7 +104,8 @@ def sample_words(
 
     model = decoder if samples == 1 else MonteCarlo(decoder, samples)
     count, longest = options.num_captions, options.max_length
-    tokens = sample(model, annotations, count, longest, None, options.min_length, choose)
+    locations = Sampling(sampler=StratifiedSampler(count))  # of hard attention: equal in every call
+    tokens = sample(model, annotations, count, longest, locations, options.min_length, choose)
     return [
         [ids[: ids.index(END)] if END in ids else ids for ids in captions]
         for captions in tokens[..., 1:].tolist()

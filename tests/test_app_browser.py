@@ -57,6 +57,9 @@ def drawn(page):
     )
 
 
+LOOK = "JSON.parse(document.querySelector('attention-map').dataset.caption).look === 'paper'"
+
+
 def do(page, action):
     """Do something and wait for the answer."""
     before = drawn(page)
@@ -263,6 +266,21 @@ def test_several_captions(page, scene):
     assert page.get_by_label("Seed", exact=True).is_hidden()
     assert page.get_by_text("Diversity", exact=True).is_visible()
     assert len(listed.all_inner_texts()) == 7
+
+
+@thorough
+def test_a_control_that_is_changed_while_the_model_answers(page):
+    """The answer is drawn with the control's new value."""
+    page.get_by_text("Drawing", exact=True).click()
+    held = []
+    page.route("**/queue/join*", lambda route: route.continue_() if held else held.append(route))
+    explain(page, "a red circle")
+    page.wait_for_function("document.querySelector('#stage.busy, #stage .busy')")
+    page.get_by_label("as in the paper").check()
+    page.wait_for_function(LOOK)  # of the former caption
+    held[0].continue_()
+    page.get_by_text("Your sentence", exact=True).nth(1).wait_for()
+    page.wait_for_function(LOOK)
 
 
 @thorough

@@ -200,6 +200,7 @@ FLICKR = "--config=configs/flickr8k.yaml"
 WRONG = [
     ("nonsense", "unexpected value 'nonsense'"),
     ("captoin x.png", "did you mean caption?"),
+    ("--debgu caption x.png", "unknown option --debgu (did you mean --debug?)"),
     ("caption nowhere.jpg", "nowhere.jpg: no such file"),
     ("caption --modle=transformer x.png", "did you mean --model?"),
     ("caption --model=transfomer x.png", "did you mean transformer?"),
@@ -216,6 +217,10 @@ WRONG = [
     ("caption s3://bucket/photos", "--output DIR/"),
     ("explain x.png --output=out --caption=!!!", "at least one word"),
     (f"explain x.png --output=out --caption='{'a ' * 300}'", "at most 200 words of 100 letters"),
+    ("explain x.png --output=out --layer=9", "one map for each word: leave out --layer"),
+    ("explain x.png --output=out --model=transformer --head=9", "no head 9: there are 8"),
+    ("caption x.png --confidence --seed=1", "the model's own search: leave out --seed"),
+    ("caption x.png --min-confidence=0 --beam-size=5", "own search: leave out --beam-size"),
     ("explain x.png --output=. --formats png", "it is an input or holds one"),
     ("evaluate file --references=nowhere.json", "nowhere.json"),
     ("caption --model=broken x.png", "has format_version 'two', this captioner"),
@@ -248,6 +253,7 @@ WRONG = [
     ("configs nowhere/x", "the folder 'nowhere' does not exist"),
     ("fit --data.name=coc", "did you mean coco?"),
     ("fit --model.decodr.hidden=3", "unknown option"),
+    ("fit --model.decoder.class_path=LSTMDecodr", "did you mean LSTMDecoder?"),
     ("fit --model configs/model/transfomer.yaml", "did you mean configs/model/transformer.yaml?"),
     ("fit --seed_everything=4294967296", "from 0 to 4,294,967,295"),
     ("fit --trainer.max_epochs=many", "expected a whole number"),
@@ -295,7 +301,7 @@ def test_right_values_of_training_pass(folder):
     words = """-c configs/shapes.yaml --config=configs/flickr8k.yaml --seed_everything 5
         --seed_everything=true --data.root . --data.cache images --data.cache=no --data '{name: csv}'
         --ckpt_path null --model.init_from=transformer --model configs/model/transformer.yaml
-        --model.decoder LSTMDecoder --model.decoder.hidden 9 --overlays 0 --weights_only true
+        --model.decoder.class_path LSTMDecoder --model.decoder.hidden 9 --overlays 0 --weights_only true
         --model.decoder.init_args.attention.score Dot --model.decoder.help LSTMDecoder
         --model.encoder captioner.models.CNNEncoder --model.encoder.name=timm/resnet10t.c3_in1k
         --model.decoder '{class_path: LSTMDecoder}' --model.learning_rate 1e-3 --model.objective

@@ -10,9 +10,12 @@ import torch
 
 import runs
 from captioner import checkpoint, load, resources
+from captioner.app.served_models import OWN, Models
+from captioner.batch.batch_captioner import BatchCaptioner
 from captioner.cli.main import main
 from captioner.confidence import (
     NO_WORDS,
+    Calibration,
     agreement,
     calibrate,
     calibration_error,
@@ -155,6 +158,27 @@ def test_unknown_models_and_splits_are_refused(calibrated, tmp_path, capsys):
     predictor.calibration = None
     with pytest.raises(UsageError, match="has no calibration"):
         predictor.caption("photo.jpg", confidence=True)
+
+
+def test_captions_of_another_search_have_no_confidence(tiny_folder, tmp_path, capsys):
+    photo = str(picture(tmp_path / "a.png"))
+    predictor = load(tiny_folder)
+    predictor.calibration = Calibration(0.0, 1.0)
+    own = predictor.decoding.beam_size
+    for options in ({}, {"beam_size": own}, {"num_captions": own}):
+        assert predictor.caption(photo, confidence=True, **options).confidence is not None
+    for options in ({"beam_size": own + 1}, {"num_captions": own + 1}, {"top_p": 0.5}):
+        with pytest.raises(UsageError, match="measured for the model's own search"):
+            predictor.caption(photo, confidence=True, **options)
+    with pytest.raises(UsageError, match="measured for the model's own search"):
+        BatchCaptioner("transformer", confidence=True, beam_size=1)
+    models = Models([str(tiny_folder)], "cpu")
+    models.get(models.names[0]).calibration = Calibration(0.0, 1.0)
+    answers = [models.answer(photo, models.names[0], beam_size=size) for size in (OWN, own, 1)]
+    assert [a.caption.confidence is not None for a in answers] == [True, True, False]
+    call = ["caption", photo, "--model", str(tiny_folder), "--min-confidence", "0.5"]
+    assert main(call) == 2
+    assert "has no calibration" in capsys.readouterr().err
 
 
 def test_bundled_models_are_calibrated():

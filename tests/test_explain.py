@@ -116,8 +116,8 @@ def test_a_layer_a_head_and_earlier_words(photos, tmp_path, transformer):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--layer", "4"], "no layer 4: there are 3"),
-        (["--head", "3"], "no head 3: there are 2"),
+        (["--layer", "4", "--model", "transformer"], "no layer 4: there are 3"),
+        (["--head", "9", "--model", "transformer"], "no head 9: there are 8"),
         (["https://a.example/dog.jpg"], "is a web address: download the photo"),
         (["--output", "a-file/out"], "is a file"),
         (["--output", "in"], "it is an input or holds one"),

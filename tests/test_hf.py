@@ -1,6 +1,7 @@
 """Models of transformers: captions, maps and log-probabilities are those of the library itself."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -11,10 +12,11 @@ import captioner
 import hf_models
 from captioner.alignment import to_photo
 from captioner.cli import checks
-from captioner.cli.main import main
+from captioner.cli.main import _parser, main
 from captioner.data.shapes import scene
 from captioner.errors import CheckpointError, UsageError
 from captioner.hf.families import QUESTION
+from captioner.hf.model import HFAdapter
 from captioner.hf.placement import placement
 from hf_models import transformers
 
@@ -270,10 +272,12 @@ def test_the_commands_take_it(blip, tmp_path, capsys, in_process):
 
 
 @pytest.mark.parametrize("folder", ["blip", "llava"], indirect=True)
-def test_ground_scores_its_maps_and_erases_its_cells(folder, tmp_path, capsys):
-    report = tmp_path / "report.json"
+def test_ground_scores_its_maps_and_erases_its_cells(folder, tmp_path, capsys, monkeypatch):
+    report, sizes, generate = tmp_path / "report.json", [], HFAdapter.generate
+    monkeypatch.setattr(HFAdapter, "generate", lambda *a: sizes.append(len(a[1])) or generate(*a))
     options = ["--scenes", "2", "--beam-size", "1", "--output", str(report), "--device", "cpu"]
     assert main(["ground", "--model", f"hf:{folder}", *options]) == 0
+    assert sizes == [2]  # both scenes together
     assert "the maps are on" in capsys.readouterr().out
     found = json.loads(report.read_text())
     forced = found["regimes"]["forced"]
@@ -318,6 +322,23 @@ def test_the_app_answers_with_it(blip, tmp_path):
 def test_a_folder_of_photos_gets_shards_and_resumes(blip, tmp_path, in_process):
     from captioner.batch.batch_captioner import BatchCaptioner
 
-    first, second = (BatchCaptioner(f"hf:{blip}", "cpu").identity for _ in range(2))
-    assert first == second
-    assert len(first["model"]["sha256"]) == 64
+    def changed(name, **settings):
+        folder = shutil.copytree(blip, tmp_path / f"{name}-{len(list(tmp_path.iterdir()))}")
+        file = folder / f"{name}.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+        return BatchCaptioner(f"hf:{folder}", "cpu").identity["model"]["sha256"]
+
+    original = BatchCaptioner(f"hf:{blip}", "cpu").identity["model"]["sha256"]
+    assert len(original) == 64
+    assert changed("generation_config", transformers_version="5.0.0") == original
+    assert changed("config", transformers_version="5.0.0") == original
+    assert changed("generation_config", repetition_penalty=1.5) != original
+
+
+@pytest.mark.parametrize("option", [["--temperature", "1"], ["--confidence"]])
+def test_options_of_the_packages_own_models_are_refused_before_torch(blip, tmp_path, option):
+    photos(1)[0].save(tmp_path / "photo.png")
+    call = ["caption", str(tmp_path / "photo.png"), "--model", f"hf:{blip}", *option]
+    options = _parser().parse_args(call)
+    with pytest.raises(UsageError, match=f"{option[0]} needs a model of this package"):
+        checks.check("caption", options)

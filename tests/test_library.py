@@ -130,7 +130,11 @@ def test_a_second_call_skips_finished_photos_and_retries_failed_ones_if_asked(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (["--beam-size=1"], "another decoding"),
+        (
+            ["--beam-size=1"],
+            "another decoding: give another --output folder, or the same decoding (there "
+            "{'beam_size': 2}, now {'beam_size': 1})",
+        ),
         (["--format=parquet"], "another format"),
         (["--model=other"], "another model"),
     ],

@@ -1,5 +1,8 @@
 """Batches of pixels from many images."""
 
+import threading
+from concurrent.futures import thread as pool
+
 import numpy as np
 import pytest
 import torch
@@ -32,3 +35,22 @@ def test_a_rotated_image_counts_as_unreadable(images):
     *_, last = read_batches(images, 4, SIZE, expected)
     assert last.indices == [8]
     assert "found 64 × 48 pixels, expected 48 × 64 like its masks" in str(last.failed[9])
+
+
+def test_reading_that_is_given_up_waits_for_no_lock(images):
+    """The garbage collector may end it in the middle of ``submit``, which holds this lock."""
+    before = set(threading.enumerate())
+    batches = read_batches(images, 4, SIZE)
+    next(batches)
+    readers = set(threading.enumerate()) - before
+    with pool._global_shutdown_lock:
+        closing = threading.Thread(target=batches.close)
+        closing.start()
+        closing.join(5)
+        waits = closing.is_alive()
+    closing.join()
+    assert not waits
+    (reader,) = readers
+    del batches
+    reader.join(5)
+    assert not reader.is_alive()

@@ -12,9 +12,10 @@ import torch
 from captioner import load
 from captioner.cli.main import main
 from captioner.errors import UsageError
-from captioner.sampling import WordSampling, sample_captions, truncate
+from captioner.sampling import WordSampling, sample_captions, sample_words, truncate
 from layouts import picture
 from test_decoding import IMAGES, images, next_word, sharp_decoder
+from test_monte_carlo import toy
 
 
 def plain_truncate(probs, top_k, top_p):
@@ -93,6 +94,15 @@ def test_captions_depend_on_image_and_seed_only():
         assert len({tuple(h.tokens) for h in alone}) > 1
     changed = sample_captions(decoder, photos, replace(options, seed=1))
     assert [h.tokens for h in changed[0]] != [h.tokens for h in together[0]]
+
+
+def test_sampled_locations_are_the_same_in_every_call():
+    decoder, photos = toy()
+    options = WordSampling(num_captions=24, max_length=6)
+    together, again = (sample_words(decoder, photos, options) for _ in range(2))
+    assert together == again
+    for row in range(len(photos)):
+        assert sample_words(decoder, photos.of(row), options) == [together[row]]
 
 
 @pytest.mark.parametrize(

@@ -100,11 +100,12 @@ class Stage:
     def __init__(self, models: Models) -> None:
         self.models = models
         self.answers = gr.State((), time_to_live=3600)
+        self.drawn = gr.State((), time_to_live=3600)  # the controls of ``style_of`` in the drawing
         self.notice = gr.HTML(elem_id="notice", padding=False)
         self.photos = gr.HTML(SKELETON, elem_id="stage", padding=False)
         with gr.Row():
             self.panels = [Panel(1), Panel(2)]
-        self.outputs = [self.answers, self.notice, self.photos]
+        self.outputs = [self.answers, self.drawn, self.notice, self.photos]
         self.outputs += [output for panel in self.panels for output in panel.outputs]
 
     def connect(
@@ -129,6 +130,7 @@ class Stage:
             inputs = [first, *query, *style]
             asked = listen(self.noticed(self.ask), inputs, self.outputs, **LATEST, **MODEL)
             asked.then(None, js=IDLE, **PRIVATE)
+            asked.then(self.catch_up, [self.answers, self.drawn, *style], self.outputs, **PRIVATE)
         state = [self.answers, *style]
         restyled = [control.change for control in style]
         gr.on(restyled, self.noticed(self.show), state, self.outputs, **LATEST, **PRIVATE)
@@ -204,12 +206,17 @@ class Stage:
         content = "".join(_fragment(answer, style_of(*style)) for answer in answers)
         update: Update = {
             self.answers: answers,
+            self.drawn: style,
             self.photos: f'<div class="stage {kind}">{content}</div>',
             self.panels[1].column: gr.update(visible=False),
         }
         for panel, answer in zip(self.panels, answers, strict=False):
             update |= panel.update(answer)
         return update
+
+    def catch_up(self, answers: Answers, drawn: tuple[Any, ...], *style: Any) -> Any:
+        """Draw again if a control was changed while the models answered."""
+        return self.show(answers, *style) if answers and drawn != style else gr.skip()
 
     def draw_past(self, side: int, answers: Answers, *style: Any) -> str:
         """Draw the attention of each word to the earlier words."""

@@ -168,8 +168,8 @@ class Models:
                 options.pop("beam_size", None)
             method = predictor.method(options | dict(more))
             detailed = details and not predictor.draws_locations
-            calibrated = predictor.calibration is not None
-            (best,) = predictor.captions([photo], method, details=detailed, confidence=calibrated)
+            known = predictor.has_confidence(method)
+            (best,) = predictor.captions([photo], method, details=detailed, confidence=known)
             if isinstance(best, ImageError):
                 raise best
             captions = [best, *best.alternatives][: more.get("num_captions")]

@@ -16,10 +16,9 @@ from captioner.batch.rows import (
     from_columns,
 )
 from captioner.batch.sources import Sources
-from captioner.errors import ImageError, UsageError
+from captioner.errors import ImageError
 from captioner.loading import load
 from captioner.overlay.review import thumbnails
-from captioner.predictor import NOT_CALIBRATED
 
 FETCH_THREADS = 8
 """Concurrent downloads from an object store per process."""
@@ -43,7 +42,8 @@ class BatchCaptioner:
             ``num_captions`` above 1, rows also have the columns ``SEVERAL``.
 
     Raises:
-        UsageError: an unknown device or option; confidence of a model that was not calibrated.
+        UsageError: an unknown device or option; confidence of a model that was not calibrated, or of
+            another search than its own.
         CheckpointError: the model cannot be loaded.
     """
 
@@ -59,12 +59,12 @@ class BatchCaptioner:
     ) -> None:
         self.predictor = load(model, device)
         self.thumbnails, self.min_confidence = thumbnails, min_confidence
-        self.confidence = confidence or min_confidence is not None
-        self.confidence |= thumbnails and self.predictor.calibration is not None
-        if self.confidence and self.predictor.calibration is None:
-            raise UsageError(NOT_CALIBRATED.format(self.predictor.name))
         self.num_captions = options.get("num_captions") or 1
         self.decoding = self.predictor.method(options)
+        needed = confidence or min_confidence is not None
+        if needed:
+            self.predictor.check_confidence(self.decoding)
+        self.confidence = needed or (thumbnails and self.predictor.has_confidence(self.decoding))
         self.sources = sources or Sources([])
 
     def __call__(self, batch: Mapping[str, Sequence[str] | Any]) -> dict[str, list[Any]]:

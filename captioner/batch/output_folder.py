@@ -19,7 +19,7 @@ from typing import Any
 
 from captioner import __version__
 from captioner.batch.rows import Row, encodable
-from captioner.errors import DataError, UsageError
+from captioner.errors import DataError, UsageError, printable
 from captioner.files import write_bytes, write_text
 
 MANIFEST, LOCK = "manifest.json", ".lock"
@@ -149,10 +149,16 @@ class Shards:
         now = {"format": self.file_format, "decoding": self.identity["decoding"]}
         now["model"] = self.identity["model"]["sha256"]
         for key, expected in now.items():
-            if stored[key] != expected:
+            if (found := stored[key]) != expected:
+                if isinstance(found, dict) and isinstance(expected, dict):
+                    names = {**found, **expected}
+                    differ = [name for name in names if found.get(name) != expected.get(name)]
+                    found, expected = (
+                        {name: of.get(name) for name in differ} for of in (found, expected)
+                    )
                 raise UsageError(
-                    f"'{self.folder}' holds captions of another {key} ({stored[key]!s:.120}, now "
-                    f"{expected!s:.120}): {self.advice}"
+                    f"'{self.folder}' holds captions of another {key} (there {printable(str(found))}, "
+                    f"now {printable(str(expected))}): {self.advice}"
                 )
 
     def _resume(self, file: Path) -> None:

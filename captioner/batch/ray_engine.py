@@ -71,7 +71,7 @@ class RayEngine(AbstractContextManager["RayEngine"]):
             blocks.append(pa.table({"image": pa.array(map(os.fsencode, block), pa.binary())}))
         if not blocks:
             return
-        with _one_line():
+        with _short_errors():
             _start(self._ray)
             count, gpus = self._resources()
             results = data.from_arrow(blocks).map_batches(
@@ -120,7 +120,7 @@ def _start(ray: Any) -> None:
 
 
 @contextmanager
-def _one_line() -> Iterator[None]:
+def _short_errors() -> Iterator[None]:
     """Shorten errors of Ray, which contain tracebacks of several processes, to one line."""
     try:
         yield

@@ -7,7 +7,7 @@ from io import BytesIO
 from pathlib import Path, PurePosixPath
 
 from captioner import paths
-from captioner.errors import ImageError, UsageError
+from captioner.errors import ImageError, UsageError, joined
 
 INSTALL = "pip install 'captioner[ray]'"
 MAX_BYTES = 1 << 30
@@ -113,7 +113,7 @@ class _Store:
                 stream = BytesIO(file.read())
         except (OSError, ValueError) as error:
             return ImageError(
-                f"{name}: found an object that cannot be fetched ({_one_line(error)}); check that it "
+                f"{name}: found an object that cannot be fetched ({joined(error)}); check that it "
                 "exists and may be read"
             )
         stream.name = name
@@ -125,10 +125,6 @@ class _Store:
             yield
         except (OSError, ValueError) as error:  # Arrow's errors are subclasses of these
             raise UsageError(
-                f"'{self.address}' cannot be reached: {_one_line(error)}; check the address, your "
+                f"'{self.address}' cannot be reached: {joined(error)}; check the address, your "
                 "credentials and the network"
             ) from error
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]

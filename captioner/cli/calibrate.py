@@ -12,7 +12,7 @@ from captioner.cli.arguments import add_device
 from captioner.cli.checks import DATA
 from captioner.cli.progress import stages
 from captioner.errors import UsageError
-from captioner.model_folder import CONFIG, find
+from captioner.model_folder import CONFIG, NOT_CALIBRATED, find
 from captioner.resources import HF, bundled_models, find_model
 
 
@@ -55,7 +55,6 @@ def run(options: argparse.Namespace) -> int:
         from captioner.evaluation.confidence import measure
         from captioner.files import write_text
         from captioner.loading import load_own
-        from captioner.predictor import NOT_CALIBRATED
 
         model = load_own(folder, options.device)
         if options.check and model.calibration is None:

@@ -47,10 +47,8 @@ ADVANCED = (
 FEW = 128
 """With fewer photos than this, one process finishes before worker processes have started."""
 FOLDER_FORMATS = ("jsonl", "parquet")
-GENERATION = (
-    *("num_captions", "temperature", "top_k", "top_p", "min_length", "seed"),
-    *("diverse_groups", "diversity", "confidence", "min_confidence"),
-)
+SEARCH = ("beam_size", "diverse_groups", "diversity", "min_length")
+GENERATION = (*SEARCH, *SAMPLING, "num_captions", "confidence", "min_confidence")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,7 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "replace an existing file that holds something other than captions"
     add("--overwrite", action="store_true", help=text)
     group = parser.add_argument_group("confidence")
-    text = "add the probability that the caption is right, to text and JSON lines"
+    text = "add the probability that the caption is right, to text and JSON lines; only for the "
+    text += "model's own search, without --beam-size, --temperature and the like"
     group.add_argument("--confidence", action="store_true", help=text)
     text = "leave captions below this confidence empty; from 0 to 1"
     group.add_argument("--min-confidence", type=number(SHARE), metavar="X", help=text)
@@ -119,15 +118,20 @@ def run(options: argparse.Namespace) -> int:
             f"--confidence cannot be used with {where}, which has no place for it: give --format text "
             "or jsonl, or only --min-confidence"
         )
-    sampling = [
-        name for name in ("temperature", "top_k", "top_p", "seed") if given[name] is not None
-    ]
-    search = [name for name in ("beam_size", "diverse_groups") if given[name] is not None]
-    if search and sampling:
-        option, other = (f"--{names[0].replace('_', '-')}" for names in (search, sampling))
-        raise UsageError(f"{option} is an option of the search: leave it out with {other}")
+    search, sampling = (
+        [f"--{name.replace('_', '-')}" for name in names if given[name] is not None]
+        for names in (SEARCH, SAMPLING)
+    )
+    only = [option for option in search if option != "--min-length"]
+    if only and sampling:
+        raise UsageError(f"{only[0]} is an option of the search: leave it out with {sampling[0]}")
     if options.diversity is not None and options.diverse_groups is None:
         raise UsageError("--diversity needs --diverse-groups: give both")
+    if (search or sampling) and (options.confidence or options.min_confidence is not None):
+        raise UsageError(
+            "the confidence was measured for the model's own search: leave out "
+            f"{[*search, *sampling][0]}, or --confidence and --min-confidence"
+        )
     if "write" in options:
         return _write_sidecars(options) if beside else _write_page(options)
     if not writes_folder(options):
@@ -328,7 +332,7 @@ def _edited_captions(table: Path) -> dict[str, list[str]]:
 def _engine(options: argparse.Namespace, arguments: dict[str, Any], few: bool = False) -> Any:
     """Return a context manager of an object with ``rows(batches)`` and ``identity``."""
     given = vars(options)
-    common = {name: given[name] for name in ("model", "device", "beam_size", *GENERATION)}
+    common = {name: given[name] for name in ("model", "device", *GENERATION)}
     arguments = common | arguments
     # A model of transformers is large, and slow on a CPU: one process with all cores, and more time.
     foreign = str(options.model).startswith(HF)

@@ -17,15 +17,23 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from captioner import model_folder, paths, resources
+from captioner import model_folder, paths, resources, untrusted
 from captioner.batch.output_folder import refuse_foreign
 from captioner.batch.sidecars import MAX_PHOTOS, PAGE
 from captioner.batch.sources import INSTALL
 from captioner.cli.arguments import writes_folder
 from captioner.cli.parser import did_you_mean
 from captioner.errors import UsageError, printable
-from captioner.limits import DECODING, SCENE
-from captioner.model_folder import BEST, CARD, CONFIG, MODEL, VOCABULARY, WEIGHTS
+from captioner.limits import DECODING, SAMPLING, SCENE
+from captioner.model_folder import (
+    BEST,
+    CARD,
+    CONFIG,
+    MODEL,
+    NOT_CALIBRATED,
+    VOCABULARY,
+    WEIGHTS,
+)
 from captioner.text import MAX_WORD
 
 MODEL_FILES = (CONFIG, f"{MODEL}/{CONFIG}", str(BEST))
@@ -71,6 +79,9 @@ def check(command: str, options: argparse.Namespace) -> None:
         _check_gpu("--device", options.device)
     if command == "caption":
         _check_write(given)
+        _check_generation(given)
+    if command == "explain":
+        _check_layers(given)
     if command == "demo":
         _check_address(options.host, options.port)
     _check_output(command, options, given)
@@ -218,6 +229,44 @@ def _check_page(given: dict[str, Any]) -> None:
     if page.exists() and not (page.is_file() and GENERATOR in page.read_bytes()[:1000]):
         raise UsageError(f"'{page}' exists and is no page of captions: give it another name")
     check_directory(page.parent)
+
+
+def _check_generation(given: dict[str, Any]) -> None:
+    """Refuse sampling and confidence of models that have none."""
+    name = given.get("model", resources.DEFAULT_MODEL)
+    unsure = [o for o in ("confidence", "min_confidence") if given.get(o, False) is not False]
+    if name.startswith(resources.HF):
+        for option in (*(option for option in SAMPLING if option in given), *unsure):
+            raise UsageError(
+                f"--{option.replace('_', '-')} needs a model of this package, got '{name}': leave it "
+                "out, or give another --model"
+            )
+    elif unsure and (config := _config(name)) is not None and "confidence" not in config:
+        raise UsageError(NOT_CALIBRATED.format(name))
+
+
+def _check_layers(given: dict[str, Any]) -> None:
+    """Refuse a layer or head that the model does not have, if its ``config.json`` tells."""
+    name = given.get("model", resources.DEFAULT_MODEL)
+    config = None if name.startswith(resources.HF) else _config(name)
+    decoder = (config or {}).get("model", {}).get("decoder", {}).get("init_args", {})
+    attention = decoder.get("attention", {})
+    if attention.get("class_path") not in ("Attention", "MultiHead"):
+        return
+    layers, heads = decoder.get("layers", 1), attention.get("init_args", {}).get("heads", 1)
+    for option, count in {"layer": layers, "head": heads}.items():
+        if option in given and layers == heads == 1:
+            raise UsageError(f"'{name}' has one map for each word: leave out --{option}")
+        if given.get(option, 0) >= count:
+            raise UsageError(
+                f"--{option}: there is no {option} {given[option] + 1}: there are {count} in '{name}'"
+            )
+
+
+def _config(name: str) -> dict[str, Any] | None:
+    """Return the ``config.json`` of a model by its name; None for a checkpoint."""
+    folder = model_folder.find(resources.find_model(name))
+    return None if folder is None else untrusted.read_json(folder / CONFIG)
 
 
 def _check_file(_option: str, name: str) -> None:

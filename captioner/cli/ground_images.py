@@ -168,7 +168,8 @@ def evaluate(
         if method != "attention":
             raise UsageError(f"{model.name} is no model of this package: leave out --method")
         show("measuring photos", total)
-        adapted.measure(model, images.photos, maps, curves, failed, options.seed, advance)
+        size = options.batch_size
+        adapted.measure(model, images.photos, size, maps, curves, failed, options.seed, advance)
     show("computing confidence intervals", total)
     reports: dict[str, Any] = {}
     statistics = []

@@ -4,6 +4,7 @@ import argparse
 import difflib
 import sys
 from collections.abc import Collection, Iterable, Sequence
+from itertools import takewhile
 from typing import Any, NoReturn
 
 from captioner.errors import UsageError
@@ -41,7 +42,8 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse like argparse, but name the option that is most similar to an unknown one."""
         known = self._option_string_actions
-        for argument in args if self._subparsers is None else ():
+        before_command = takewhile(lambda argument: argument.startswith("-"), args)
+        for argument in args if self._subparsers is None else before_command:
             name = argument.partition("=")[0]
             if name == "--":
                 break

@@ -159,7 +159,7 @@ def check(command: str, arguments: list[str]) -> list[str]:
         _check_name(command, option, known)
         values = given.setdefault(option, [])
         if value is not None:
-            _check_value(option, value, known.get(option))
+            _check_value(option, value, known.get(option.removesuffix(".class_path")))
             values.append(value)
     if "--print_config" in given:
         return []

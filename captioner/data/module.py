@@ -305,6 +305,9 @@ def _grid(encoder: Any, device: torch.device) -> tuple[int, int]:
 def _progress(
     items: Iterable[Any], total: int, title: str = "filling the annotation cache"
 ) -> Iterable[Any]:
+    from rich.console import Console
     from rich.progress import track
 
-    return track(items, description=title, total=total)
+    console = Console(stderr=True)
+    disable = not console.is_terminal
+    return track(items, description=title, total=total, console=console, disable=disable)

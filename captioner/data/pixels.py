@@ -122,12 +122,14 @@ def read_batches(
     """Read all images in order; the arguments are those of `read_batch`."""
     everything = range(len(sources))
     pending: Future[PixelBatch] | None = None
-    with ThreadPoolExecutor(max_workers=1) as thread:
-        for start in everything[::batch_size]:
-            indices = everything[start : start + batch_size]
-            following = thread.submit(read_batch, sources, indices, preprocessing, expected)
-            if pending is not None:
-                yield pending.result()
-            pending = following
+    # Never shut down, which takes locks: the garbage collector may end this generator in a thread that
+    # holds them. The thread ends when nothing refers to the executor.
+    thread = ThreadPoolExecutor(max_workers=1)
+    for start in everything[::batch_size]:
+        indices = everything[start : start + batch_size]
+        following = thread.submit(read_batch, sources, indices, preprocessing, expected)
         if pending is not None:
             yield pending.result()
+        pending = following
+    if pending is not None:
+        yield pending.result()

@@ -4,14 +4,14 @@ The model's tokens are erased for all words of a sentence, also those before the
 such models have no state that a single step could be repeated from.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 from PIL import Image
 
 from captioner import images as image_files
-from captioner.adapter import Adapter, AdapterPredictor, Reading
+from captioner.adapter import LARGEST_BATCH, Adapter, AdapterPredictor, Reading
 from captioner.alignment import to_photo, words_of
 from captioner.data.masks import MaskedImage
 from captioner.data.pixels import check_upright
@@ -28,6 +28,7 @@ from captioner.text import Tokenizer
 def measure(
     predictor: AdapterPredictor,
     photos: Sequence[Record | MaskedImage],
+    batch_size: int,
     maps: Mapping[Regime, GroundingData],
     curves: Mapping[Regime, DeletionCurves],
     failed: list[str],
@@ -39,9 +40,39 @@ def measure(
     Raises:
         EvaluationError: no image could be read.
     """
-    adapter, read = predictor.adapter, 0
-    for index, record in enumerate(photos):
-        advance(1)
+    adapter, read, size = predictor.adapter, 0, min(batch_size, LARGEST_BATCH)
+    regimes = dict.fromkeys([*maps, *curves])
+    for start in range(0, len(photos), size):
+        opened = dict(_opened(photos, range(start, min(start + size, len(photos))), failed))
+        read += len(opened)
+        generated: list[list[Reading]] = []
+        if "generated" in regimes and opened:
+            generated = adapter.generate(list(opened.values()), predictor.decoding, True)
+        for number, (index, photo) in enumerate(opened.items()):
+            for regime in regimes:
+                readings, words = generated[number][:1] if generated else [], None
+                if regime == "forced":
+                    texts = [text for text in photos[index].captions if text.strip()]
+                    readings = [adapter.read(photo, text) for text in texts]
+                    words = list(map(Tokenizer(), texts))
+                if regime in maps:
+                    _add_maps(maps[regime], index, readings, words)
+                text = "".join(readings[0].pieces).strip() if readings else ""
+                if text and regime in curves:
+                    found, drops = word_drops(adapter, photo, text, seed + index)
+                    curves[regime].add_caption(index, found, drops)
+            advance(1)
+        advance(min(size, len(photos) - start) - len(opened))
+    if not read:
+        raise EvaluationError(f"no photo can be read; {failed[0]}")
+
+
+def _opened(
+    photos: Sequence[Record | MaskedImage], indices: range, failed: list[str]
+) -> Iterator[tuple[int, Image.Image]]:
+    """Yield the index and the photo of each that can be read."""
+    for index in indices:
+        record = photos[index]
         try:
             photo = image_files.load(record.path)
             if isinstance(record, MaskedImage):
@@ -49,23 +80,7 @@ def measure(
         except ImageError as error:
             failed.append(str(error))
             continue
-        read += 1
-        for regime in dict.fromkeys([*maps, *curves]):
-            if regime == "generated":
-                readings = [adapter.generate([photo], predictor.decoding, True)[0][0]]
-                words = None
-            else:
-                texts = [text for text in record.captions if text.strip()]
-                readings = [adapter.read(photo, text) for text in texts]
-                words = list(map(Tokenizer(), texts))
-            if regime in maps:
-                _add_maps(maps[regime], index, readings, words)
-            text = "".join(readings[0].pieces).strip() if readings else ""
-            if text and regime in curves:
-                found, drops = word_drops(adapter, photo, text, seed + index)
-                curves[regime].add_caption(index, found, drops)
-    if not read:
-        raise EvaluationError(f"no photo can be read; {failed[0]}")
+        yield index, photo
 
 
 def _add_maps(

@@ -7,7 +7,7 @@ from typing import Any
 import transformers
 
 from captioner.adapter import AdapterPredictor
-from captioner.errors import CheckpointError, printable
+from captioner.errors import CheckpointError, joined
 from captioner.hf.families import family_of
 from captioner.hf.model import HFAdapter
 from captioner.hf.quiet import quiet
@@ -42,10 +42,9 @@ def load(name: str, device: str = "auto") -> AdapterPredictor:
             tokenizer = getattr(processor, "tokenizer", None)
             tokenizer = tokenizer or transformers.AutoTokenizer.from_pretrained(source, **safe)
     except (OSError, ValueError, KeyError, ImportError, json.JSONDecodeError) as error:
-        reason = printable(" ".join(str(error).split()), 300)
         raise CheckpointError(
             f"the model '{name}' cannot be loaded by transformers {transformers.__version__}: "
-            f"{type(error).__name__}: {reason}; give a folder or a hub name with config.json, "
+            f"{type(error).__name__}: {joined(error)}; give a folder or a hub name with config.json, "
             "model.safetensors and the files of its processor and tokenizer"
         ) from error
     model = model.to(torch_device(device)).eval()

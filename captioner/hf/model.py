@@ -5,6 +5,7 @@ model word by word (teacher forcing), which gives the same weights as generation
 """
 
 import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
@@ -58,9 +59,8 @@ class HFAdapter(Adapter):
         )
         ends = family.end(model)
         self._ends = list(ends) if isinstance(ends, list | tuple) else [ends]
-        self._lock = (
-            RLock()
-        )  # the app's threads share the model, whose encoder is replaced for a while
+        # The app's threads share the model, whose encoder is replaced for a while.
+        self._lock = RLock()
         self._box = lru_cache(1024)(lambda size: placement(size, self._pixels))
 
     def generate(
@@ -100,8 +100,11 @@ class HFAdapter(Adapter):
         return np.array(log_probs)[:, :-1]
 
     def fingerprint(self) -> str:
-        """Return a SHA-256 of the configuration and the weights."""
-        digest = hashlib.sha256(self.model.config.to_json_string().encode())
+        """Return a SHA-256 of the settings of model, ``generate`` and images, and of the weights."""
+        parts = [self.model.config, self.model.generation_config, self._image_processor]
+        text = json.dumps([part.to_dict() for part in parts], sort_keys=True, default=str)
+        kept = json.loads(text, object_hook=_without_origin)
+        digest = hashlib.sha256(json.dumps(kept).encode())
         update_with_weights(digest, self.model)
         return digest.hexdigest()
 
@@ -325,6 +328,12 @@ class HFAdapter(Adapter):
             yield
         finally:
             hook.remove()
+
+
+def _without_origin(settings: dict[str, Any]) -> dict[str, Any]:
+    """Leave out where settings come from, which does not change captions."""
+    origin = ("_name_or_path", "name_or_path", "transformers_version")
+    return {name: value for name, value in settings.items() if name not in origin}
 
 
 def _map(function: Any, output: Any) -> Any:

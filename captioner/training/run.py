@@ -28,7 +28,7 @@ from captioner.data import entities
 from captioner.data.module import CaptionDataModule
 from captioner.data.records import TRAIN, VAL
 from captioner.data.supervision import masks_of
-from captioner.errors import UsageError, plural
+from captioner.errors import UsageError, joined, plural
 from captioner.fast.malloc import keep_memory
 from captioner.files import write_text
 from captioner.models.monte_carlo import check_samples
@@ -286,8 +286,9 @@ def main(arguments: list[str]) -> None:
             | dict.fromkeys(CLI.subcommands(), raising),
         )
     except (ArgumentError, MisconfigurationException) as error:
-        message = " ".join(str(error).split())
-        raise UsageError(f"{message} (see captioner {arguments[0]} --help-all)") from error
+        raise UsageError(
+            f"{joined(error, 2000)} (see captioner {arguments[0]} --help-all)"
+        ) from error
     except SystemExit as error:
         if isinstance(error.__context__, KeyboardInterrupt):  # Lightning exits with status 1
             raise error.__context__ from None
