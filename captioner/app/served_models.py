@@ -162,10 +162,8 @@ class Models:
             for option, value in options.items():
                 check(option, value, SEARCH[option])
             more = more or {}
-            if more.keys() - {
-                "num_captions"
-            }:  # the beam has the size that the groups need, or is not used
-                options.pop("beam_size", None)
+            if more.keys() - {"num_captions"}:
+                options.pop("beam_size", None)  # groups have their own size; sampling has no beam
             method = predictor.method(options | dict(more))
             detailed = details and not predictor.draws_locations
             known = predictor.has_confidence(method)

@@ -37,7 +37,7 @@ from captioner.cli.progress import captioning, loading, report_failures
 from captioner.cli.writers import WRITERS, check_replaced, format_of
 from captioner.errors import DataError, ImageError, UsageError, plural, printable
 from captioner.files import write_text
-from captioner.limits import SHARE
+from captioner.limits import SAMPLING, SHARE
 from captioner.resources import HF
 
 ADVANCED = (
