@@ -141,8 +141,8 @@ def _tables(part: Mapping[str, Any]) -> list[str]:
     ]
     return [
         *lines,
-        "Mean drop of a word's log-probability, in hundredths of a nat, as regions are erased; insertion: "
-        "its mean rise as they are put back:",
+        "Mean drop of a word's log-probability, in hundredths of a nat, as regions are erased; "
+        "insertion: its mean rise as they are put back:",
         "",
         *table(["words", "number", *map(measure_label, DROPS)], rows),
         "",
