@@ -278,7 +278,8 @@ def test_the_command_explains_by_a_method(photo, tmp_path, monkeypatch, capsys):
     expected = model.explain_by(photo, model.caption(photo), "grad-cam").weights
     exported = np.array([word["weights"] for word in record["words"]])
     np.testing.assert_allclose(exported, expected, atol=1e-6)
-    assert main([*command, "--method", "grad-cam", "--layer", "1"]) == 2
+    of_layers = [*command, "--model", "transformer", "--layer", "1"]
+    assert main([*of_layers, "--method", "grad-cam"]) == 2
     assert "leave out --method" in capsys.readouterr().err
     lstm = untrained("LSTMDecoder")
     monkeypatch.setattr("captioner.loading.load", lambda *_: lstm)
