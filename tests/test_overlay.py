@@ -365,7 +365,8 @@ def test_json_and_npz_hold_the_models_numbers():
     weights = np.random.default_rng(0).dirichlet(np.ones(35), 4).reshape(4, 7, 5)
     caption = make_caption(weights, (100, 140), image="dog.jpg")
     record = json.loads(json.dumps(overlay.record(caption, Style(smoothing="gaussian"))))
-    assert list(record) == ["image", "size", "grid", "caption", "model", "mechanism", "words"]
+    names = ["image", "size", "grid", "caption", "model", "mechanism", "method", "words"]
+    assert list(record) == names
     assert (record["image"], record["size"], record["grid"]) == ("dog.jpg", [100, 140], [7, 5])
     assert (record["caption"], record["mechanism"]) == (caption.text, caption.mechanism)
     for entry, word, expected in zip(record["words"], caption.words, weights, strict=True):
