@@ -103,6 +103,7 @@ def test_a_layer_a_head_and_earlier_words(photos, tmp_path, transformer):
     out = tmp_path / "out"
     file = str(photos / "a.png")
     command = ["explain", file, "--output", str(out), "--formats", "png", "json"]
+    command += ["--model", "transformer"]
     assert main([*command, "--layer", "2", "--head", "1"]) == 0
     assert files_in(out) == ["a.json", "a.past.png", "a.png"]
     record = json.loads((out / "a.json").read_text())

@@ -143,10 +143,10 @@ def test_vimco_is_unbiased_for_its_own_bound(exact):
     assert single < pair < truth
     torch.testing.assert_close(gradient(single, decoder), exact)
     expected, goal = gradient(pair, decoder), gradient(truth, decoder)
-    estimated = estimates(*toy(), objective(baseline="vimco", samples=2))
+    [estimated] = estimates(*toy(), objective(baseline="vimco", samples=2))
     assert is_unbiased(estimated, expected)
     assert not is_unbiased(estimated, exact)
-    four = estimates(*toy(), objective(baseline="vimco"))
+    [four] = estimates(*toy(), objective(baseline="vimco"))
     bounds = {"1 sample": exact, "2 samples": expected, f"{GROUP} samples": four.mean(0)}
     distances = [((of - goal).norm() / goal.norm()).item() for of in bounds.values()]
     for name, distance in zip(bounds, distances, strict=True):

@@ -52,16 +52,16 @@ def read_csv(root: Path, problems: Problems) -> Iterator[Record]:
 def csv_rows(file: Path, problems: Problems) -> Iterator[Row]:
     """The rows of a CSV table; DataError if its header does not fit."""
     rows = read_csv_rows(file)
-    header = [column.strip().lower() for column in next(rows, (0, []))[1]]
-    header = ["image", "number", "caption"] if header == _FLICKR30K else header
+    names = [column.strip().lower() for column in next(rows, (0, []))[1]]
+    header = ["image", "number", "caption"] if names == _FLICKR30K else names
     columns = [i for i, column in enumerate(header) if _CAPTION_COLUMN.fullmatch(column)]
     if header and ("image" not in header or not columns):
         raise DataError(
-            f"'{file}': expected a header with image and caption, got {','.join(header)!r:.80}"
+            f"'{file}': expected a header with image and caption, got {','.join(names)!r:.80}"
         )
     for number, row in rows:
         if len(row) != len(header):
-            problems.bad_line(file, number, ",".join(header), row)
+            problems.bad_line(file, number, ",".join(names), row)
         else:
             split = row[header.index("split")] if "split" in header else None
             captions = [row[i] for i in columns if row[i].strip()]
