@@ -132,7 +132,8 @@ def test_a_second_call_skips_finished_photos_and_retries_failed_ones_if_asked(
     [
         (
             ["--beam-size=1"],
-            "another decoding (there {'beam_size': 2}, now {'beam_size': 1}): give another --output folder",
+            "another decoding (there {'beam_size': 2}, now {'beam_size': 1}): give another --output "
+            "folder",
         ),
         (["--format=parquet"], "another format"),
         (["--model=other"], "another model"),
