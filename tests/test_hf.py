@@ -273,7 +273,8 @@ def test_the_commands_take_it(blip, tmp_path, capsys, in_process):
 
 @pytest.mark.parametrize("folder", ["blip", "llava"], indirect=True)
 def test_ground_scores_its_maps_and_erases_its_cells(folder, tmp_path, capsys, monkeypatch):
-    report, sizes, generate = tmp_path / "report.json", [], HFAdapter.generate
+    report, sizes, generate = tmp_path / "tiny/results/report.json", [], HFAdapter.generate
+    report.parent.mkdir(parents=True)
     monkeypatch.setattr(HFAdapter, "generate", lambda *a: sizes.append(len(a[1])) or generate(*a))
     options = ["--scenes", "2", "--beam-size", "1", "--output", str(report), "--device", "cpu"]
     assert main(["ground", "--model", f"hf:{folder}", *options]) == 0
@@ -287,6 +288,8 @@ def test_ground_scores_its_maps_and_erases_its_cells(folder, tmp_path, capsys, m
     words = forced["faithfulness"]["scores"]["all"]
     assert words["words"] > 10
     assert words["area_most"]["value"] != words["area_least"]["value"]
+    assert main(["compare", str(tmp_path / "tiny")]) == 0
+    assert "tiny" in capsys.readouterr().out
 
 
 @pytest.mark.slow

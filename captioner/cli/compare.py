@@ -2,11 +2,14 @@
 
 captioner compare runs/soft runs/hard
 captioner compare runs/soft runs/hard --output compared
+mkdir -p blip/results && captioner ground --model hf:NAME --output blip/results/grounding.json
+captioner compare runs/soft blip
 """
 
 import argparse
 from pathlib import Path
 
+from captioner import resources
 from captioner.errors import UsageError
 
 
@@ -16,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "runs",
         nargs="+",
         metavar="RUN",
-        help="a run folder; the others are compared with the first",
+        help="a run folder, or one with results/*.json; the others are compared with the first",
     )
     parser.add_argument(
         "--output",
@@ -27,6 +30,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the table, or write it with the plots; return the exit status."""
+    for name in options.runs:
+        bundled = name in resources.bundled_models() and not Path(name).exists()
+        if bundled or name.startswith(resources.HF):
+            raise UsageError(
+                f"'{name}' is a model, and compare reads folders with results: mkdir -p FOLDER/results, "
+                f"run captioner ground --model {name} --output FOLDER/results/grounding.json, and give FOLDER"
+            )
     folders = [Path(run) for run in dict.fromkeys(options.runs)]
     if missing := [f"'{folder}'" for folder in folders if not folder.is_dir()]:
         are = "is not a folder" if len(missing) == 1 else "are not folders"
