@@ -1,5 +1,6 @@
 """Tiny models of every family that ``hf:`` takes, with random weights, saved with their processors."""
 
+from functools import partial
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
@@ -110,25 +111,31 @@ def llava() -> tuple[Any, Any]:
     return transformers.LlavaForConditionalGeneration(config), processor
 
 
-def smolvlm() -> tuple[Any, Any]:
+def of_tiles(family: str) -> tuple[Any, Any]:
+    """Idefics3, and SmolVLM, which has classes of its own."""
     tokenizer = byte_pairs(IMAGE)
     text = transformers.LlamaConfig(
         vocab_size=len(tokenizer), bos_token_id=0, eos_token_id=0, pad_token_id=0, **TEXT
     )
-    config = transformers.Idefics3Config(
+    config = getattr(transformers, f"{family}Config")(
         vision_config=VISION | {"image_size": 64}, text_config=text, scale_factor=2, pad_token_id=0,
         image_token_id=tokenizer.convert_tokens_to_ids("<image>"), tie_word_embeddings=False,
     )  # fmt: skip
-    image = transformers.Idefics3ImageProcessor(
+    image = getattr(transformers, f"{family}ImageProcessor")(
         size={"longest_edge": 128}, max_image_size={"longest_edge": 64}
     )
-    processor = transformers.Idefics3Processor(image, tokenizer, image_seq_len=16)
-    return transformers.Idefics3ForConditionalGeneration(config), processor
+    videos = {}
+    if family == "SmolVLM":
+        videos = {"video_processor": transformers.SmolVLMVideoProcessor()}
+    processor = getattr(transformers, f"{family}Processor")(
+        image, tokenizer, image_seq_len=16, **videos
+    )
+    return getattr(transformers, f"{family}ForConditionalGeneration")(config), processor
 
 
 FAMILIES = {
     "blip": blip, "vision-encoder-decoder": vision_encoder_decoder, "git": git, "llava": llava,
-    "idefics3": smolvlm,
+    "idefics3": partial(of_tiles, "Idefics3"), "smolvlm": partial(of_tiles, "SmolVLM"),
 }  # fmt: skip
 
 

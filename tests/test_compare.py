@@ -294,8 +294,8 @@ def test_the_command_writes_tables_and_plots(bad, good, tmp_path, capsys):
     ("arguments", "message"),
     [
         (["nowhere"], "'nowhere' is not a folder; check the path"),
-        (["hf:dog"], "'hf:dog' is a model, and compare reads folders with results"),
-        (["luong-dot"], "--model luong-dot --output FOLDER/results/grounding.json"),
+        (["hf:dog"], "'hf:dog' is a model, and compare reads folders: mkdir"),
+        (["luong-dot"], "--model luong-dot --output FOLDER/results/x.json, and give FOLDER"),
         (["nowhere", "bad", "file"], "'nowhere', 'file' are not folders; check the path"),
         (["empty"], "'empty' has no results: expected scores in results/*.json"),
         (["broken"], r"'broken/results/x.json' cannot be read"),

@@ -55,7 +55,7 @@ def library(folder, images, beams):
     else:
         processor = transformers.AutoProcessor.from_pretrained(folder)
         inputs = {}
-        if config["model_type"] in ("llava", "idefics3"):
+        if config["model_type"] in ("llava", "idefics3", "smolvlm"):
             prompt = f"USER: {processor.image_token}\n{QUESTION} ASSISTANT:"
             nested = [[image] for image in images]
             split = {} if config["model_type"] == "llava" else {"do_image_splitting": False}

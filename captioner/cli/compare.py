@@ -34,8 +34,8 @@ def run(options: argparse.Namespace) -> int:
         bundled = name in resources.bundled_models() and not Path(name).exists()
         if bundled or name.startswith(resources.HF):
             raise UsageError(
-                f"'{name}' is a model, and compare reads folders with results: mkdir -p FOLDER/results, "
-                f"run captioner ground --model {name} --output FOLDER/results/grounding.json, and give FOLDER"
+                f"'{name}' is a model, and compare reads folders: mkdir -p FOLDER/results, "
+                f"captioner ground --model {name} --output FOLDER/results/x.json, and give FOLDER"
             )
     folders = [Path(run) for run in dict.fromkeys(options.runs)]
     if missing := [f"'{folder}'" for folder in folders if not folder.is_dir()]:
