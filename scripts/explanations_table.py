@@ -136,7 +136,15 @@ def page(record: dict[str, Any]) -> str:
                 differs = method != "attention" and (lead["low"] > 0 or lead["high"] < 0)
                 cells.append(f"**{cell}**" if differs else cell)
             rows.append([name, method, *cells, f"{scores['seconds']:.2f}"])
-    return "\n".join(table(["model", "method", *MEASURES.values(), "seconds a photo"], rows))
+    models = record["models"].values()
+    photos, mentions = (max(model[key] for model in models) for key in ("images", "mentions"))
+    machine = record["machine"].replace(" 1 threads", " 1 thread")
+    conditions = (
+        f"{photos} photos with {mentions} phrases in boxes. Bold: the interval of the paired difference "
+        f"from attention excludes 0. Commit {record['commit']}, {machine}."
+    )
+    head = ["model", "method", *MEASURES.values(), "seconds a photo"]
+    return "\n".join([*table(head, rows), "", conditions])
 
 
 def main(arguments: list[str] | None = None) -> None:
