@@ -17,11 +17,11 @@ from PIL import Image
 
 from captioner import images as image_files
 from captioner.alignment import WHOLE, Box, photo_grid, to_photo, words_of
+from captioner.base_predictor import BasePredictor, Method, Results, sentence_words
 from captioner.caption import Caption
 from captioner.decoding import Decoding
 from captioner.errors import ImageError, UsageError
 from captioner.images import Geometry, Source
-from captioner.predictor import BasePredictor, Method, Results, sentence_words
 from captioner.sampling import WordSampling
 
 LARGEST_BATCH = 8  # photos in full size that are in memory together, whatever batch_size is

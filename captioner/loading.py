@@ -3,9 +3,10 @@
 from pathlib import Path
 
 from captioner import checkpoint, fast
+from captioner.base_predictor import BasePredictor
 from captioner.errors import UsageError
 from captioner.hf.families import check_installed
-from captioner.predictor import BasePredictor, Predictor, torch_device
+from captioner.predictor import Predictor, torch_device
 from captioner.resources import DEFAULT_MODEL, HF, find_model
 
 

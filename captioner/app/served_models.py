@@ -11,12 +11,12 @@ from typing import Any
 from PIL import Image
 
 from captioner import images
+from captioner.base_predictor import BasePredictor
 from captioner.caption import Caption
 from captioner.errors import ImageError, UsageError, unknown
 from captioner.limits import Number, check
 from captioner.loading import load
 from captioner.model_folder import BEST, MODEL
-from captioner.predictor import BasePredictor
 from captioner.resources import bundled_models
 from captioner.text import MAX_WORD, Tokenizer
 

@@ -11,9 +11,8 @@ import os
 import re
 import socket
 import sys
-import tempfile
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,13 @@ from captioner.batch.output_folder import refuse_foreign
 from captioner.batch.sidecars import MAX_PHOTOS, PAGE
 from captioner.batch.sources import INSTALL
 from captioner.cli.arguments import writes_folder
+from captioner.cli.outputs import (
+    MODEL_FILES,
+    check_directory,
+    check_export,
+    check_overlap,
+    check_text,
+)
 from captioner.cli.parser import did_you_mean
 from captioner.errors import UsageError, printable
 from captioner.limits import DECODING, SAMPLING, SCENE
@@ -29,14 +35,12 @@ from captioner.model_folder import (
     BEST,
     CARD,
     CONFIG,
-    MODEL,
     NOT_CALIBRATED,
     VOCABULARY,
     WEIGHTS,
 )
 from captioner.text import MAX_WORD
 
-MODEL_FILES = (CONFIG, f"{MODEL}/{CONFIG}", str(BEST))
 DATA = (
     *("auto", "coco", "coco2014", "coco2017", "csv", "flickr30k", "flickr8k", "folder", "jsonl"),
     *("karpathy", "karpathy-coco", "karpathy-flickr30k", "karpathy-flickr8k"),
@@ -49,10 +53,6 @@ STATISTICS = ".images.jsonl"  # the end of the name of the second file that ``gr
 INPUT_FILES = ("results", "references", "instances", "captions")  # JSON files
 
 GENERATOR = b'<meta name="generator" content="captioner">'  # of captioner/overlay/base.html
-
-RAW = (".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf", ".raw", ".rw2")
-OTHERS = (".eps", ".ico", ".jfif", ".jp2", ".jpe", ".jxl", ".psd")
-PHOTOS = {*paths.SUFFIXES, ".svg", *RAW, *OTHERS}  # also of formats that the package cannot read
 
 
 def check(command: str, options: argparse.Namespace) -> None:
@@ -356,7 +356,7 @@ def _check_output(command: str, options: argparse.Namespace, given: dict[str, An
             raise UsageError(
                 f"cannot export '{options.model}': model folders hold the package's own models"
             )
-        _check_export(Path(options.folder), Path(options.model), options.overwrite)
+        check_export(Path(options.folder), Path(options.model), options.overwrite)
     if "output" not in given:
         return
     output = Path(options.output)
@@ -372,69 +372,7 @@ def _check_output(command: str, options: argparse.Namespace, given: dict[str, An
         refuse_foreign(output)
         check_directory(output)
     else:
-        _check_text(output)
+        check_text(output)
         check_overlap(output, _inputs(given))
         if command == "ground":
             check_overlap(output.with_suffix(STATISTICS), _inputs(given))
-
-
-def _check_text(file: Path) -> None:
-    """Check the file that a command writes text to."""
-    problem = None
-    if not file.parent.is_dir():
-        problem = f"the folder '{file.parent}' does not exist"
-    elif file.is_dir():
-        problem = "it is a folder; give the name of a file"
-    elif file.name == "-" or (file.exists() and not file.is_file()):
-        problem = "it is not a regular file; leave --output out to write to standard output"
-    elif file.suffix.lower() in PHOTOS:
-        problem = "it is named like a photo; give a name that ends with .txt or .json"
-    if problem:
-        raise UsageError(f"cannot write '{file}': {problem}")
-    _check_writable(file.parent)
-
-
-def check_directory(folder: Path, inputs: Iterable[Path] = ()) -> None:
-    """Check the folder that a command writes files into."""
-    parts = (folder, *folder.absolute().parents)
-    existing = next(path for path in parts if path.exists() or path.is_symlink())
-    problem = None
-    if not existing.is_dir():
-        problem = f"'{existing}' is {'a file' if existing.exists() else 'a broken link'}"
-    elif folder.exists() and any(path.is_dir() and folder.samefile(path) for path in inputs):
-        problem = "it is an input or holds one"
-    if problem:
-        raise UsageError(f"cannot write into '{folder}': {problem}; give another folder")
-    _check_writable(existing)
-
-
-def _check_export(folder: Path, model: Path, overwrite: bool) -> None:
-    check_directory(folder)
-    files = [model, *(model / name for name in MODEL_FILES)]
-    if any(file.is_file() and folder.resolve() in file.resolve().parents for file in files):
-        raise UsageError(f"cannot write into '{folder}': it is an input; give another folder")
-    if folder.is_dir() and any(folder.iterdir()) and not overwrite:
-        raise UsageError(
-            f"'{folder}' exists and is not empty; give another folder, or --overwrite to replace a model"
-        )
-
-
-def check_overlap(output: Path, inputs: Iterable[Path]) -> None:
-    """Refuse an existing output that is an input, also through links."""
-    if not output.exists():
-        return
-    status = output.stat()
-    for file in inputs:
-        if file.exists() and os.path.samestat(status, file.stat()):
-            raise UsageError(
-                f"cannot write '{output}': it is an input ('{file}'); give another --output"
-            )
-
-
-def _check_writable(folder: Path) -> None:
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        advice = "check the path, its permissions and the disk"
-        raise UsageError(f"cannot write into '{folder}': {error.strerror}; {advice}") from error

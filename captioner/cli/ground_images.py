@@ -20,8 +20,9 @@ from captioner.region_files import RegionFiles
 from captioner.resources import find_model
 
 if TYPE_CHECKING:
+    from captioner.base_predictor import BasePredictor
     from captioner.data.cache import AnnotationCache
-    from captioner.predictor import BasePredictor, Predictor
+    from captioner.predictor import Predictor
 
 SCENES = 200  # size of the test split of configs/data/shapes.yaml
 OPTIONS = {"image_size": 112, "max_objects": 3}

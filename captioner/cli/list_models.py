@@ -8,7 +8,8 @@ import argparse
 import re
 from pathlib import Path
 
-from captioner.cli.checks import MODEL_FILES, check_folder
+from captioner.cli.checks import check_folder
+from captioner.cli.outputs import MODEL_FILES
 from captioner.resources import bundled_models
 
 GOOD_FOR = {

@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from captioner import limits
-from captioner.cli import checks
+from captioner.cli import checks, outputs
 from captioner.cli.parser import Parser, did_you_mean
 from captioner.errors import UsageError
 from captioner.resources import shipped_configs
@@ -184,7 +184,7 @@ def check(command: str, arguments: list[str]) -> list[str]:
             checks.check_model(f"--{name}", model)
     default = Path("runs") / (Path(files[-1]).stem if files else "run")
     root = Path(options.get("trainer.default_root_dir") or default)
-    checks.check_directory(root)
+    outputs.check_directory(root)
     chosen = [f"--trainer.default_root_dir={root}"]
     if command == "prepare":
         return chosen
@@ -192,7 +192,7 @@ def check(command: str, arguments: list[str]) -> list[str]:
     if file is not None and root in file.parents:
         _check_fits(root, options, training=command == "fit")
     elif command == "fit":
-        checks.check_overlap(root / "config.yaml", map(Path, files))
+        outputs.check_overlap(root / "config.yaml", map(Path, files))
     return [*chosen, f"--ckpt_path={file or 'null'}"]
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from captioner.base_predictor import BasePredictor
 from captioner.data.masks import MaskedImage
 from captioner.data.records import Record
 from captioner.errors import EvaluationError
@@ -28,7 +29,7 @@ from captioner.evaluation.randomisation import randomised, rank_correlation
 from captioner.explanations import explain
 from captioner.models.decoder import Decoder, index_batch
 from captioner.models.distributions import hard_attention
-from captioner.predictor import BasePredictor, Predictor
+from captioner.predictor import Predictor
 from captioner.text import SPECIALS, UNK, Tokenizer
 from captioner.word_classes import FUNCTION_WORDS
 

@@ -1,0 +1,222 @@
+"""What commands, the app and Python use of any captioner."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import ceil
+from typing import Any, overload
+
+import torch
+
+from captioner import limits
+from captioner.caption import Caption
+from captioner.confidence import Calibration
+from captioner.decoding import Decoding
+from captioner.errors import ImageError, UsageError, unknown
+from captioner.images import Source
+from captioner.model_folder import NOT_CALIBRATED
+from captioner.sampling import WordSampling
+from captioner.text import MAX_WORD, Tokenizer, Vocabulary, is_plain
+
+Method = Decoding | WordSampling
+Results = Iterator[Caption | ImageError]
+MAX_TEXT = 20_000  # characters of a sentence
+
+
+class BasePredictor:
+    """What commands, the app and Python use of any captioner: see ``Predictor`` for the package's own.
+
+    Args:
+        name: the model's name in captions.
+        decoding: the default search.
+        device: where the model is.
+
+    Attributes:
+        vocabulary: the words that the model knows; None if it can read any.
+        supervision: weight of the mask supervision of its attention in training; 0 for none.
+        draws_locations: whether hard attention samples a new location in every pass.
+        calibration: of the confidence of its captions; None if it was not calibrated.
+    """
+
+    vocabulary: Vocabulary | None = None
+    supervision: float = 0.0
+    draws_locations: bool = False
+    calibration: Calibration | None = None
+    mechanism: str
+
+    def __init__(self, name: str, decoding: Decoding, device: torch.device) -> None:
+        self.name, self.decoding, self.device = name, decoding, device
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, {self.mechanism!r}, device='{self.device}')"
+
+    @overload
+    def caption(self, images: list[Source], **options: Any) -> list[Caption]: ...
+    @overload
+    def caption(self, images: Source, **options: Any) -> Caption: ...
+
+    def caption(
+        self,
+        images: Source | list[Source],
+        *,
+        batch_size: int = 64,
+        details: bool = False,
+        confidence: bool = False,
+        **options: Any,
+    ) -> Caption | list[Caption]:
+        """Caption an image, or each image of a list.
+
+        Args:
+            images: what ``captioner.images.load`` reads: a path, bytes, an open file, a Pillow image,
+                or an array or tensor (H, W), (H, W, 3) or (H, W, 4); or a list of these.
+            batch_size: number of images in a batch, up to 512.
+            details: also return ``layers``, ``past`` and ``centre``, which takes one more pass.
+            confidence: also estimate ``Caption.confidence``, which samples 24 more captions. It needs
+                the model's own search, so it excludes most ``options``.
+            options: ``beam_size``, ``min_length``, ``max_length``, ``length_penalty``, ``samples``,
+                ``no_repeat``, ``diverse_groups`` and ``diversity``: see ``Decoding``; by default the
+                model's own values. ``num_captions`` is the least beam size. With ``temperature``,
+                ``top_k``, ``top_p`` or ``seed``, captions are sampled instead: see ``WordSampling``; the
+                most probable one is returned, the others are its ``alternatives``.
+
+        Raises:
+            UsageError: an unknown option, or a value out of range; details of sampled hard attention;
+                confidence of a model that was not calibrated, or of another search than its own.
+            ImageError: an image cannot be read; ``captions`` returns such errors instead.
+        """
+        decoding = self.method(options)
+        several = isinstance(images, list | tuple)
+        sources: Any = images if several else [images]
+        results = []
+        found = self.captions(sources, decoding, batch_size, details, confidence=confidence)
+        for result in found:
+            if isinstance(result, ImageError):
+                raise result
+            results.append(result)
+        return results if several else results[0]
+
+    def has_confidence(self, decoding: Method) -> bool:
+        """Return whether the confidence of captions of this search or sampling is known."""
+        return self.calibration is not None and decoding == self.decoding
+
+    def check_confidence(self, decoding: Method) -> None:
+        """Raise ``UsageError`` if ``has_confidence`` is false."""
+        if self.calibration is None:
+            raise UsageError(NOT_CALIBRATED.format(self.name))
+        if not self.has_confidence(decoding):
+            raise UsageError(
+                "the confidence was measured for the model's own search: leave out the options of the "
+                "search and of sampling, and a num_captions above the beam size; or leave out confidence"
+            )
+
+    def method(self, options: Mapping[str, Any]) -> Method:
+        """Return the search or the sampling that options describe; those that are None do not count.
+
+        Raises:
+            UsageError: an unknown option, or a value out of range.
+        """
+        given = {name: value for name, value in options.items() if value is not None}
+        if given.keys() & set(limits.SAMPLING):
+            return WordSampling.from_options(given, self.decoding.max_length)
+        count = given.pop("num_captions", 1)
+        limits.check("num_captions", count, limits.WORD_SAMPLING["num_captions"])
+        groups = given.get("diverse_groups", self.decoding.diverse_groups)
+        limits.check("diverse_groups", groups, limits.DECODING["diverse_groups"])
+        given.setdefault("beam_size", groups * ceil(self.decoding.beam_size / groups))
+        decoding = self.decoding.with_options(given)
+        return replace(decoding, beam_size=max(decoding.beam_size, groups * ceil(count / groups)))
+
+    def captions(
+        self,
+        images: Sequence[Source],
+        decoding: Method | None = None,
+        batch_size: int = 64,
+        details: bool = False,
+        maps: bool = True,
+        confidence: bool = False,
+    ) -> Results:
+        """Stream a caption, or the error, of each image in order; arguments as in ``caption``.
+
+        Without ``maps``, attention is left out where computing it takes time: ``Caption.weights`` is
+        then empty, (T, 0, 0), and there are no alternatives.
+
+        Raises:
+            UsageError: details of sampled hard attention, a batch size out of range, or confidence of
+                a model that was not calibrated.
+        """
+        limits.check("batch_size", batch_size, limits.BATCH)
+        method = decoding or self.decoding
+        if confidence:
+            self.check_confidence(method)
+        return self._stream(images, method, batch_size, details, maps, confidence)
+
+    def _stream(
+        self, images: Sequence[Source], decoding: Method, batch_size: int, *given: bool
+    ) -> Results:
+        """Stream the results of ``captions``; ``given`` are details, maps and confidence."""
+        raise NotImplementedError
+
+    def explain(self, image: Source, text: str, *, samples: int | None = None) -> Caption:
+        """Return a given sentence as a caption of the image, with details.
+
+        The map of a word shows where the model attended to predict it, so it depends only on the words
+        before it.
+
+        Args:
+            image: as for ``caption``.
+            text: the sentence, of at most 200 words of 100 letters.
+            samples: see ``Decoding``; None means the model's own value.
+
+        Raises:
+            ImageError: the image cannot be read.
+            UsageError: the sentence has no words or too many; ``samples`` is out of range, or above 1
+                without sampled hard attention.
+        """
+        raise NotImplementedError
+
+    def explain_by(self, image: Source, caption: Caption, method: str) -> Caption:  # noqa: ARG002
+        """Return a caption of the image with the maps of another method than attention.
+
+        Args:
+            image: as for ``caption``.
+            caption: by this model, with details for the rollout of a model of another library.
+            method: one of ``captioner.limits.METHODS``; see ``captioner.explanations``.
+
+        Raises:
+            ImageError: the image cannot be read.
+            UsageError: the model or the installation lacks what the method needs.
+        """
+        check_method(method)
+        if method == "attention":
+            return caption
+        if method != "rollout" or caption.rollout is None:
+            raise UsageError(f"{self.name} has no {method}, as it is no model of this package")
+        return caption.explained(caption.rollout, method)
+
+    def sampler(self) -> "BasePredictor | None":
+        """Return this model with hard attention that samples a location per word in every call.
+
+        None if the attention is not ``Hard``.
+        """
+        return None
+
+    def fingerprint(self) -> str:
+        """Return a SHA-256 of the configuration, the vocabulary and the weights."""
+        raise NotImplementedError
+
+
+def sentence_words(text: str) -> list[str]:
+    """Return the words of a sentence; raise ``UsageError`` if they cannot be explained."""
+    most = limits.DECODING["max_length"].high
+    words = Tokenizer()(text) if isinstance(text, str) and len(text) <= MAX_TEXT else []
+    if not words or len(words) > most or not all(map(is_plain, words)):
+        raise UsageError(
+            f"a sentence to explain has 1 to {most} words of at most {MAX_WORD} letters, without "
+            f"control characters, got {text!r:.80}"
+        )
+    return words
+
+
+def check_method(method: str) -> None:
+    """Raise ``UsageError`` if no explanation has this name."""
+    if method not in limits.METHODS:
+        raise UsageError(unknown("method", method, limits.METHODS))
