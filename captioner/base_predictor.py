@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
+from pathlib import Path
 from typing import Any, overload
 
 import torch
@@ -91,6 +92,9 @@ class BasePredictor:
         for result in found:
             if isinstance(result, ImageError):
                 raise result
+            if "num_captions" in options:  # a beam may have more
+                others = result.alternatives[: options["num_captions"] - 1]
+                result = replace(result, alternatives=others)
             results.append(result)
         return results if several else results[0]
 
@@ -173,24 +177,46 @@ class BasePredictor:
         """
         raise NotImplementedError
 
-    def explain_by(self, image: Source, caption: Caption, method: str) -> Caption:  # noqa: ARG002
+    def explain_by(self, image: Source, caption: Caption | str, method: str) -> Caption:
         """Return a caption of the image with the maps of another method than attention.
 
         Args:
             image: as for ``caption``.
-            caption: by this model, with details for the rollout of a model of another library.
+            caption: by this model of this image, with details for the rollout of a model of another
+                library; or a sentence.
             method: one of ``captioner.limits.METHODS``; see ``captioner.explanations``.
 
         Raises:
             ImageError: the image cannot be read.
-            UsageError: the model or the installation lacks what the method needs.
+            UsageError: the model or the installation lacks what the method needs, or the caption is of
+                another model or image.
         """
-        check_method(method)
+        caption = self._own(image, caption, method)
         if method == "attention":
             return caption
         if method != "rollout" or caption.rollout is None:
             raise UsageError(f"{self.name} has no {method}, as it is no model of this package")
         return caption.explained(caption.rollout, method)
+
+    def _own(self, image: Source, caption: Caption | str, method: str) -> Caption:
+        """Check the arguments of ``explain_by``; return a sentence as a caption."""
+        if not isinstance(method, str) or method not in limits.METHODS:
+            raise UsageError(unknown("method", str(method), limits.METHODS))
+        if isinstance(caption, str):
+            return self.explain(image, caption)
+        if not isinstance(caption, Caption):
+            raise UsageError(f"expected a Caption or a sentence, got {type(caption).__name__}")
+        path = str(image) if isinstance(image, str | Path) else None
+        for what, its, this in (
+            ("model", caption.model, self.name),
+            ("photo", caption.image, path if caption.image is not None else None),
+        ):
+            if this is not None and its != this:
+                raise UsageError(
+                    f"the caption is of another {what} ({its!r:.80}, not {this!r:.80}): to explain its "
+                    "words here, give caption.text"
+                )
+        return caption
 
     def sampler(self) -> "BasePredictor | None":
         """Return this model with hard attention that samples a location per word in every call.
@@ -214,9 +240,3 @@ def sentence_words(text: str) -> list[str]:
             f"control characters, got {text!r:.80}"
         )
     return words
-
-
-def check_method(method: str) -> None:
-    """Raise ``UsageError`` if no explanation has this name."""
-    if method not in limits.METHODS:
-        raise UsageError(unknown("method", method, limits.METHODS))

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from jaxtyping import Float32
 
-from captioner.images import Geometry, data_url
+from captioner.images import Geometry, Source, data_url
 
 Attends = Literal["soft", "argmax", "sample"]
 
@@ -109,7 +109,7 @@ class Caption:
     def explained(self, maps: Float32[np.ndarray, "T rows columns"], method: str) -> "Caption":
         """Return the caption with the maps of another method, which may be negative.
 
-        What describes the attention alone, such as its layers, is left out.
+        What describes the attention alone, such as its layers, is left out, and so are alternatives.
         """
         return replace(
             self,
@@ -122,13 +122,14 @@ class Caption:
             has_sentinel=False,
             outside=None,
             rollout=None,
+            alternatives=(),
         )
 
-    def save(self, file: str | Path) -> None:
+    def save(self, file: str | Path, photo: Source | None = None) -> None:
         """Write the attention in the format of the suffix: see ``captioner.overlay.save``."""
         import captioner  # ``captioner.overlay`` imports this module
 
-        captioner.overlay.save(self, file)
+        captioner.overlay.save(self, file, photo=photo)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON record that ``captioner caption`` writes."""

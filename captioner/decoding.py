@@ -179,11 +179,13 @@ def search(
 
 
 def _best_first(groups: Groups) -> list[Hypothesis]:
-    """Sort the best hypothesis of each group, and then the others, by score."""
+    """Sort the best hypothesis of each group, then the others, by score; repeated captions come last."""
     groups = [sorted(hypotheses, key=lambda h: -h.score) for hypotheses in groups]
     best = [h for hypotheses in groups for h in hypotheses[:1]]
     others = [h for hypotheses in groups for h in hypotheses[1:]]
-    return sorted(best, key=lambda h: -h.score) + sorted(others, key=lambda h: -h.score)
+    ranked = sorted(best, key=lambda h: -h.score) + sorted(others, key=lambda h: -h.score)
+    first = {tuple(h.tokens): h for h in reversed(ranked)}
+    return sorted(ranked, key=lambda h: first[tuple(h.tokens)] is not h)
 
 
 def _empty_beam(

@@ -18,6 +18,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from captioner.errors import UsageError
+from captioner.limits import NO_CAPTUM, NO_LAYERS
 from captioner.models.annotations import Annotations
 from captioner.models.decoder import Decoder, map_tensors
 from captioner.models.distributions import Sampling
@@ -29,10 +30,6 @@ POINTS = 8
 ERASED = 64  # copies of an image, with a region erased in each, that are computed together
 EXPECTATION = Sampling(mode="expectation")
 """A chosen region has no gradient, so hard attention is explained by its expectation."""
-NO_CAPTUM = (
-    "integrated-gradients needs captum, which is not installed: pip install 'captioner[captum]', or "
-    "choose another method"
-)
 
 Maps = Float[Tensor, "T L"]
 Method = Callable[[Decoder, Annotations, Int[Tensor, " n"]], Maps]
@@ -104,10 +101,7 @@ def rollout(decoder: Decoder, annotations: Annotations, tokens: Int[Tensor, " n"
     """Return the attention rollout of a Transformer decoder; see ``attention_rollout``."""
     decoded = decoder(annotations, tokens[None, :-1], True, EXPECTATION)
     if decoded.layers is None or decoded.past_weights is None:
-        raise UsageError(
-            f"rollout multiplies the attention of a Transformer's layers, and {decoder.mechanism} has "
-            "no such layers: choose another method or model"
-        )
+        raise UsageError(NO_LAYERS.format(decoder.mechanism))
     both = (decoded.past_weights, decoded.layers)
     return attention_rollout(*(part[0].permute(1, 2, 0, 3).unbind() for part in both))
 

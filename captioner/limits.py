@@ -91,4 +91,13 @@ METHODS = {
     "occlusion": "share of the falls by occlusion",
     "rollout": "share of the attention rollout",
 }
+SIGNED = ("integrated-gradients", "occlusion")  # the methods whose maps may be negative
+NO_CAPTUM = (
+    "integrated-gradients needs captum, which is not installed: pip install 'captioner[captum]', or "
+    "choose another method"
+)
+NO_LAYERS = (
+    "rollout multiplies the attention of a Transformer's layers, and {0} has no such layers: choose "
+    "another method or model"
+)
 BATCH = Number(1, 512)  # images that are read and encoded together

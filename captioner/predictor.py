@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from captioner import explanations
-from captioner.base_predictor import BasePredictor, Method, Results, check_method, sentence_words
+from captioner.base_predictor import BasePredictor, Method, Results, sentence_words
 from captioner.caption import Attends, Caption
 from captioner.confidence import SAMPLES, Calibration, agreement
 from captioner.data.pixels import PixelBatch, read_batch, read_batches
@@ -148,15 +148,21 @@ class Predictor(BasePredictor):
         geometry = _geometry(size, annotations, 0)
         return self._caption(image, hypothesis, geometry, samples, words)
 
-    def explain_by(self, image: Source, caption: Caption, method: str) -> Caption:
+    def explain_by(self, image: Source, caption: Caption | str, method: str) -> Caption:
         """Return a caption of the image with the maps of another method; see ``BasePredictor``."""
-        check_method(method)
+        caption = self._own(image, caption, method)
         if method == "attention":
             return caption
-        annotations, _ = self._read(image)
+        annotations, size = self._read(image)
+        geometry = _geometry(size, annotations, 0)
+        if geometry != caption.geometry:
+            raise UsageError(
+                "the caption is of another photo, whose size or regions differ: to explain its words "
+                "here, give caption.text"
+            )
         ids = self.vocabulary.encode(list(caption.words))
         maps = explanations.explain(self.captioner.decoder, annotations, ids, method)
-        rows, columns = caption.geometry.grid  # without the padding that may follow boxes
+        rows, columns = geometry.grid  # without the padding that may follow boxes
         cells = maps.numpy().reshape(len(maps), -1)[:, : rows * columns]
         return caption.explained(cells.reshape(-1, rows, columns), method)
 

@@ -217,6 +217,8 @@ WRONG = [
     ("caption s3://bucket/photos", "--output DIR/"),
     ("explain x.png --output=out --caption=!!!", "at least one word"),
     (f"explain x.png --output=out --caption='{'a ' * 300}'", "at most 200 words of 100 letters"),
+    ("explain x.png --output=out --method=rollout", "'luong-dot' has no such layers"),
+    ("ground --scenes=4 --method=rollout", "'luong-dot' has no such layers"),
     ("explain x.png --output=out --layer=9", "one map for each word: leave out --layer"),
     ("explain x.png --output=out --model=transformer --head=9", "no head 9: there are 8"),
     ("caption x.png --confidence --seed=1", "the model's own search: leave out --seed"),

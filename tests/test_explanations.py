@@ -1,6 +1,7 @@
 """Explanations of words, compared with plain loops; the randomisation check; and how they are drawn."""
 
 import json
+import re
 import sys
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,6 +19,7 @@ from captioner.evaluation.randomisation import randomised, rank_correlation
 from captioner.explanations import POINTS, Step, explain, grad_cam
 from captioner.models import Annotations
 from captioner.models.decoder import Decoder
+from captioner.overlay.style import describe_spread
 from captioner.text import START
 from test_faithfulness import (
     HARD,
@@ -257,14 +259,52 @@ def test_captions_are_explained_and_drawn(photo):
     np.testing.assert_allclose(exported, signed, rtol=1e-6)
     parts = {"positive": signed.clip(0), "negative": (-signed).clip(0), "absolute": abs(signed)}
     for sign, part in parts.items():
+        sums = part.sum((1, 2), keepdims=True)
         drawn = overlay.maps(caption, overlay.Style(sign=sign))
-        np.testing.assert_allclose(drawn, part / part.sum((1, 2), keepdims=True), rtol=1e-5)
+        np.testing.assert_allclose(drawn, part / sums.max(), rtol=1e-5)
+        own = overlay.maps(caption, overlay.Style(sign=sign, scale="own"))
+        np.testing.assert_allclose(own, part / sums, rtol=1e-5)
     assert "occlusion" in overlay.page([caption])
     assert overlay.figure(caption, dpi=50).size == overlay.figure(plain, dpi=50).size
     for method in ("rollout", "grad-cam"):
         assert (model.explain_by(photo, plain, method).weights >= 0).all()
     with pytest.raises(UsageError, match="unknown method 'gradcam'; known: grad-cam"):
         model.explain_by(photo, plain, "gradcam")
+
+
+def test_what_is_explained_must_fit(photo, tmp_path):
+    """A sentence is explained; a caption of another model, photo or size is refused."""
+    model = untrained("TransformerDecoder", **TRANSFORMER)
+    caption, other = model.caption(photo), str(tmp_path / "b.png")
+    sentence = model.explain_by(photo, caption.text, "grad-cam")
+    assert (sentence.weights == model.explain_by(photo, caption, "grad-cam").weights).all()
+    Image.new("RGB", (64, 96)).save(other)
+    for image, given, method, message in (
+        (photo, replace(caption, model="another"), "grad-cam", "of another model ('another', not"),
+        (other, caption, "attention", "of another photo"),
+        (Image.open(other), caption, "occlusion", "of another photo, whose size or regions differ"),
+    ):
+        with pytest.raises(UsageError, match=re.escape(message)):
+            model.explain_by(image, given, method)
+
+
+def test_a_caption_without_a_path_is_drawn_on_the_given_photo(photo, tmp_path):
+    model = untrained("TransformerDecoder", **TRANSFORMER)
+    caption, image = model.caption(Image.open(photo)), tmp_path / "x.png"
+    with pytest.raises(UsageError, match="give the image as photo="):
+        caption.save(image)
+    caption.save(image, photo=Image.open(photo))
+    with Image.open(image) as figure:
+        assert figure.size[0] > 100
+
+
+def test_maps_without_a_value_of_the_sign(photo):
+    model = untrained("TransformerDecoder", **TRANSFORMER)
+    caption = model.explain_by(photo, model.caption(photo), "occlusion")
+    caption = replace(caption, weights=abs(caption.weights))
+    style = overlay.Style(sign="negative")
+    assert describe_spread(caption, 0, style) == "no cells"
+    assert "nowhere" in overlay.page([caption], style=style)
 
 
 def test_the_command_explains_by_a_method(photo, tmp_path, monkeypatch, capsys):
@@ -281,10 +321,8 @@ def test_the_command_explains_by_a_method(photo, tmp_path, monkeypatch, capsys):
     of_layers = [*command, "--model", "transformer", "--layer", "1"]
     assert main([*of_layers, "--method", "grad-cam"]) == 2
     assert "leave out --method" in capsys.readouterr().err
-    lstm = untrained("LSTMDecoder")
-    monkeypatch.setattr("captioner.loading.load", lambda *_: lstm)
-    assert main([*command, "--method", "rollout"]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
+    assert main([*command, "--method", "grad-cam", "--sign", "negative"]) == 2
+    assert "--sign is for methods with negative values" in capsys.readouterr().err
 
 
 def test_the_app_explains_the_shown_caption(photo, monkeypatch):

@@ -125,6 +125,11 @@ def run(options: argparse.Namespace) -> int:
     only = [option for option in search if option != "--min-length"]
     if only and sampling:
         raise UsageError(f"{only[0]} is an option of the search: leave it out with {sampling[0]}")
+    if options.beam_size and options.diverse_groups and options.beam_size % options.diverse_groups:
+        raise UsageError(
+            f"--beam-size {options.beam_size} cannot be divided into --diverse-groups "
+            f"{options.diverse_groups}: give a multiple, or leave --beam-size out"
+        )
     if options.diversity is not None and options.diverse_groups is None:
         raise UsageError("--diversity needs --diverse-groups: give both")
     if (search or sampling) and (options.confidence or options.min_confidence is not None):

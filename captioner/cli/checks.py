@@ -30,7 +30,7 @@ from captioner.cli.outputs import (
 )
 from captioner.cli.parser import did_you_mean
 from captioner.errors import UsageError, printable
-from captioner.limits import DECODING, SAMPLING, SCENE
+from captioner.limits import DECODING, NO_CAPTUM, NO_LAYERS, SAMPLING, SCENE, SIGNED
 from captioner.model_folder import (
     BEST,
     CARD,
@@ -80,7 +80,7 @@ def check(command: str, options: argparse.Namespace) -> None:
     if command == "caption":
         _check_write(given)
         _check_generation(given)
-    if command == "explain":
+    if command in ("explain", "ground"):
         _check_layers(given)
     if command == "demo":
         _check_address(options.host, options.port)
@@ -246,10 +246,14 @@ def _check_generation(given: dict[str, Any]) -> None:
 
 
 def _check_layers(given: dict[str, Any]) -> None:
-    """Refuse a layer or head that the model does not have, if its ``config.json`` tells."""
+    """Refuse layers, heads and methods that the model or the installation lacks."""
+    if given.get("method") == SIGNED[0] and importlib.util.find_spec("captum") is None:
+        raise UsageError(NO_CAPTUM)
     name = given.get("model", resources.DEFAULT_MODEL)
     config = None if name.startswith(resources.HF) else _config(name)
     decoder = (config or {}).get("model", {}).get("decoder", {}).get("init_args", {})
+    if config is not None and given.get("method") == "rollout" and "layers" not in decoder:
+        raise UsageError(NO_LAYERS.format(f"'{name}'"))
     attention = decoder.get("attention", {})
     if attention.get("class_path") not in ("Attention", "MultiHead"):
         return

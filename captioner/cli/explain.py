@@ -3,7 +3,7 @@
 captioner explain photo.jpg --output attention
 captioner explain holiday/ --output attention --formats png gif html
 captioner explain photo.jpg --output attention --caption 'a dog on the beach'
-captioner explain photo.jpg --output gradients --method integrated-gradients
+captioner explain photo.jpg --output occlusion --method occlusion
 """
 
 import argparse
@@ -15,7 +15,7 @@ from pathlib import Path
 from captioner.cli.arguments import add_inputs, add_method, number, positive
 from captioner.cli.progress import loading, report_failures
 from captioner.errors import ImageError, UsageError, printable
-from captioner.limits import SHARE
+from captioner.limits import SHARE, SIGNED
 from captioner.overlay import export
 from captioner.paths import find
 from captioner.resources import HF
@@ -66,6 +66,10 @@ def run(options: argparse.Namespace) -> int:
             raise UsageError("--layer and --head choose attention weights: leave out --method")
         if str(options.model).startswith(HF) and options.method != "rollout":
             raise UsageError(f"{options.model} has the methods attention and rollout only")
+    if options.sign != "positive" and options.method not in SIGNED:
+        raise UsageError(
+            f"--sign is for methods with negative values: give --method {SIGNED[0]} or {SIGNED[1]}"
+        )
     paths = find(options.inputs)
     bases = _output_bases(paths, options.output)
     suffixes = export.suffixes(options.formats)

@@ -48,8 +48,15 @@ def render(suffix: str, caption: "Caption", photo: "Source | None", style: "Styl
     return content
 
 
-def save(caption: "Caption", file: str | Path, style: "Style | None" = None) -> None:
+def save(
+    caption: "Caption",
+    file: str | Path,
+    style: "Style | None" = None,
+    photo: "Source | None" = None,
+) -> None:
     """Write a caption's attention in the format of the suffix, e.g. ``.png``, ``.html`` or ``.npz``.
+
+    ``photo`` is the captioned image, if the caption has no path.
 
     Raises:
         UsageError: an unknown suffix, no such folder, the file is the photo itself, or the format
@@ -71,4 +78,4 @@ def save(caption: "Caption", file: str | Path, style: "Style | None" = None) -> 
         raise UsageError(f"'{path}' is the photo itself: save the caption to another file")
     if not path.parent.is_dir():
         raise UsageError(f"cannot write '{path}': the folder '{path.parent}' does not exist")
-    write_bytes(path, render(suffix, caption, None, style or DEFAULT_STYLE) or b"")
+    write_bytes(path, render(suffix, caption, photo, style or DEFAULT_STYLE) or b"")

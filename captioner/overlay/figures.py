@@ -186,7 +186,11 @@ def _notes(caption: Caption, index: int, style: Style) -> str:
         notes.append("unknown to the model")
     # Luong's local-p multiplies by a gaussian after the softmax.
     if abs(total - 1) > 0.01 and not caption.has_sentinel:
-        notes.append(f"weights sum to {total:.2g}")
+        notes.append(
+            f"weights sum to {total:.2g}"
+            if caption.method == "attention"
+            else f"{100 * total:.0f} % of the strongest map"
+        )
     if style.scale == "own":
         notes.append(f"own scale, to {peaks(caption, style)[index]:.2g}")
     return "\n".join(notes)

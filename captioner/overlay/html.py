@@ -125,7 +125,7 @@ def _word(caption: Caption, index: int, peak: float, style: Style) -> dict[str, 
     entropy = float(entropies(weights[None])[0])
     location = description = describe_location(weights, caption.geometry)
     grounding = ""
-    if location != "everywhere":
+    if location not in ("everywhere", "nowhere"):
         descending = np.sort(weights, axis=None)[::-1]
         half = (1 + np.searchsorted(descending.cumsum(), weights.sum() / 2)) / weights.size
         part = "the regions" if caption.geometry.boxes else "the photo"

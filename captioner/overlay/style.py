@@ -64,13 +64,19 @@ DEFAULT_STYLE = Style()
 
 
 def maps(caption: Caption, style: Style = DEFAULT_STYLE) -> Float32[np.ndarray, "T rows columns"]:
-    """Return the maps to draw: attention weights, or shares of another method's part of one sign."""
+    """Return the maps to draw: attention weights, or another method's part of one sign.
+
+    The latter are divided by the largest sum of a map of the caption, so that a word that depends
+    little on the regions has a pale map; with ``scale="own"``, each by its own sum.
+    """
     found = values(caption, style)
     if caption.method == "attention":
         return found
     drawn = np.abs(found) if style.sign == "absolute" else found
     drawn = np.maximum(-drawn if style.sign == "negative" else drawn, 0)
-    return drawn / np.maximum(drawn.sum((1, 2), keepdims=True), np.float32(1e-30))
+    sums = drawn.sum((1, 2), keepdims=True)
+    sums = sums if style.scale == "own" else sums.max(keepdims=True)
+    return drawn / np.maximum(sums, np.float32(1e-30))
 
 
 def values(caption: Caption, style: Style = DEFAULT_STYLE) -> Float32[np.ndarray, "T rows columns"]:
@@ -123,7 +129,9 @@ def entropies(weights: Float32[np.ndarray, "T rows columns"]) -> Float32[np.ndar
 
 
 def describe_location(weights: Float32[np.ndarray, "rows columns"], geometry: Geometry) -> str:
-    """Return where a map is strongest, in words: "everywhere" if it is nearly uniform."""
+    """Return where a map is strongest, in words: "everywhere" if it is nearly uniform, or "nowhere"."""
+    if not weights.any():
+        return "nowhere"
     if np.exp(entropies(weights[None])[0]) > NEAR_UNIFORM * weights.size:
         return "everywhere"
     if geometry.boxes is None:
@@ -142,7 +150,7 @@ def describe_spread(caption: Caption, index: int, style: Style) -> str:
     weights = maps(caption, style)[index]
     cells = np.exp(entropies(weights[None])[0])
     unit = "regions" if caption.geometry.boxes else "cells"
-    spread = f"{cells:.1f} of {weights.size} {unit}"
+    spread = f"{cells:.1f} of {weights.size} {unit}" if weights.any() else f"no {unit}"
     if cells > NEAR_UNIFORM * weights.size:
         spread = "looked everywhere" if caption.method == "attention" else "everywhere"
     if caption.visual_grounding is not None:
