@@ -154,11 +154,16 @@ def test_diverse_beam_search_equals_a_plain_one(seed, beam_size, groups, diversi
     together = search(decoder, annotations, decoding)
     for b, hypotheses in enumerate(together):
         found = plain_diverse_beam(decoder, annotations.of(b), decoding)
-        firsts = sorted(pair for pairs in found for pair in pairs[:1])
-        others = sorted(pair for pairs in found for pair in pairs[1:])
-        pairs = [(h.score, h.tokens) for h in hypotheses]
-        assert ranked(pairs[: len(firsts)]) == ranked(firsts)  # the best of each group is first
-        assert ranked(pairs[len(firsts) :]) == ranked(others)
+        # The best of each group comes first, and what repeats another caption comes last.
+        parts = (slice(1), slice(1, None))
+        firsts, others = ({tuple(w): s for pairs in found for s, w in pairs[of]} for of in parts)
+        others = {words: score for words, score in others.items() if words not in firsts}
+        pairs = [(h.score, tuple(h.tokens)) for h in hypotheses]
+        for part in (firsts, others):
+            given, pairs = pairs[: len(part)], pairs[len(part) :]
+            assert ranked(given) == ranked((score, words) for words, score in part.items())
+        everything = Counter(tuple(words) for pairs in found for _, words in pairs)
+        assert Counter(words for _, words in pairs) == everything - Counter([*firsts, *others])
         scored = score_captions(decoder, annotations.of(b), [h.tokens for h in hypotheses])
         assert [h.log_prob for h in hypotheses] == pytest.approx(  # without the penalties
             [h.log_prob for h in scored], abs=1e-4
