@@ -181,8 +181,8 @@ class Stage:
 
         ``controls`` are the inputs of ``several`` and then those of ``style_of``.
         """
+        path = photo if isinstance(photo, str) else photo[0].path
         former = () if isinstance(photo, str) else photo
-        path = former[0].path if former else photo
         count = len(signature(several).parameters)
         more, style = several(*controls[:count]), controls[count:]
         answers = [
