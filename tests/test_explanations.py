@@ -12,7 +12,6 @@ import torch
 from PIL import Image
 
 from captioner import explanations, limits, overlay
-from captioner.app.served_models import Models
 from captioner.cli.main import main
 from captioner.errors import UsageError
 from captioner.evaluation.randomisation import randomised, rank_correlation
@@ -325,13 +324,12 @@ def test_the_command_explains_by_a_method(photo, tmp_path, monkeypatch, capsys):
     assert "--sign is for methods with negative values" in capsys.readouterr().err
 
 
-def test_the_app_explains_the_shown_caption(photo, monkeypatch):
+@pytest.mark.parametrize("method", limits.METHODS)
+def test_a_page_says_whether_a_map_depends_on_the_word_itself(photo, method):
+    """Attention comes before the word; gradients and erasure explain the word's probability."""
+    pytest.importorskip("captum")
     model = untrained("TransformerDecoder", **TRANSFORMER)
-    monkeypatch.setattr("captioner.app.served_models.load", lambda *_: model)
-    models = Models(["a"], "cpu")
-    answer = models.explained(replace(models.answer(photo, "a"), method="grad-cam"))
-    assert (answer.caption.method, answer.captions[1].method) == ("grad-cam", "attention")
-    assert models.explained(answer) is answer
-    back = models.explained(replace(answer, chosen=1))
-    assert [c.method for c in back.captions[:2]] == ["grad-cam", "grad-cam"]
-    assert back.captions[0] is answer.captions[0]
+    caption = model.explain_by(photo, model.explain(photo, "a red dog"), method)
+    drawn = overlay.page([caption])
+    said = ("not on the word itself" in drawn, "and on the word itself" in drawn)
+    assert said == ((True, False) if method in ("attention", "rollout") else (False, True))

@@ -167,7 +167,7 @@ def _settings(models: Models) -> tuple[list[Any], list[Any], list[Any]]:
         layer, head = (
             gr.Dropdown(
                 [("all, averaged", ALL), *((str(i + 1), i) for i in range(count))], value=ALL,
-                label=label, info="For decoders with several.",
+                label=label, info="For the attention of decoders with several.",
             )
             for label, count in (("Layer", 6), ("Head", 8))
         )  # fmt: skip

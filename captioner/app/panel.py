@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import partial
 from html import escape
 from inspect import signature
+from itertools import zip_longest
 from math import exp
 from typing import Any
 
@@ -85,7 +86,9 @@ class Panel:
         return {
             self.column: gr.update(visible=True),
             self.others: gr.update(choices=choices, value=answer.chosen, visible=len(choices) > 1),
-            self.redraw: gr.update(visible=answer.can_sample),
+            self.redraw: gr.update(
+                visible=answer.can_sample and answer.caption.method == "attention"
+            ),
             self.back: gr.update(visible=answer.sampled is not None),
             self.past: gr.update(visible=answer.caption.past is not None, open=False),
         }
@@ -156,9 +159,9 @@ class Stage:
             try:
                 if not arguments[0]:  # not loaded yet, or dropped after an hour
                     raise UsageError("there is no photo; drop one, or choose an example")
-                return {self.notice: ""} | handler(*arguments)
+                return handler(*arguments)
             except CaptionerError as error:
-                return {self.notice: f'<p role="alert">{escape(str(error))}</p>'}
+                return {self.notice: _alert(str(error))}
 
         return wrapped
 
@@ -174,9 +177,12 @@ class Stage:
     ) -> Update:
         """Caption a new photo or the shown one, or explain the given sentence.
 
+        If a model's captions of the shown photo stay the same, so does the chosen one of them.
+
         ``controls`` are the inputs of ``several`` and then those of ``style_of``.
         """
         path = photo if isinstance(photo, str) else photo[0].path
+        former = () if isinstance(photo, str) else photo
         count = len(signature(several).parameters)
         more, style = several(*controls[:count]), controls[count:]
         answers = [
@@ -184,9 +190,11 @@ class Stage:
             for name in (model, other)
             if name in self.models.names
         ]
-        answers = [self.models.explained(replace(answer, method=method)) for answer in answers]
-        kept = (replace(answer, photo=preview(answer.photo)) for answer in answers)
-        return self.show(tuple(kept), *style)
+        kept = (
+            replace(answer.chosen_before(before), method=method, photo=preview(answer.photo))
+            for answer, before in zip_longest(answers, former[: len(answers)])
+        )
+        return self.show(tuple(map(self.models.explained, kept)), *style)
 
     def choose(self, side: int, answers: Answers, chosen: int, *style: Any) -> Update:
         """Show a caption with its own maps."""
@@ -201,12 +209,13 @@ class Stage:
         return self.show((*answers[:side], answer, *answers[side + 1 :]), *style)
 
     def show(self, answers: Answers, *style: Any) -> Update:
-        """Show the answers of the models."""
+        """Show the answers of the models, and a line for each that lacks the chosen method."""
         kind = "wide" if len(answers) == 1 else "side-by-side"
         content = "".join(_fragment(answer, style_of(*style)) for answer in answers)
         update: Update = {
             self.answers: answers,
             self.drawn: style,
+            self.notice: "".join(_alert(answer.note) for answer in answers if answer.note),
             self.photos: f'<div class="stage {kind}">{content}</div>',
             self.panels[1].column: gr.update(visible=False),
         }
@@ -229,6 +238,10 @@ class Stage:
         caption = answers[side].caption
         shown = _within(style_of(*style), caption.layers)
         return write_export(caption, answers[side].photo, name, shown)
+
+
+def _alert(text: str) -> str:
+    return f'<p role="alert">{escape(text)}</p>'
 
 
 def _fragment(answer: Answer, style: Style) -> str:

@@ -13,7 +13,7 @@ from PIL import Image
 from captioner import images
 from captioner.base_predictor import BasePredictor
 from captioner.caption import Caption
-from captioner.errors import ImageError, UsageError, unknown
+from captioner.errors import ImageError, ModelError, UsageError, unknown
 from captioner.limits import Number, check
 from captioner.loading import load
 from captioner.model_folder import BEST, MODEL
@@ -44,12 +44,27 @@ class Answer:
     chosen: int = 0  # the index of the shown caption
     can_sample: bool = False  # whether the model has hard attention
     sampled: Caption | None = None  # the shown caption with newly sampled cells
-    method: str = "attention"  # how the shown caption is explained
+    method: str = "attention"  # how the shown caption is to be explained
+    problem: str = ""  # why the model cannot explain it so: its maps show attention
 
     @property
     def caption(self) -> Caption:
         """The shown caption."""
         return self.sampled or self.captions[self.chosen]
+
+    @property
+    def note(self) -> str:
+        """What a reader must know if the maps are not those of the method; empty if they are."""
+        if not self.problem:
+            return ""
+        return f"{self.model} has no {self.method}; the maps show attention ({self.problem})"
+
+    def chosen_before(self, former: "Answer | None") -> "Answer":
+        """Return this answer with the chosen caption of a former one that has the same captions."""
+        texts = [caption.text for caption in self.captions]
+        if former is None or texts != [caption.text for caption in former.captions]:
+            return self
+        return replace(self, chosen=former.chosen)
 
 
 def read(path: str | Path | None) -> tuple[str, Image.Image]:
@@ -176,15 +191,22 @@ class Models:
         return Answer(model, path, photo, named, given, can_sample=sampler is not None)
 
     def explained(self, answer: Answer) -> Answer:
-        """Explain the shown caption by the method of the answer, unless it already is."""
+        """Explain the shown caption by the method of the answer, unless it already is.
+
+        If the model or the installation lacks what the method needs, the answer says so in ``note``,
+        and the caption keeps its attention.
+        """
         caption = answer.captions[answer.chosen]
         if caption.method == answer.method:
-            return answer
+            return replace(answer, problem="") if answer.problem else answer
         predictor = self.get(answer.model)
         _, photo = read(answer.path)
-        caption = predictor.explain_by(photo, caption, answer.method)
+        try:
+            caption = predictor.explain_by(photo, caption, answer.method)
+        except (UsageError, ModelError) as error:
+            return replace(answer, problem=str(error))
         others = answer.captions[: answer.chosen], answer.captions[answer.chosen + 1 :]
-        return replace(answer, captions=(*others[0], caption, *others[1]))
+        return replace(answer, captions=(*others[0], caption, *others[1]), problem="")
 
     def redraw(self, path: str | Path | None, sentence: str, model: str) -> Caption:
         """Explain a sentence; hard attention samples a new cell for each word in every call."""
