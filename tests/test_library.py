@@ -132,11 +132,10 @@ def test_a_second_call_skips_finished_photos_and_retries_failed_ones_if_asked(
     [
         (
             ["--beam-size=1"],
-            "another decoding (there {'beam_size': 2}, now {'beam_size': 1}): give another --output "
-            "folder",
+            "captions of another decoding (there --beam-size 2, now --beam-size 1)",
         ),
         (["--format=parquet"], "another format"),
-        (["--model=other"], "another model"),
+        (["--model=other", "--beam-size=1"], "another model (there '"),
     ],
 )
 def test_captions_of_another_kind_are_not_mixed(
