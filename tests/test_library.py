@@ -166,6 +166,19 @@ def open_jsonl(folder):
     return Shards(folder, "jsonl", IDENTITY).opened()
 
 
+def test_options_that_were_not_given_are_said_in_words(tmp_path):
+    with Shards(tmp_path, "jsonl", IDENTITY | {"decoding": {"min_confidence": None}}).opened():
+        pass
+    given = IDENTITY | {"decoding": {"min_confidence": 0.3, "max_length": 8}}
+    with pytest.raises(UsageError) as error, Shards(tmp_path, "jsonl", given).opened():
+        pass
+    assert str(error.value) == (
+        f"give another --output folder: '{tmp_path}' holds captions of another decoding (there "
+        "--min-confidence not given, greatest length not given, now --min-confidence 0.3, greatest "
+        "length 8)"
+    )
+
+
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
 def test_shards_are_resumed_from_what_is_on_disk(form, tmp_path):
     if form == "parquet":
