@@ -132,11 +132,10 @@ def test_a_second_call_skips_finished_photos_and_retries_failed_ones_if_asked(
     [
         (
             ["--beam-size=1"],
-            "another decoding (there {'beam_size': 2}, now {'beam_size': 1}): give another --output "
-            "folder",
+            "captions of another decoding (there --beam-size 2, now --beam-size 1)",
         ),
         (["--format=parquet"], "another format"),
-        (["--model=other"], "another model"),
+        (["--model=other", "--beam-size=1"], "another model (there '"),
     ],
 )
 def test_captions_of_another_kind_are_not_mixed(
@@ -165,6 +164,19 @@ def failed(name):
 
 def open_jsonl(folder):
     return Shards(folder, "jsonl", IDENTITY).opened()
+
+
+def test_options_that_were_not_given_are_said_in_words(tmp_path):
+    with Shards(tmp_path, "jsonl", IDENTITY | {"decoding": {"min_confidence": None}}).opened():
+        pass
+    given = IDENTITY | {"decoding": {"min_confidence": 0.3, "max_length": 8}}
+    with pytest.raises(UsageError) as error, Shards(tmp_path, "jsonl", given).opened():
+        pass
+    assert str(error.value) == (
+        f"give another --output folder: '{tmp_path}' holds captions of another decoding (there "
+        "--min-confidence not given, greatest length not given, now --min-confidence 0.3, greatest "
+        "length 8)"
+    )
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])

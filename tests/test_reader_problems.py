@@ -93,6 +93,13 @@ BROKEN = [
     ("coco", COCO, b'{"images": [{"file_name": "a.jpg"}], "annotations": []}', "(KeyError: 'id')"),
     ("karpathy", KARPATHY, b'{"images": [7]}', "is not one of Karpathy's files"),
     ("csv", "a.csv", b"image,caption\na.jpg,a, b\n", "line 2: expected 'image,caption', got ["),
+    ("csv", "a.csv", b"image;caption\na.jpg;a, b\n", "separated by semicolons, expected commas"),
+    (
+        "csv",
+        "a.csv",
+        b'"image";"caption"\n"a.jpg";"a"\n',
+        "save it again with the comma as separator",
+    ),
     ("csv", "a.csv", b"image,caption\na.jpg,...\n", "images without captions: 1 (a.jpg)"),
     ("csv", "a.csv", b"image,caption,split\na.jpg,a,train\na.jpg,b,val\n", "a.jpg: 'train', 'val'"),
     ("csv", "a.csv", b"image,caption,split\na.jpg,a,train\nb.jpg,b,\n", "b.jpg: none"),
@@ -107,6 +114,12 @@ def test_broken_files(name, file, content, message, tmp_path):
         write(tmp_path / image)
     write(tmp_path / file).write_bytes(content)
     refused(name, tmp_path, message, str(tmp_path / file))
+
+
+def test_a_table_whose_captions_are_all_empty_is_no_data_set(tmp_path):
+    write(tmp_path / "a.jpg")
+    write(tmp_path / "a.csv", "image,caption\na.jpg,\na.jpg, \n")
+    refused("csv", tmp_path, "no captioned image found")
 
 
 NO_TEXT = '{"image": 7, "caption": "a"}', '{"image": "a.jpg", "captions": [7]}'

@@ -12,10 +12,11 @@ from PIL import Image
 from captioner.cli import caption as command
 from captioner.cli import checks
 from captioner.cli.main import main
-from captioner.data.readers import read
+from captioner.data.readers import read, scan
 from captioner.overlay import blend, review
 from known_maps import gray, make_caption, one_hot
 from layouts import picture
+from runs import tiny_model
 
 EVIL = '</textarea></script><script>document.title="evil"</script><img src=x onerror=alert(1)>"\'&'
 NAMES = ["a.png", 'more/b, "c" & <d>\'.png', "<script>alert(1)<&script>.png", "e.png"]
@@ -76,8 +77,9 @@ def test_captions_are_edited_with_the_keyboard_and_the_table_is_read(visit, tmp_
     assert download.value.suggested_filename == "captions.csv"
     download.value.save_as(tmp_path / "captions.csv")
     assert status.inner_text() == "4 captions saved"
-    for name in NAMES[:3]:
+    for name in NAMES:
         picture(tmp_path / name)
+    assert scan("csv", tmp_path)[1].found == {"left-out": [NAMES[3]]}
     found = {record.image_id: record.captions for record in read("auto", tmp_path)}
     assert found == {
         NAMES[0]: (EVIL,),
@@ -190,6 +192,36 @@ def test_an_interruption_loses_nothing_and_a_persons_words_stay(
     assert shown(photos, browser)["1.png"] == first["1.png"].removeprefix("photo of ")
 
 
+def test_a_caption_that_was_deleted_stays_away(photos, tiny_folder, browser):
+    """A photo without a row, as in a table that a person wrote, has the model's caption."""
+    (photos / "broken.jpg").unlink()
+    assert write(photos, tiny_folder) == 0
+    first = shown(photos, browser)
+
+    def save(name):
+        page = browser.new_page()
+        page.goto((photos / "captions.html").as_uri())
+        page.get_by_role("textbox", name=name).fill(" \n ")
+        with page.expect_download() as download:
+            page.get_by_role("button").click()
+        download.value.save_as(photos / "captions.csv")
+        page.close()
+
+    save("1.png")
+    picture(photos / "4.png", 4)
+    assert write(photos, tiny_folder) == 0
+    found = shown(photos, browser)
+    assert found.pop("4.png")
+    assert found == first | {"1.png": ""}
+    save("0.png")
+    assert write(photos, tiny_folder) == 0
+    assert shown(photos, browser)["1.png"] == ""
+    assert [record.image_id for record in read("auto", photos)] == ["4.png", *[*first][2:]]
+    (photos / "captions.csv").write_text("image,caption\n0.png,mine\n")
+    assert write(photos, tiny_folder) == 0
+    assert shown(photos, browser)["1.png"] == first["1.png"] != ""
+
+
 def test_a_full_disk_leaves_the_old_page(photos, tiny_folder, monkeypatch, capsys):
     (photos / "broken.jpg").unlink()
     assert write(photos, tiny_folder) == 0
@@ -226,6 +258,14 @@ def test_what_does_not_fit_is_refused(photos, tiny_folder, capsys, monkeypatch):
     monkeypatch.undo()
     (photos / "broken.jpg").unlink()
     assert write(photos, tiny_folder) == 0
-    assert "give --existing overwrite" in refused("--beam-size", "1")
+    where = f"give --existing overwrite to caption all photos again: '{photos / '.captions.html'}'"
+    message = f"{where} holds captions of another decoding (there --beam-size 2, now --beam-size 1)"
+    assert message in refused("--beam-size", "1")
+    other = tiny_model(photos.parent / "other", seed=1)
+    assert main(["caption", str(photos), "--write", "html", "--model", str(other)]) == 2
+    models = f"another model (there '{tiny_folder}', now '{other}')"
+    assert f"{where} holds captions of {models}" in capsys.readouterr().err
+    (photos / "captions.csv").write_text("image;caption\n0.png;a dog, black\n")
+    assert "columns are separated by semicolons, expected commas" in refused()
     (photos / "captions.csv").write_text("image,caption\n0.png,a dog,too many\n")
     assert "line 2: expected 'image,caption', got" in refused()

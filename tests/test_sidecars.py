@@ -243,7 +243,7 @@ def test_the_text_files_are_a_data_set(photos, tiny_folder, capsys, monkeypatch)
     photos[1].with_suffix(".txt").write_text("my own words\n")
     assert write("txt", photos, tiny_folder, "--prefix", "photo of ") == 1
     printed = capsys.readouterr()
-    assert printed.out == "5 captions written, 1 photo left as they are\n"
+    assert printed.out == "5 captions written, 1 photo left as it is\n"
     assert "broken.jpg" in printed.err
     assert not photos[0].with_name("broken.txt").exists()
     photos[0].with_name("broken.jpg").unlink()
@@ -255,6 +255,22 @@ def test_the_text_files_are_a_data_set(photos, tiny_folder, capsys, monkeypatch)
     monkeypatch.setattr(command, "_engine", None)
     assert write("txt", photos, tiny_folder) == 0
     assert capsys.readouterr().out == "0 captions written, 6 photos left as they are\n"
+
+
+@pytest.mark.parametrize("existing", ["skip", "overwrite"])
+def test_a_photo_that_cannot_hold_a_caption_is_not_called_unreadable(
+    existing, photos, tiny_folder, capsys
+):
+    for suffix in (".gif", ".bmp"):
+        Image.new("RGB", (8, 8)).save(photos[0].with_suffix(suffix))
+    assert write("embed", photos, tiny_folder, "--existing", existing) == 1
+    lines = capsys.readouterr().err.splitlines()
+    refused = [line for line in lines if "use --write xmp" in line]
+    assert [line.partition(":")[2].partition(":")[0][-4:] for line in refused] == [".bmp", ".gif"]
+    [broken] = [line for line in lines if "broken.jpg" in line]
+    assert "broken.jpg is text, not an image" in broken
+    assert "captioner: captions could not be written into 2 of 9 photos" in lines
+    assert "captioner: 1 of 9 photos could not be read" in lines
 
 
 def test_the_bar_counts_every_photo(photos, tiny_folder):

@@ -27,6 +27,14 @@ VERSION = 1
 PHOTOS = ("captioned", "empty", "failed")
 MAX_LISTED = 1000
 """Largest number of failures that the manifest lists; the shards hold all of them."""
+_LABELS = {
+    "intercept": "intercept of the confidence",
+    "slope": "slope of the confidence",
+    "length_penalty": "length penalty",
+    "max_length": "greatest length",
+    "no_repeat": "length of repetitions",
+    "samples": "samples of hard attention",
+}  # of what is no option of the command line
 
 
 class Shards:
@@ -139,27 +147,25 @@ class Shards:
             return
         try:
             manifest = json.loads(file.read_bytes())
-            stored = {"format": manifest["format"], "decoding": manifest["decoding"]}
-            stored["model"] = manifest["model"]["sha256"]  # its name may differ
-            version = manifest["format_version"]
+            version, file_format = manifest["format_version"], manifest["format"]
+            name, sha256 = manifest["model"]["name"], manifest["model"]["sha256"]
+            decoding = dict(manifest["decoding"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(f"'{file}' cannot be read ({error!r}); give another folder") from error
         if version != VERSION:
             raise DataError(f"'{file}' is from another version of captioner; give another folder")
-        now = {"format": self.file_format, "decoding": self.identity["decoding"]}
-        now["model"] = self.identity["model"]["sha256"]
-        for key, expected in now.items():
-            if (found := stored[key]) != expected:
-                if isinstance(found, dict) and isinstance(expected, dict):
-                    names = {**found, **expected}
-                    differ = [name for name in names if found.get(name) != expected.get(name)]
-                    found, expected = (
-                        {name: of.get(name) for name in differ} for of in (found, expected)
-                    )
-                raise UsageError(
-                    f"'{self.folder}' holds captions of another {key} (there {printable(str(found))}, "
-                    f"now {printable(str(expected))}): {self.advice}"
-                )
+        model, now = self.identity["model"], self.identity["decoding"]
+        if sha256 != model["sha256"]:  # the same model may have another name
+            same = ", with other weights, words or settings" if name == model["name"] else ""
+            difference = f"model (there '{name}', now '{model['name']}'{same})"
+        elif file_format != self.file_format:
+            difference = f"format (there {file_format}, now {self.file_format})"
+        elif decoding != now:
+            names = [key for key in {**decoding, **now} if decoding.get(key) != now.get(key)]
+            difference = f"decoding (there {_words(decoding, names)}, now {_words(now, names)})"
+        else:
+            return
+        raise UsageError(f"{self.advice}: '{self.folder}' holds captions of another {difference}")
 
     def _resume(self, file: Path) -> None:
         rows = list(self._read(file))
@@ -280,6 +286,13 @@ def _schema() -> Any:
             "confidence": pa.float64(),
         }
     )
+
+
+def _words(decoding: Mapping[str, Any], names: list[str]) -> str:
+    """Return some values of a decoding in words, with the options of the command line."""
+    labels = (_LABELS.get(name, f"--{name.replace('_', '-')}") for name in names)
+    values = ("not given" if decoding.get(name) is None else decoding[name] for name in names)
+    return printable(", ".join(map("{} {}".format, labels, values)))
 
 
 def _number(file: Path) -> int:

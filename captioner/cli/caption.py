@@ -223,18 +223,19 @@ def _write_sidecars(options: argparse.Namespace) -> int:
     done: Counter[str] = Counter()
     pending: deque[Path] = deque()
 
-    def report(error: Exception) -> None:
+    def report(photo: Path, error: Exception) -> None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             raise error  # it would also stop the other photos
-        print(f"captioner: {error}", file=sys.stderr)
-        done["failed"] += 1
+        broken = _unreadable(photo) if isinstance(error, DataError) else None
+        print(f"captioner: {broken['error']['message'] if broken else error}", file=sys.stderr)
+        done["failed" if broken else "refused"] += 1
 
     def unfinished() -> Iterator[str]:
         for photo in photos:
             try:
                 finished = sidecars.is_finished(photo)
             except (DataError, OSError) as error:
-                report(error)
+                report(photo, error)
                 continue
             if finished:
                 done["kept"] += 1
@@ -260,13 +261,17 @@ def _write_sidecars(options: argparse.Namespace) -> int:
                     else:
                         done["kept"] += 1
                 except (DataError, OSError) as error:
-                    report(error)
+                    report(photo, error)
                 advance(done.total() - shown)
                 shown = done.total()
             advance(done.total() - shown)  # those that are kept after the last caption
-    kept = plural(done["kept"], "photo")
-    print(f"{plural(done['written'], 'caption')} written, {kept} left as they are")
-    return report_failures(done["failed"], len(photos))
+    kept = f"{plural(done['kept'], 'photo')} left as {'it is' if done['kept'] == 1 else 'they are'}"
+    print(f"{plural(done['written'], 'caption')} written, {kept}")
+    refused = (
+        f"captions could not be written {'into' if options.write == 'embed' else 'beside'} {{}}"
+    )
+    status = report_failures(done["failed"], len(photos))
+    return max(status, report_failures(done["refused"], len(photos), what=refused))
 
 
 def _write_page(options: argparse.Namespace) -> int:
@@ -305,7 +310,7 @@ def _write_page(options: argparse.Namespace) -> int:
     shown = [
         {
             "name": name,
-            "text": "\n".join(edited.get(name) or [sidecars.text(found[name]["caption"])]),
+            "text": "\n".join(edited.get(name, [sidecars.text(found[name]["caption"])])),
             "confidence": found[name].get("confidence"),
             **found[name]["thumbnails"],
         }

@@ -59,8 +59,11 @@ def captioning(count: Callable[[], int | None], done: int = 0) -> Iterator[Calla
         yield lambda photos=1: bar.advance(task, photos)
 
 
-def report_failures(failed: int, total: int, advice: str = "") -> int:
+def report_failures(
+    failed: int, total: int, advice: str = "", what: str = "{} could not be read"
+) -> int:
     """Say how many photos failed, unless there was only one, and return the exit status."""
     if failed and total > 1:
-        print(f"captioner: {failed} of {total} photos could not be read{advice}", file=sys.stderr)
+        text = what.format(f"{failed} of {total} photos")
+        print(f"captioner: {text}{advice}", file=sys.stderr)
     return 1 if failed else 0

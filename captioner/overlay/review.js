@@ -4,7 +4,8 @@ const fields = [...document.querySelectorAll("textarea")];
 const report = document.querySelector("[role=status]");
 let saved = true;
 
-const captions = (field) => field.value.split("\n").map((line) => line.trim()).filter(Boolean);
+// An empty field gives one empty caption: its row tells the next page that the photo was left out.
+const captions = (field) => field.value.trim().split(/\s*\n\s*/);
 const quoted = (text) => `"${text.replaceAll('"', '""')}"`;
 
 function save() {
@@ -14,7 +15,7 @@ function save() {
   Object.assign(document.createElement("a"), { href, download: "captions.csv" }).click();
   setTimeout(() => URL.revokeObjectURL(href), 60000);
   saved = true;
-  report.textContent = `${rows.length} captions saved`;
+  report.textContent = `${rows.filter(([, text]) => text).length} captions saved`;
 }
 
 document.querySelector("main").addEventListener("input", ({ target }) => {

@@ -39,7 +39,7 @@ def page(title: str, photos: Sequence[dict[str, Any]]) -> str:
     """Return the page as HTML: one file that works offline and sends nothing.
 
     Its button saves a CSV table with the columns image and caption, which ``captioner fit`` reads from
-    the folder of the photos.
+    the folder of the photos. A photo whose field is empty has a row with an empty caption.
 
     Args:
         title: what is shown above, such as the name of the folder.

@@ -130,6 +130,6 @@ def scan(name: str, root: str | Path) -> tuple[Records, Problems]:
     problems.add("duplicate-id", *(image_id for image_id, count in ids.items() if count > 1))
     problems.add("duplicate-path", *(file for file, count in files.items() if count > 1))
     problems.add("missing", *(r.path for r in records if not os.path.exists(r.path)))  # noqa: PTH110
-    if not records and not problems.found:
+    if not records and not problems.fatal:
         raise DataError(f"no captioned image found under {str(root)!r} for data set {name!r}")
     return records, problems

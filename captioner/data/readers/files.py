@@ -38,9 +38,15 @@ def read_lines(file: Path) -> list[str]:
 
 def read_csv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
     """The line number and fields of every row that is not empty; DataError if it is not CSV."""
+    lines = read_lines(file)
+    header = next(filter(None, lines), "")
+    if ";" in header and "," not in header:  # Excel writes this in many languages
+        raise DataError(
+            f"'{file}': its columns are separated by semicolons, expected commas ({header!r:.80}); save "
+            "it again with the comma as separator"
+        )
     # Strict, because an unclosed quotation mark would include the following lines.
-    lines = (f"{line}\n" for line in read_lines(file))
-    rows = csv.reader(lines, strict=True, skipinitialspace=True)
+    rows = csv.reader((f"{line}\n" for line in lines), strict=True, skipinitialspace=True)
     try:
         for row in rows:
             if row:

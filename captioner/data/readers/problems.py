@@ -20,12 +20,16 @@ KINDS = {
     "no-captions": "images without captions",
     "no-image": "images captioned but missing from the list of images",
     "no-words": "captions without words",
+    "left-out": "images left out, because their caption in the table is empty",
     "unreadable": "images that cannot be decoded",
     "duplicate-content": "files with the same contents in one split",
     "leaked-content": "files with the same contents in two splits",
     "long": "captions that training cuts",
 }
 """Every kind of problem: its identifier in JSON, and its description."""
+
+# An image under "no-words" has other captions, or is also listed under "no-captions".
+HARMLESS = ("no-words", "left-out")
 
 
 class Problems:
@@ -80,16 +84,19 @@ class Problems:
             if kind in self.found
         ]
 
+    @property
+    def fatal(self) -> dict[str, list[str]]:
+        """The problems that prevent training, by kind."""
+        return {kind: items for kind, items in self.found.items() if kind not in HARMLESS}
+
     def check(self) -> None:
         """Raise one DataError for all problems that prevent training, with three items of each kind."""
-        # An image under "no-words" has other captions, or is also listed under "no-captions".
-        kinds = {kind: items for kind, items in self.found.items() if kind != "no-words"}
-        if kinds:
+        if self.fatal:
             listed = "; ".join(
                 f"{KINDS[kind]}: {len(items):,} "
                 f"({', '.join(printable(item, limit=500) for item in items[:3])}"
                 f"{', …' if len(items) > 3 else ''})"
-                for kind, items in kinds.items()
+                for kind, items in self.fatal.items()
             )
             sources = ", ".join(f"'{source}'" for source in self.sources)
             raise DataError(

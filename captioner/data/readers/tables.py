@@ -43,8 +43,9 @@ def read_jsonl(root: Path, problems: Problems) -> Iterator[Record]:
 def read_csv(root: Path, problems: Problems) -> Iterator[Record]:
     """A .csv file, or a folder that holds one, with the header ``image,caption[,split]``.
 
-    Several captions of an image are several rows, or columns ``caption_1``, ``caption_2``, …. If every
-    ``split`` is empty, images are split by a hash of their paths. Other columns are ignored.
+    Several captions of an image are several rows, or columns ``caption_1``, ``caption_2``, …. An image
+    whose captions are all empty is left out. If every ``split`` is empty, images are split by a hash of
+    their paths. Other columns are ignored.
     """
     return _read(root, "csv", problems)
 
@@ -117,6 +118,9 @@ def _read(root: Path, suffix: str, problems: Problems) -> Iterator[Record]:
             splits[name].add(split and split.strip().lower())
     by_hash = all(given == {None} for given in splits.values())
     for name, texts in captions.items():
+        if suffix == "csv" and not texts:  # a person has removed its caption
+            problems.add("left-out", name)
+            continue
         found = [hash_split(name)] if by_hash else list(set(map(parse_split, splits[name])))
         if len(found) > 1 or found[0] is None:
             given = sorted("none" if s is None else repr(s) for s in splits[name])
