@@ -1,6 +1,7 @@
 """The app with other explanations than attention: its models and its handlers, without a browser."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import gradio as gr
@@ -47,7 +48,8 @@ def stage():
         with gr.Blocks():
             return Stage(models)
 
-    return asyncio.run(build())
+    with ThreadPoolExecutor(1) as thread:  # the tests in a browser have a loop in this one
+        return thread.submit(asyncio.run, build()).result()
 
 
 def ask(stage, photo, model, method, other="", given=""):
