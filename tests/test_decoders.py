@@ -5,8 +5,9 @@ import torch
 
 from captioner.decoding import Decoding, search
 from captioner.models import Annotations, LocalM, recurrent, transformer
-from captioner.models.registry import arguments, build, find, names
+from captioner.models.registry import arguments, find, names
 from captioner.text import END, PAD, UNK
+from random_decoders import random_decoder
 from test_attention import DISTRIBUTIONS, tree
 from test_transformer import close
 
@@ -37,19 +38,10 @@ every_pair = pytest.mark.parametrize(("name", "switches", "attention", "distribu
 
 
 def make(name, switches=None, attention="Attention", distribution="Soft"):
-    """A decoder in eval mode and double precision, its parameters large enough to matter."""
-    torch.manual_seed(4)
     known = arguments(find("decoder", name))
     small = {option: value for option, value in SMALL.items() if option in known}
     attention = tree(attention, distribution=tree(distribution))
-    described = {
-        "class_path": name,
-        "init_args": {**small, **(switches or {}), "attention": attention},
-    }
-    decoder = build("decoder", described, vocab_size=V, annotation_dim=D)
-    for parameter in decoder.parameters():
-        torch.nn.init.normal_(parameter, std=0.7)
-    return decoder.double().eval()
+    return random_decoder(name, {**small, **(switches or {}), "attention": attention}, V, D)
 
 
 def images(mask=MASK):

@@ -19,8 +19,9 @@ from captioner.evaluation.image_statistics import statistics
 from captioner.models import Annotations, Blind
 from captioner.models.distributions import hard_attention
 from captioner.models.erasure import Erasure
-from captioner.models.registry import build, names
+from captioner.models.registry import names
 from captioner.text import START
+from random_decoders import random_decoder
 
 L, D, V = 6, 6, 9
 MASK = torch.tensor([[1, 1, 0, 1, 1, 1], [0, 1, 1, 0, 0, 1]], dtype=torch.bool)
@@ -40,14 +41,8 @@ DECODERS = {
 
 
 def make(name, attention):
-    """A decoder in eval mode and double precision, with large weights."""
-    torch.manual_seed(4)
     class_path, options = DECODERS[name]
-    tree = {"class_path": class_path, "init_args": {**options, "attention": attention}}
-    decoder = build("decoder", tree, vocab_size=V, annotation_dim=D)
-    for parameter in decoder.parameters():
-        torch.nn.init.normal_(parameter, std=0.7)
-    return decoder.double().eval()
+    return random_decoder(class_path, {**options, "attention": attention}, V, D)
 
 
 def of_captions(mask=MASK):

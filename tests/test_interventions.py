@@ -21,8 +21,8 @@ from captioner.evaluation.interventions import (
     select,
 )
 from captioner.models import Annotations
-from captioner.models.registry import build
 from captioner.text import END, PAD, START
+from random_decoders import random_decoder
 
 L, D, V = 6, 6, 9
 TOKENS = torch.tensor([[START, 5, 7, END, PAD], [START, 4, 8, 6, END], [START, 6, END, PAD, PAD]])
@@ -45,14 +45,7 @@ DECODERS = {
 
 
 def make(name):
-    """A decoder in eval mode and double precision, with large weights."""
-    torch.manual_seed(4)
-    class_path, options = DECODERS[name]
-    tree = {"class_path": class_path, "init_args": options}
-    decoder = build("decoder", tree, vocab_size=V, annotation_dim=D)
-    for parameter in decoder.parameters():
-        torch.nn.init.normal_(parameter, std=0.7)
-    return decoder.double().eval()
+    return random_decoder(*DECODERS[name], V, D)
 
 
 def photos(mask=True):

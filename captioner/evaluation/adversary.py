@@ -64,17 +64,17 @@ def find(
     masks = region_masks(own, annotations.mask)
     found = []
     for t, words in enumerate(tokens[:, :-1].unbind(1)):
-        at = tuple(part[..., t : t + 1, :] for part in own)
+        step = tuple(part[..., t : t + 1, :] for part in own)
         with torch.no_grad():
             logits, _, after = decoder.step(words, state)
 
         def distance(
-            plan: Plan, words: Tensor = words, state: Any = state, said: Tensor = logits
+            plan: Plan, words: Tensor = words, state: Any = state, own_logits: Tensor = logits
         ) -> Tensor:
             other, _, _ = Intervened(decoder, plan).step(words, IntervenedState(state, plan))
-            return (other.softmax(-1) - said.softmax(-1)).abs().sum(-1) / 2
+            return (other.softmax(-1) - own_logits.softmax(-1)).abs().sum(-1) / 2
 
-        found.append(_attack(at, masks, distance, epsilon, iterations))
+        found.append(_attack(step, masks, distance, epsilon, iterations))
         state = after
     plans, *numbers = zip(*found, strict=True)
     plan = tuple(torch.cat(of_call, -2) for of_call in zip(*plans, strict=True))
