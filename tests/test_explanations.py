@@ -1,5 +1,6 @@
 """Explanations of words, compared with plain loops; the randomisation check; and how they are drawn."""
 
+import html
 import json
 import re
 import sys
@@ -304,6 +305,15 @@ def test_maps_without_a_value_of_the_sign(photo):
     style = overlay.Style(sign="negative")
     assert describe_spread(caption, 0, style) == "no cells"
     assert "nowhere" in overlay.page([caption], style=style)
+
+
+def test_a_page_opens_at_the_strongest_map(photo):
+    model = untrained("TransformerDecoder", **TRANSFORMER)
+    caption = model.explain_by(photo, model.caption(photo), "occlusion")
+    sums = caption.weights.clip(0).sum((1, 2))
+    words = overlay.style.content_words(caption)
+    start = re.search(r"start\W+(\d+)", html.unescape(overlay.page([caption])))[1]
+    assert int(start) == max(words, key=lambda index: sums[index])
 
 
 def test_the_command_explains_by_a_method(photo, tmp_path, monkeypatch, capsys):

@@ -86,7 +86,7 @@ def _item(caption: Caption, photo: images.Source | None, style: Style) -> dict[s
     side = min(LONGEST_SIDE, max(image.size))
     image = heatmap.fit(image, side, side)
     rows, columns = caption.geometry.grid
-    content, entropy = content_words(caption), entropies(maps(caption, style))
+    content = content_words(caption)
     own_peaks = heatmap.peaks(caption, replace(style, scale="own"))
     return {
         "caption": caption,
@@ -98,7 +98,7 @@ def _item(caption: Caption, photo: images.Source | None, style: Style) -> dict[s
         "content": content,
         "data": {
             "text": sentence(caption),
-            "start": min(content, key=lambda index: float(entropy[index])),  # the sharpest map
+            "start": _first_shown(caption, style),
             "boxes": None
             if caption.geometry.boxes is None
             else heatmap.relative_boxes(caption).tolist(),
@@ -117,6 +117,13 @@ def _item(caption: Caption, photo: images.Source | None, style: Style) -> dict[s
             "words": [_word(caption, index, peak, style) for index, peak in enumerate(own_peaks)],
         },
     }
+
+
+def _first_shown(caption: Caption, style: Style) -> int:
+    """Return the content word with the sharpest attention, or the strongest map of another method."""
+    drawn = maps(caption, style)
+    order = entropies(drawn) if caption.method == "attention" else -drawn.sum((1, 2))
+    return min(content_words(caption), key=lambda index: float(order[index]))
 
 
 def _word(caption: Caption, index: int, peak: float, style: Style) -> dict[str, Any]:
