@@ -1,4 +1,4 @@
-"""What commands, the app and Python use of any captioner."""
+"""The interface to any captioner, which the commands, the app and Python code use."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -24,7 +24,7 @@ MAX_TEXT = 20_000  # characters of a sentence
 
 
 class BasePredictor:
-    """What commands, the app and Python use of any captioner: see ``Predictor`` for the package's own.
+    """The interface to any captioner; ``Predictor`` is that of the package's own models.
 
     Args:
         name: the model's name in captions.
@@ -32,10 +32,10 @@ class BasePredictor:
         device: where the model is.
 
     Attributes:
-        vocabulary: the words that the model knows; None if it can read any.
+        vocabulary: the words that the model knows; None if it accepts any word.
         supervision: weight of the mask supervision of its attention in training; 0 for none.
         draws_locations: whether hard attention samples a new location in every pass.
-        calibration: of the confidence of its captions; None if it was not calibrated.
+        calibration: computes the confidence of captions; None if the model was not calibrated.
     """
 
     vocabulary: Vocabulary | None = None
@@ -75,7 +75,7 @@ class BasePredictor:
                 the model's own search, so it excludes most ``options``.
             options: ``beam_size``, ``min_length``, ``max_length``, ``length_penalty``, ``samples``,
                 ``no_repeat``, ``diverse_groups`` and ``diversity``: see ``Decoding``; by default the
-                model's own values. ``num_captions`` is the least beam size. With ``temperature``,
+                model's own values. The beam size is at least ``num_captions``. With ``temperature``,
                 ``top_k``, ``top_p`` or ``seed``, captions are sampled instead: see ``WordSampling``; the
                 most probable one is returned, the others are its ``alternatives``.
 
@@ -99,7 +99,7 @@ class BasePredictor:
         return results if several else results[0]
 
     def has_confidence(self, decoding: Method) -> bool:
-        """Return whether the confidence of captions of this search or sampling is known."""
+        """Return whether captions of this search or sampling can have a confidence."""
         return self.calibration is not None and decoding == self.decoding
 
     def check_confidence(self, decoding: Method) -> None:
@@ -113,7 +113,7 @@ class BasePredictor:
             )
 
     def method(self, options: Mapping[str, Any]) -> Method:
-        """Return the search or the sampling that options describe; those that are None do not count.
+        """Return the search or the sampling that options describe; options that are None are ignored.
 
         Raises:
             UsageError: an unknown option, or a value out of range.
@@ -140,8 +140,8 @@ class BasePredictor:
     ) -> Results:
         """Stream a caption, or the error, of each image in order; arguments as in ``caption``.
 
-        Without ``maps``, attention is left out where computing it takes time: ``Caption.weights`` is
-        then empty, (T, 0, 0), and there are no alternatives.
+        Without ``maps``, attention is not returned if computing it takes extra time. In that case
+        ``Caption.weights`` is empty, (T, 0, 0), and there are no alternatives.
 
         Raises:
             UsageError: details of sampled hard attention, a batch size out of range, or confidence of
@@ -182,8 +182,8 @@ class BasePredictor:
 
         Args:
             image: as for ``caption``.
-            caption: by this model of this image, with details for the rollout of a model of another
-                library; or a sentence.
+            caption: a caption of this image by this model, or a sentence. For rollout with a model of
+                another library, the caption needs details.
             method: one of ``captioner.limits.METHODS``; see ``captioner.explanations``.
 
         Raises:
@@ -195,7 +195,7 @@ class BasePredictor:
         if method == "attention":
             return caption
         if method != "rollout" or caption.rollout is None:
-            raise UsageError(f"{self.name} has no {method}, as it is no model of this package")
+            raise UsageError(f"{self.name} has no {method}: it is not a model of this package")
         return caption.explained(caption.rollout, method)
 
     def _own(self, image: Source, caption: Caption | str, method: str) -> Caption:

@@ -1,9 +1,9 @@
-"""Explanations of a caption's words: for each word, how much each region of the image counts.
+"""Explanations of a caption's words: how much each word depends on each region of the image.
 
 ``attention`` and ``rollout`` read attention weights. The other methods explain one number, the
 log-probability of a word as a function of the annotation vectors that attention reads in the step of
-that word. The decoder's memory of earlier steps stays that of the whole image, as in deletion curves.
-A model of two streams has keys and values; both are explained, and their parts are added up.
+that word. The decoder's memory of earlier steps is that of the whole image, as in deletion curves.
+If keys and values come from different encoders, the values of both streams are added.
 
 To add a method, write a function of a ``Step`` or of a caption, and add it to ``METHODS`` here and its
 name to ``METHODS`` in ``captioner.limits``.
@@ -26,8 +26,8 @@ from captioner.models.erasure import Erasure
 from captioner.text import START
 
 POINTS = 8
-"""Points of the path of integrated gradients, of the Gauss-Legendre rule."""
-ERASED = 64  # copies of an image, with a region erased in each, that are computed together
+"""The number of points of the Gauss-Legendre rule on the path of integrated gradients."""
+ERASED = 64  # copies of an image in a batch; each has one region erased
 EXPECTATION = Sampling(mode="expectation")
 """A chosen region has no gradient, so hard attention is explained by its expectation."""
 
@@ -43,7 +43,7 @@ class Step:
     decoder: Decoder
     annotations: Annotations  # of one image
     state: Any  # before the step
-    before: Int[Tensor, " 1"]  # the word before
+    before: Int[Tensor, " 1"]  # the previous word
     word: int
 
     @property
@@ -79,11 +79,11 @@ def explain(
         nats, and negative where a region makes the word less probable. The others are not negative.
 
     Raises:
-        UsageError: rollout of a decoder without self-attention, or captum is not installed.
+        UsageError: the decoder has no self-attention for rollout, or captum is not installed.
         ModelError: the decoder's state has no keys, which occlusion needs.
     """
     with torch.inference_mode(False), torch.no_grad():
-        annotations = map_tensors(torch.clone, annotations)  # autograd takes no inference tensors
+        annotations = map_tensors(torch.clone, annotations)  # autograd refuses inference tensors
         tokens = torch.tensor([START, *caption], device=annotations.vectors.device)
         maps = METHODS[method](decoder, annotations, tokens)
         if annotations.mask is not None:
@@ -140,8 +140,8 @@ def grad_cam(step: Step) -> Float[Tensor, " L"]:
 def integrated_gradients(step: Step) -> Float[Tensor, " L"]:
     """Return integrated gradients (Sundararajan et al. 2017, arXiv 1703.01365), by captum.
 
-    The path is straight, from an image whose vectors are all its mean, as in deletion curves. The sum
-    over the regions is the log-probability of the word minus that for the mean image.
+    The path is a straight line from the mean image, all of whose vectors are the mean of the image's
+    own. The sum over the regions is the word's log-probability minus that for the mean image.
     """
     try:
         from captum.attr import IntegratedGradients

@@ -73,7 +73,7 @@ class Predictor(BasePredictor):
     def _stream(
         self, images: Sequence[Source], decoding: Method, batch_size: int, *given: bool
     ) -> Results:
-        details, _, confidence = given  # maps cost nothing here
+        details, _, confidence = given  # maps take no extra time here
         if details and self.draws_locations:
             raise UsageError(
                 "details=True needs a second pass, and this model samples other locations in every "
@@ -247,7 +247,7 @@ class Predictor(BasePredictor):
 
 
 def _geometry(size: tuple[int, int], annotations: Annotations, row: int) -> Geometry:
-    """Return where the regions of one image are; padding follows its boxes."""
+    """Return where the regions of one image are, without the padding after its boxes."""
     if annotations.boxes is None or annotations.mask is None:
         return Geometry(*size, annotations.grid)
     boxes = annotations.boxes[row, annotations.mask[row]].double().cpu() * torch.tensor(size * 2)

@@ -27,13 +27,13 @@ class RegionFiles:
     """One file of region features for each photo, found by the photo's name or COCO id.
 
     Args:
-        features: the folder of the files, None for that of the photo. ``NAME.npz`` has the vectors as
-            ``features``, ``feat`` or ``x``, (N, D) or (D, N); ``boxes`` or ``bbox``, (N, 4), as left,
-            top, right, bottom in pixels of the photo; and ``image_w`` and ``image_h``, if the boxes
-            refer to another size of the photo. ``NAME.npy`` has only the vectors.
+        features: the folder of the files; None means the folder of the photo. ``NAME.npz`` has the
+            vectors as ``features``, ``feat`` or ``x``, (N, D) or (D, N); ``boxes`` or ``bbox``, (N, 4),
+            as left, top, right, bottom in pixels of the photo; and ``image_w`` and ``image_h``, if the
+            boxes are in pixels of a resized photo. ``NAME.npy`` has only the vectors.
         boxes: the folder of ``NAME.npy`` or ``NAME.npz`` with the boxes, if they have a folder of their
             own, as ``cocobu_box`` of ruotianluo's ImageCaptioning.pytorch.
-        count: the number of rows in the result. Of more regions, the first are used.
+        count: the number of rows in the result. If a photo has more regions, the first are used.
         dim: D.
     """
 
@@ -45,7 +45,7 @@ class RegionFiles:
     def read(
         self, source: Source, size: tuple[int, int]
     ) -> Float32[np.ndarray, "regions {self.dim}+5"]:
-        """Return the vectors, the boxes and a 1 for each region of a photo; rows of zeros follow.
+        """Return a row for each region of a photo: its vector, its box and a 1; then rows of zeros.
 
         Boxes are fractions of the photo's width and height, between 0 and 1.
 
@@ -106,7 +106,7 @@ def _find(folder: Path, source: str | Path) -> Path:
 def _arrays(file: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
     """Read the arrays of a file; the one in an ``.npy`` file gets the first of ``names``."""
     try:
-        # NumPy refuses pickled objects, which could run code. It would leave a damaged file open.
+        # NumPy refuses pickled objects, which could run code. It would not close a damaged file.
         loaded: Any = np.load(BytesIO(file.read_bytes()))
         if isinstance(loaded, np.ndarray):
             return {next(iter(names)): loaded}

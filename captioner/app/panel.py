@@ -103,7 +103,7 @@ class Stage:
     def __init__(self, models: Models) -> None:
         self.models = models
         self.answers = gr.State((), time_to_live=3600)
-        self.drawn = gr.State((), time_to_live=3600)  # the controls of ``style_of`` in the drawing
+        self.drawn = gr.State((), time_to_live=3600)  # the values of ``style_of`` that were drawn
         self.notice = gr.HTML(elem_id="notice", padding=False)
         self.photos = gr.HTML(SKELETON, elem_id="stage", padding=False)
         with gr.Row():
@@ -177,7 +177,7 @@ class Stage:
     ) -> Update:
         """Caption a new photo or the shown one, or explain the given sentence.
 
-        If a model's captions of the shown photo stay the same, so does the chosen one of them.
+        If a model gives the same captions of the shown photo again, the chosen caption stays chosen.
 
         ``controls`` are the inputs of ``several`` and then those of ``style_of``.
         """
@@ -209,7 +209,7 @@ class Stage:
         return self.show((*answers[:side], answer, *answers[side + 1 :]), *style)
 
     def show(self, answers: Answers, *style: Any) -> Update:
-        """Show the answers of the models, and a line for each that lacks the chosen method."""
+        """Show the answers of the models, and a line for each one without the chosen method."""
         kind = "wide" if len(answers) == 1 else "side-by-side"
         content = "".join(_fragment(answer, style_of(*style)) for answer in answers)
         update: Update = {

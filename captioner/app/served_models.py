@@ -25,8 +25,8 @@ MAX_PIXELS = 50_000_000  # 150 MB in 8-bit RGB
 MAX_BEAM = 20  # for requests; a model's own beam may be larger
 MAX_PENALTY = 3
 SEARCH = {"beam_size": Number(1, MAX_BEAM), "length_penalty": Number(0, MAX_PENALTY, whole=False)}
-COUNT = Number(1, 10)  # captions of a photo
-DEFAULT_COUNT = 5  # of diverse beam search and of sampling
+COUNT = Number(1, 10)  # number of captions of a photo
+DEFAULT_COUNT = 5  # number of captions of diverse beam search and of sampling
 MAX_WORDS = 40
 OWN = -1  # the beam size or length penalty that the model was scored with
 PREVIEW_SIDE = 1024  # longest side in pixels of the photo that an open page keeps
@@ -45,7 +45,7 @@ class Answer:
     can_sample: bool = False  # whether the model has hard attention
     sampled: Caption | None = None  # the shown caption with newly sampled cells
     method: str = "attention"  # how the shown caption is to be explained
-    problem: str = ""  # why the model cannot explain it so: its maps show attention
+    problem: str = ""  # why the model cannot use the method; its maps then show attention
 
     @property
     def caption(self) -> Caption:
@@ -54,13 +54,13 @@ class Answer:
 
     @property
     def note(self) -> str:
-        """What a reader must know if the maps are not those of the method; empty if they are."""
+        """A message if the maps are not those of the method; empty if they are."""
         if not self.problem:
             return ""
         return f"{self.model} has no {self.method}; the maps show attention ({self.problem})"
 
     def chosen_before(self, former: "Answer | None") -> "Answer":
-        """Return this answer with the chosen caption of a former one that has the same captions."""
+        """Keep the choice of a former answer if it has the same captions."""
         texts = [caption.text for caption in self.captions]
         if former is None or texts != [caption.text for caption in former.captions]:
             return self
@@ -99,8 +99,8 @@ def several(
     Args:
         way: ``beam``, ``diverse`` or ``sampled``.
         count: number of captions; -1 means those of the model's own beam, or ``DEFAULT_COUNT``.
-        diversity: of diverse beam search, which has one group per caption.
-        temperature, top_p, seed: of sampling.
+        diversity: the penalty of diverse beam search, which has one group per caption.
+        temperature, top_p, seed: options of sampling.
     """
     if count != OWN:
         check("captions", count, COUNT)

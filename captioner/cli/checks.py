@@ -52,7 +52,7 @@ SCENE_OPTIONS = ("image_size", "max_objects")
 STATISTICS = ".images.jsonl"  # the end of the name of the second file that ``ground`` writes
 INPUT_FILES = ("results", "references", "instances", "captions")  # JSON files
 
-GENERATOR = b'<meta name="generator" content="captioner">'  # of captioner/overlay/base.html
+GENERATOR = b'<meta name="generator" content="captioner">'  # in captioner/overlay/base.html
 
 
 def check(command: str, options: argparse.Namespace) -> None:
@@ -208,12 +208,12 @@ def _check_write(given: dict[str, Any]) -> None:
 
 
 def _check_page(given: dict[str, Any]) -> None:
-    """Check the folder that gets a page of captions, and a file that the page would replace."""
+    """Check the folder of a page of captions, and a file that the page would replace."""
     inputs = given["inputs"]
     if len(inputs) != 1 or not Path(inputs[0]).is_dir():
         raise UsageError(
             f"--write html takes one folder of photos, got {' '.join(inputs)!r:.80}: give the folder "
-            "that shall hold the page"
+            "in which to write the page"
         )
     if given.get("existing") == "append":
         raise UsageError(
@@ -232,7 +232,7 @@ def _check_page(given: dict[str, Any]) -> None:
 
 
 def _check_generation(given: dict[str, Any]) -> None:
-    """Refuse sampling and confidence of models that have none."""
+    """Refuse sampling and confidence for models that do not support them."""
     name = given.get("model", resources.DEFAULT_MODEL)
     unsure = [o for o in ("confidence", "min_confidence") if given.get(o, False) is not False]
     if name.startswith(resources.HF):
@@ -246,7 +246,7 @@ def _check_generation(given: dict[str, Any]) -> None:
 
 
 def _check_layers(given: dict[str, Any]) -> None:
-    """Refuse layers, heads and methods that the model or the installation lacks."""
+    """Refuse layers, heads and methods that the model or the installation does not have."""
     if given.get("method") == SIGNED[0] and importlib.util.find_spec("captum") is None:
         raise UsageError(NO_CAPTUM)
     name = given.get("model", resources.DEFAULT_MODEL)

@@ -1,4 +1,4 @@
-"""Checks of what a command writes: outputs that are inputs, photos, folders, or cannot be written."""
+"""Checks of a command's outputs, such as that none is an input and that each can be written."""
 
 import os
 import tempfile
@@ -12,7 +12,7 @@ from captioner.model_folder import BEST, CONFIG, MODEL
 MODEL_FILES = (CONFIG, f"{MODEL}/{CONFIG}", str(BEST))
 RAW = (".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf", ".raw", ".rw2")
 OTHERS = (".eps", ".ico", ".jfif", ".jp2", ".jpe", ".jxl", ".psd")
-PHOTOS = {*paths.SUFFIXES, ".svg", *RAW, *OTHERS}  # also of formats that the package cannot read
+PHOTOS = {*paths.SUFFIXES, ".svg", *RAW, *OTHERS}  # including formats that the package cannot read
 
 
 def check_text(file: Path) -> None:
@@ -58,7 +58,7 @@ def check_export(folder: Path, model: Path, overwrite: bool) -> None:
 
 
 def check_overlap(output: Path, inputs: Iterable[Path]) -> None:
-    """Refuse an existing output that is an input, also through links."""
+    """Refuse an existing output that is also an input, even by way of a link."""
     if not output.exists():
         return
     status = output.stat()

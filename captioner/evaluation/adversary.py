@@ -24,7 +24,7 @@ from captioner.models.annotations import Annotations
 from captioner.models.decoder import Decoder
 from captioner.models.distributions import Sampling, masked_softmax
 
-EPSILON = 0.05  # largest total variation distance of the next word's probabilities
+EPSILON = 0.05  # largest change of the next word's probabilities, in total variation
 ITERATIONS = 40  # steps of Adam for each word
 RATE = 0.3  # of Adam, on the logits of the weights
 PENALTY = 20.0  # of a distance above ``EPSILON``
@@ -50,12 +50,12 @@ def find(
     """Maximise the divergence of the weights of a step while its output stays within ``epsilon``.
 
     Each step is attacked alone: the steps before it have the decoder's own weights. Gradient ascent
-    starts from even weights, and the furthest weights on its way whose output is near enough are
-    returned; the decoder's own weights if there are none. A stronger search may find others.
+    starts from even weights. The result is the furthest weights on its path whose output stays within
+    ``epsilon``, or the decoder's own weights if there are none. A stronger search may find others.
 
     Args:
         decoder: in eval mode.
-        annotations: after the neck, of the image of each caption; no inference tensors.
+        annotations: after the neck, of the image of each caption; not inference tensors.
         tokens: the captions.
     """
     with torch.no_grad():

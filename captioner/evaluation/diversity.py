@@ -41,12 +41,12 @@ class Diversity:
 
 
 def diversity(captions: Mapping[Any, Captions], references: Mapping[Any, Captions]) -> Diversity:
-    """Measure the diversity of the captions of images, as words.
+    """Measure the diversity of the captions of images; captions are lists of words.
 
     Args:
         captions: image → its captions; at least two for each image.
-        references: image → its reference captions, also of other images: CIDEr takes its document
-            frequencies from all of them.
+        references: image → its reference captions. There may be more images than in ``captions``:
+            CIDEr takes its document frequencies from all of them.
     """
     cider = CiderD(references.values())
     best = [max(cider(found, references[image])) for image, found in captions.items()]

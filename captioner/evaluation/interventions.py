@@ -1,14 +1,14 @@
 """Interventions: what does a decoder say if its attention weights are replaced?
 
-A plan holds the weights of every step. It is recorded from a decoder, changed, and imposed on the same
-decoder or on another one, whose own scores then have no effect:
+A plan holds the attention weights of every step. It is recorded from a decoder, changed, and imposed on
+the same decoder or on another one. The scores of that decoder then have no effect:
 
     plan = record(decoder, annotations, tokens)
     blind = Intervened(decoder, even(plan, annotations.mask))
     log_probs(blind, annotations, tokens), search(blind, annotations, decoding)
 
-The equations in ``captioner.models`` know nothing of this: a forward hook of every distribution returns
-other weights.
+The code in ``captioner.models`` is not changed: a forward hook of every distribution returns the
+weights of the plan.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -38,7 +38,7 @@ _MODE = Sampling("argmax")  # hard attention looks at its most probable region
 
 @contextmanager
 def intercepted(decoder: Decoder, function: Callable[[Weights], Weights]) -> Iterator[None]:
-    """Pass everything that the decoder's attention to regions computes through a function."""
+    """Within the context, apply a function to all weights of the decoder's attention to regions."""
     words = {
         part
         for module in decoder.modules()
@@ -94,7 +94,7 @@ class Intervened(Decoder, abstract=True):
     """A decoder with the attention weights of a plan, instead of its own.
 
     Args:
-        decoder: is not changed.
+        decoder: the decoder, which is not changed.
         plan: the weights of the images that the decoder will be given, in their order. All rows of an
             image use the same weights. A step after the last one uses the first one again.
     """
@@ -160,12 +160,12 @@ def select(plan: Plan, captions: Int[Tensor, "K T"], steps: Int[Tensor, "K T"]) 
 
 
 def own(plan: Plan, lengths: Sequence[int], steps: int) -> Plan:
-    """Return the plan itself with a number of steps: after its last step, a caption begins again.
+    """Return the plan with a number of steps: after its last step, a caption starts again.
 
     Args:
         plan: of C captions.
         lengths: the number of steps of each caption, its end included.
-        steps: of the result.
+        steps: the number of steps of the result.
     """
     captions = torch.arange(len(lengths))
     return select(plan, *_cycled(captions, [torch.arange(length) for length in lengths], steps))
@@ -189,9 +189,9 @@ def between_photos(
 ) -> Plan:
     """Give each caption the weights of a caption of another photo; see ``own``.
 
-    A random order of the photos is a ring, in which each photo takes the weights of the next one; its
-    caption number r takes those of that photo's caption number r. ``photos`` is the photo of each
-    caption, counted from 0 in order.
+    The photos are put into a random order. Each one takes the weights of the next one, and the last
+    takes those of the first. Caption r of a photo takes the weights of caption r of the other photo.
+    ``photos`` has the number of each caption's photo; photos are counted from 0 in order.
 
     Raises:
         EvaluationError: there is only one photo.
@@ -214,7 +214,7 @@ def between_photos(
 def _cycled(
     captions: Int[Tensor, " C"], orders: Sequence[Tensor], steps: int
 ) -> tuple[Int[Tensor, "C S"], Int[Tensor, "C S"]]:
-    """Return the indices for ``select`` that repeat an order of steps of each caption."""
+    """Return the indices for ``select`` that repeat the given order of steps of each caption."""
     numbers = torch.arange(steps)
     chosen = torch.stack([order[numbers % len(order)] for order in orders])
     return captions.unsqueeze(1).expand(-1, steps), chosen

@@ -1,7 +1,7 @@
 """Do maps depend on what a decoder has learned? (Adebayo et al. 2018, arXiv 1810.03292, §3.1)
 
-The layers of a decoder are randomised one after another, from the words it predicts down to the words
-it reads. A map that stays the same does not show what the model learned.
+The layers of a decoder are randomised one after another, from the output layer down to the embeddings.
+A map that stays the same does not show what the model learned.
 """
 
 import copy
@@ -24,7 +24,7 @@ _BOTTOM = {
     "embeddings": ("embedding",),
 }
 """Modules of decoders by layer, from the top down; the layers of a Transformer lie between the two.
-Embeddings that are also the output layer are the last to go."""
+Embeddings that are also the output layer are randomised last."""
 
 
 def randomised(decoder: nn.Module, seed: int = 0) -> nn.Module:
@@ -39,7 +39,7 @@ def cascade(decoder: Decoder, seed: int) -> Iterator[tuple[str, Decoder]]:
     """Yield the name of each layer and the decoder in which it and all layers above are random.
 
     Every parameter keeps its values in a random order, and so its mean and its scale. The decoder
-    yielded is a copy, the same one every time.
+    is a copy, and every step yields the same object.
     """
     decoder, generator = copy.deepcopy(decoder), torch.Generator().manual_seed(seed)
     left = dict(decoder.named_parameters())

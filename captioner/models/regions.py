@@ -16,18 +16,18 @@ from captioner.region_files import RegionFiles
 class RegionFeatures(Encoder):
     """The regions of an object detector as annotations, with their boxes (Anderson et al. 2018, §3.1).
 
-    The number of regions varies between photos: the mask covers the rest. Attention to regions is
+    The number of regions varies between photos; a mask marks the padding. Attention to regions is
     "bottom-up": the detector proposes them, and the decoder chooses among them. Nothing is trained, and
     photos without features cannot be captioned.
 
     Args:
         features: the folder of the features, one file for each photo, see ``RegionFiles``; None if each
             file lies beside its photo. The environment variable ``CAPTIONER_FEATURES`` replaces it, so
-            that a model can be used where the features have another place.
+            that a model can be used on a machine where the features lie elsewhere.
         boxes: the folder of the boxes, if they are not in the files of the features. The variable
             ``CAPTIONER_BOXES`` replaces it.
         dim: the width of a vector.
-        regions: the largest number of regions of a photo; of more, the first are used.
+        regions: the largest number of regions of a photo; if it has more, the first are used.
     """
 
     trainable = False

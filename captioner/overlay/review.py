@@ -10,7 +10,7 @@ from captioner.overlay.html import render
 from captioner.overlay.style import DEFAULT_STYLE, content_words, entropies, maps
 
 PHOTO_SIDE, MAP_SIDE = 320, 112  # longest sides of the thumbnails, in pixels
-MAPS = 3  # of each photo
+MAPS = 3  # the number of maps of each photo
 WEBP: Any = {"quality": 60, "kind": "webp"}  # two thirds of the size of JPEG
 
 
@@ -42,7 +42,7 @@ def page(title: str, photos: Sequence[dict[str, Any]]) -> str:
     the folder of the photos. A photo whose field is empty has a row with an empty caption.
 
     Args:
-        title: what is shown above, such as the name of the folder.
+        title: the heading of the page, such as the name of the folder.
         photos: dictionaries with ``name``, the path in the folder; ``text``, one caption per line;
             ``confidence``, from 0 to 1 or None; and what ``thumbnails`` returns.
     """
