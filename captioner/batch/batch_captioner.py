@@ -18,7 +18,6 @@ from captioner.batch.rows import (
 from captioner.batch.sources import Sources
 from captioner.errors import ImageError
 from captioner.loading import load
-from captioner.overlay.review import thumbnails
 
 FETCH_THREADS = 8
 """Concurrent downloads from an object store per process."""
@@ -93,6 +92,8 @@ class BatchCaptioner:
             else:
                 rows.append({**result.to_dict(), "image": encodable(name)})
                 if self.thumbnails and not isinstance(image, ImageError):
+                    from captioner.overlay.review import thumbnails  # only a page draws
+
                     rows[-1]["thumbnails"] = thumbnails(result, image)
                 if result.confidence is not None and result.confidence < (self.min_confidence or 0):
                     rows[-1] |= {"caption": "", "words": [], "word_log_probs": []}
