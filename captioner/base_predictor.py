@@ -115,16 +115,22 @@ class BasePredictor:
     def method(self, options: Mapping[str, Any]) -> Method:
         """Return the search or the sampling that options describe; options that are None are ignored.
 
+        A ``min_length`` above the model's ``max_length`` raises that too, unless it is given.
+
         Raises:
             UsageError: an unknown option, or a value out of range.
         """
         given = {name: value for name, value in options.items() if value is not None}
+        least = given.get("min_length", 1)
+        limits.check("min_length", least, limits.DECODING["min_length"])
+        longest = max(self.decoding.max_length, least)
         if given.keys() & set(limits.SAMPLING):
-            return WordSampling.from_options(given, self.decoding.max_length)
+            return WordSampling.from_options(given, longest)
         count = given.pop("num_captions", 1)
         limits.check("num_captions", count, limits.WORD_SAMPLING["num_captions"])
         groups = given.get("diverse_groups", self.decoding.diverse_groups)
         limits.check("diverse_groups", groups, limits.DECODING["diverse_groups"])
+        given.setdefault("max_length", longest)
         given.setdefault("beam_size", groups * ceil(self.decoding.beam_size / groups))
         decoding = self.decoding.with_options(given)
         return replace(decoding, beam_size=max(decoding.beam_size, groups * ceil(count / groups)))

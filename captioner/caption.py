@@ -3,12 +3,15 @@
 from dataclasses import dataclass, fields, replace
 from html import escape
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from jaxtyping import Float32
 
 from captioner.images import Geometry, Source, data_url
+
+if TYPE_CHECKING:
+    from captioner.overlay.style import Style
 
 Attends = Literal["soft", "argmax", "sample"]
 
@@ -125,11 +128,13 @@ class Caption:
             alternatives=(),
         )
 
-    def save(self, file: str | Path, photo: Source | None = None) -> None:
+    def save(
+        self, file: str | Path, photo: Source | None = None, style: "Style | None" = None
+    ) -> None:
         """Write the attention in the format of the suffix: see ``captioner.overlay.save``."""
         import captioner  # ``captioner.overlay`` imports this module
 
-        captioner.overlay.save(self, file, photo=photo)
+        captioner.overlay.save(self, file, style, photo)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the JSON record that ``captioner caption`` writes."""

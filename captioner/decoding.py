@@ -36,7 +36,7 @@ class Decoding:
         samples: number of paths that are averaged, for sampled hard attention; see ``MonteCarlo``.
         no_repeat: no sequence of this many words occurs twice in a caption (Paulus et al. 2018, arXiv
             1705.04304, §2.5); 0 allows repetitions.
-        min_length: least number of words, unless ``max_length`` is less.
+        min_length: least number of words, at most ``max_length``.
         diverse_groups: groups of the beam, for diverse beam search (Vijayakumar et al. 2018, arXiv
             1610.02424); 1 is plain beam search. It divides ``beam_size``.
         diversity: penalty, in nats, of a word for every hypothesis of an earlier group that has the
@@ -55,6 +55,7 @@ class Decoding:
     def __post_init__(self) -> None:
         for option, expected in limits.DECODING.items():
             limits.check(option, getattr(self, option), expected)
+        limits.check_lengths(self.min_length, self.max_length)
         if self.beam_size * self.samples > limits.MAX_ROWS:
             raise UsageError(
                 f"beam_size × samples must be at most {limits.MAX_ROWS}, "

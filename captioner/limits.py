@@ -44,6 +44,12 @@ def check(option: str, value: Any, expected: Number) -> None:
         raise UsageError(f"{option} must be {expected}, got {value!r:.40}")
 
 
+def check_lengths(least: int, most: int) -> None:
+    """Raise UsageError if the least number of words is larger than the largest."""
+    if least > most:
+        raise UsageError(f"min_length must be at most max_length, got {least} and {most}")
+
+
 SHARE = Number(0, 1, whole=False)
 RATE = Number(0, 1e6, whole=False, above=True)  # a learning rate
 TEMPERATURE = Number(1e-6, 1e6, whole=False)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
-from captioner.errors import ImageError, printable
+from captioner.errors import ImageError, UsageError, printable
 from captioner.images import Source, name_of
 
 VECTORS, BOXES = ("features", "feat", "x"), ("boxes", "bbox")
@@ -55,6 +55,7 @@ class RegionFiles:
 
         Raises:
             ImageError: the source is no path, or its features are missing or malformed.
+            UsageError: there is no such folder of features or boxes.
         """
         name = name_of(source)
         if not isinstance(source, str | Path):
@@ -67,7 +68,7 @@ class RegionFiles:
             vectors, boxes = self._vectors(found), _fractions(found, size)
             if len(vectors) != len(boxes):
                 raise ValueError(f"{len(vectors)} vectors and {len(boxes)} boxes")
-        except ImageError:
+        except (ImageError, UsageError):
             raise
         except Exception as error:  # damaged files can raise anything
             reason = printable(str(error)) or type(error).__name__
@@ -94,6 +95,11 @@ class RegionFiles:
 
 def _find(folder: Path, source: str | Path) -> Path:
     """Return the file of a photo in a folder; ImageError if there is none."""
+    if not folder.is_dir():
+        raise UsageError(
+            f"there is no folder of region features '{folder}': set the encoder's option features or "
+            "boxes, or the variable CAPTIONER_FEATURES, to the folder that has a file for each photo"
+        )
     stem = Path(source).stem
     names = [stem, *(match[1] for match in [_COCO.fullmatch(stem)] if match)]
     for file in (folder / f"{name}{suffix}" for name in names for suffix in (".npz", ".npy")):
@@ -116,7 +122,7 @@ def _arrays(file: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
     except ValueError as error:
         if "pickle" not in str(error):
             raise
-        raise ValueError("it holds pickled objects; save arrays with numpy.savez") from error
+        raise ValueError("it is no NumPy file, or holds objects: save arrays by numpy.savez") from error
 
 
 def _first(found: dict[str, np.ndarray], names: Iterable[str]) -> np.ndarray:

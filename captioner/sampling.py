@@ -44,10 +44,7 @@ class WordSampling:
     def __post_init__(self) -> None:
         for option, expected in limits.WORD_SAMPLING.items():
             limits.check(option, getattr(self, option), expected)
-        if self.min_length > self.max_length:
-            raise UsageError(
-                f"min_length must be at most max_length, got {self.min_length} and {self.max_length}"
-            )
+        limits.check_lengths(self.min_length, self.max_length)
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], max_length: int) -> "WordSampling":

@@ -220,7 +220,7 @@ WRONG = [
     ("explain x.png --output=out --method=rollout", "'luong-dot' has no such layers"),
     ("ground --scenes=4 --method=rollout", "'luong-dot' has no such layers"),
     ("explain x.png --output=out --layer=9", "one map for each word: leave out --layer"),
-    ("explain x.png --output=out --model=transformer --head=9", "no head 9: there are 8"),
+    ("explain x.png --output=out --model=transformer --head=9", "no head 9: 'transformer' has 8 heads"),
     ("caption x.png --confidence --seed=1", "the model's own search: leave out --seed"),
     ("caption x.png --min-confidence=0 --beam-size=5", "own search: leave out --beam-size"),
     ("explain x.png --output=. --formats png", "it is an input or holds one"),

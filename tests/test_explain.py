@@ -117,8 +117,8 @@ def test_a_layer_a_head_and_earlier_words(photos, tmp_path, transformer):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--layer", "4", "--model", "transformer"], "no layer 4: there are 3"),
-        (["--head", "9", "--model", "transformer"], "no head 9: there are 8"),
+        (["--layer", "4", "--model", "transformer"], "no layer 4: 'transformer' has 3 layers"),
+        (["--head", "9", "--model", "transformer"], "no head 9: 'transformer' has 8 heads"),
         (["https://a.example/dog.jpg"], "is a web address: download the photo"),
         (["--output", "a-file/out"], "is a file"),
         (["--output", "in"], "it is an input or holds one"),

@@ -374,3 +374,13 @@ def test_two_thousand_captions_leak_nothing(tiny_folder, image, photo):
     grown, more = held()
     assert more <= files
     assert grown - memory < 30e6
+
+
+def test_a_least_length_beyond_the_models_longest_caption(image):
+    """A search and sampling then write captions of that length; contradictions are refused."""
+    model = predictor("LuongDecoder", seed=1, **LSTM)
+    for more in ({}, {"seed": 3}):
+        caption = model.caption(image, min_length=model.decoding.max_length + 6, **more)
+        assert len(caption.words) == model.decoding.max_length + 6
+        with pytest.raises(UsageError, match="at most max_length, got 9 and 3"):
+            model.caption(image, min_length=9, max_length=3, **more)

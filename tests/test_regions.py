@@ -21,7 +21,7 @@ from captioner.cli.main import main
 from captioner.data import shapes_dataset
 from captioner.data.pixels import ImageFiles, read_batch
 from captioner.decoding import Decoding
-from captioner.errors import ImageError, ModelError
+from captioner.errors import ImageError, ModelError, UsageError
 from captioner.evaluation.localisation import spread
 from captioner.images import Geometry
 from captioner.models import Annotations, Attention, TopDownDecoder
@@ -109,7 +109,7 @@ PICKLED = np.array([{"features": 1}], object)
         ({"features": VECTORS, "boxes": FRACTIONS}, "between 0 and 1, expected pixels"),
         ({"features": VECTORS, "boxes": BOXES[:, [2, 3, 0, 1]]}, "expected left ≤ right"),
         ({"features": VECTORS, "boxes": OUTSIDE}, r"box \[100.0, 20.0, 230.0, 100.0\]"),
-        ({"features": PICKLED, "boxes": BOXES}, "pickled objects; save arrays with numpy.savez"),
+        ({"features": PICKLED, "boxes": BOXES}, "holds objects: save arrays by numpy.savez"),
         (
             {"features": VECTORS, "boxes": BOXES, "image_w": 100, "image_h": 200},
             "saw 100 × 200 pixels, the photo has 200 × 100",
@@ -130,6 +130,8 @@ def test_missing_and_damaged_files(tmp_path):
         ImageError, match=r"^dog.jpg has no region features: '.*' holds no dog.npz$"
     ):
         read("dog.jpg", SIZE)
+    with pytest.raises(UsageError, match=r"^there is no folder of region features '.*gone'"):
+        files(tmp_path / "gone").read("dog.jpg", SIZE)
     with pytest.raises(ImageError, match="no file name to find its region features by"):
         read(gray(SIZE), SIZE)
     (tmp_path / "dog.npz").write_bytes(b"PK\x03\x04 damaged")
@@ -203,7 +205,7 @@ def test_a_model_folder_and_features_at_another_place(photos, tmp_path, monkeypa
     model = captioner(tmp_path / "gone")
     checkpoint.save(model, tmp_path / "model", "a card", Decoding())
     loaded = checkpoint.load(tmp_path / "model").captioner
-    with pytest.raises(ImageError, match="gone' holds no three"):
+    with pytest.raises(UsageError, match="gone': set .* CAPTIONER_FEATURES"):
         Predictor(loaded, "regions", "cpu").caption(photos[0])
     monkeypatch.setenv("CAPTIONER_FEATURES", str(tmp_path))
     moved = Predictor(checkpoint.load(tmp_path / "model").captioner, "regions", "cpu")

@@ -29,7 +29,7 @@ from captioner.cli.outputs import (
     check_text,
 )
 from captioner.cli.parser import did_you_mean
-from captioner.errors import UsageError, printable
+from captioner.errors import UsageError, plural, printable
 from captioner.limits import DECODING, NO_CAPTUM, NO_LAYERS, SAMPLING, SCENE, SIGNED
 from captioner.model_folder import (
     BEST,
@@ -263,7 +263,7 @@ def _check_layers(given: dict[str, Any]) -> None:
             raise UsageError(f"'{name}' has one map for each word: leave out --{option}")
         if given.get(option, 0) >= count:
             raise UsageError(
-                f"--{option}: there is no {option} {given[option] + 1}: there are {count} in '{name}'"
+                f"--{option}: there is no {option} {given[option] + 1}: '{name}' has {plural(count, option)}"
             )
 
 

@@ -8,7 +8,7 @@ from jaxtyping import Float32
 
 from captioner import limits
 from captioner.caption import Caption
-from captioner.errors import UsageError
+from captioner.errors import UsageError, plural
 from captioner.evaluation import localisation
 from captioner.images import Geometry
 from captioner.word_classes import FUNCTION_WORDS
@@ -105,7 +105,7 @@ def select_head(
         elif 0 <= index < count:
             weights = weights[:, index]
         else:
-            raise UsageError(f"there is no {name} {index + 1}: there are {count}")
+            raise UsageError(f"there is no {name} {index + 1}: the model has {plural(count, name)}")
     return weights
 
 
