@@ -61,8 +61,8 @@ SEEDS = (0, 1, 2)
 BEAM = 5  # the widest search
 ROWS = 100  # captions computed together
 BEAMS = 50  # photos searched together
-ALIKE = ("show-attend-tell-soft", "show-attend-tell-hard", "show-attend-tell-critical")
-"""Models with one grid, one encoder and one vocabulary, which can use each other's weights."""
+ALIKE = (("show-attend-tell-soft", "show-attend-tell-hard"), ("luong-dot", "luong-dot-critical"))
+"""Models of one grid, encoder and vocabulary, which can use each other's weights."""
 EPOCHS, CAPTIONS = 3, 2  # of the two trainings
 TRAININGS: dict[str, tuple[str, ...]] = {
     "learned": (),
@@ -352,7 +352,8 @@ def measure(
     reports = {}
     for name in names or bundled_models():
         print(name, flush=True)
-        donors = {other: load(other) for other in ALIKE if name in ALIKE and other != name}
+        others = (other for alike in ALIKE if name in alike for other in alike if other != name)
+        donors = {other: load(other) for other in others}
         found = Measurement(load(name), donors, references, cider)
         reports[name] = found.report(bootstrap) | {
             "adversary": found.adversary(bootstrap),

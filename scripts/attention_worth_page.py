@@ -31,7 +31,8 @@ KINDS = {
     "photos": "weights of another photo",
     "show-attend-tell-soft": "weights of the soft model",
     "show-attend-tell-hard": "weights of the hard model",
-    "show-attend-tell-critical": "weights of the critical model",
+    "luong-dot": "weights of luong-dot",
+    "luong-dot-critical": "weights of the critical model",
 }
 MEASURES = {
     "log_prob": ("log-probability of a token, nats", 2),

@@ -50,7 +50,8 @@ STEPS = {
     "training-frozen": "frozen CNN at 256 pixels, 6 epochs",
     "training-fine-tuned": "then the last 24 CNN layers train on random crops, 7 epochs",
     "pretrained-show-attend-tell-soft": "the same, decoded without repeated bigrams",
-    "pretrained-show-attend-tell-critical": "then self-critical training, mean weights of 5 seeds",
+    "pretrained-luong-dot": "keys of a Vision Transformer, values of that CNN, more data (`luong-dot`)",
+    "pretrained-luong-dot-critical": "then self-critical training, mean weights of 5 seeds",
 }
 
 

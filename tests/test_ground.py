@@ -52,7 +52,7 @@ def test_tables_and_report(root, run_folder, tmp_path, capsys):
     options = [*coco_files(root), "--limit=4", "--regime=forced"]
     report = ground(run_folder, tmp_path / "report.json", *options, "--full")
     printed, part = capsys.readouterr().out, report["regimes"]["forced"]
-    assert set(part["scores"]) == set(MAPS) - {"chances"}  # no hard attention
+    assert set(part["scores"]) == set(MAPS) - {"probs"}  # no hard attention
     assert all(f"| {MAPS[name]}" in printed for name in part["scores"])
     assert {"command", "commit", "model", "mechanism", "machine"} <= set(report)
     model = part["scores"]["model"]["discrimination"]

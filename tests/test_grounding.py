@@ -236,10 +236,10 @@ def test_hard_attention_has_scores_of_its_probabilities_too(data):
         few = replace(data, images=data.images[:6])
         reports[distribution] = ground(model, few)
     soft, hard = reports["Soft"], reports["Hard"]
-    assert "chances" not in soft["scores"]
+    assert "probs" not in soft["scores"]
     for metric in METRICS:
         expected = value(soft, "model", metric)
-        assert value(hard, "chances", metric) == pytest.approx(expected, abs=0.01)
+        assert value(hard, "probs", metric) == pytest.approx(expected, abs=0.01)
     assert hard["map_entropy"] == soft["map_entropy"]
     assert value(hard, "model", "mass") != pytest.approx(value(soft, "model", "mass"), abs=0.1)
 

@@ -42,14 +42,14 @@ from captioner.text import UNK, Tokenizer
 
 MAPS = {
     "model": "model",
-    "chances": "sampling probabilities",
+    "probs": "sampling probabilities",
     "time_averaged": "mean over the caption's words",
     "mean_mask": "mean mask of other images",
     "centre": "centre Gaussian",
     "uniform": "uniform",
     "oracle": "oracle (upper bound)",
 }
-"""The maps that are scored, with their names in tables. ``chances`` exists for hard attention only,
+"""The maps that are scored, with their names in tables. ``probs`` exists for hard attention only,
 where ``model`` is the chosen cell."""
 
 LEFT_OUT = ("unknown_words", "mentions_of_unknown_words", "masks_of_whole_picture")
@@ -119,7 +119,7 @@ class GroundingData:
             self.regime == "generated" and self._method == "attention"
         ):  # the weights, or chosen cells, of the search
             weights = [[best.weights] for best in batch.generated]
-        kinds = {"model": weights} if probs is None else {"model": weights, "chances": probs}
+        kinds = {"model": weights} if probs is None else {"model": weights, "probs": probs}
         for b, index in enumerate(batch.indices):
             cells = None if boxes is None else spread(boxes[b].double().cpu().numpy(), BOX_GRID)
             for r, caption in enumerate(words[b]):
@@ -155,7 +155,7 @@ class GroundingData:
             <= self.data.max_overlap
         ]
         self.left_out["unknown_words"] += sum(unknown)
-        entropy = entropies(maps.get("chances", maps["model"]))
+        entropy = entropies(maps.get("probs", maps["model"]))
         self.captions.append(CaptionRecord(index, words, numbered, entropy))
 
     def _number(

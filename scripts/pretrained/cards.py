@@ -8,7 +8,7 @@ from typing import Any
 from results_tables import METRICS, command, figures, number, table, template
 
 from captioner.markdown import interval
-from pretrained.recipes import RECIPES, SIDE, STEPS
+from pretrained.recipes import RECIPES, SIDE, options
 
 HERE = Path(__file__).parent
 COUNTS = {
@@ -34,7 +34,7 @@ def card(name: str, results: Path) -> str:
         recipe=recipe,
         scored=scored,
         side=SIDE,
-        coco="--data.sources" in STEPS[recipe.steps[-1]],
+        coco="--data.sources" in options(recipe.steps[-1], Path(), Path()),
         scores=table(" | ".join([*METRICS.values(), "words per caption"]), [cells]),
         grounding=_grounding(name, results),
         faithfulness=_faithfulness(name, results),

@@ -44,4 +44,6 @@ RECIPES = {
 
 def options(step: str, runs: Path, coco: Path) -> list[str]:
     """Return the options of a step for ``captioner fit``, in addition to ``COMMON``."""
-    return STEPS[step].format(runs=runs, coco=coco, **_FILE["strings"]).split()
+    folders = {"runs": runs, "coco": coco}
+    strings = {name: text.format(**folders) for name, text in _FILE["strings"].items()}
+    return STEPS[step].format(**folders, **strings).split()
