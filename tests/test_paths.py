@@ -10,7 +10,8 @@ import pytest
 from captioner import images, paths
 from captioner.cli import caption
 from captioner.cli.main import main
-from captioner.cli.writers import WRITERS, check_replaced, format_of
+from captioner.cli.outputs import check_replaced
+from captioner.cli.writers import WRITERS, format_of
 from captioner.errors import ImageError, UsageError
 
 FILES = (
@@ -153,15 +154,15 @@ def test_names_are_printed_on_one_line_without_escapes_for_terminals():
 )
 def test_only_a_file_of_captions_is_replaced(rows, tmp_path):
     file = tmp_path / "output"
-    check_replaced(file)
+    check_replaced(file, "captions")
     for write in WRITERS.values():
         with file.open("w") as stream:
             write([(path, {**row, "log_prob": -1.0}) for path, row in rows], stream)
-        check_replaced(file)
+        check_replaced(file, "captions")
     for other in ("# Notes\n", "name\tvalue\n", '{"key": "image"}', "[1]", "image,caption\n"):
         file.write_text(other)
         with pytest.raises(UsageError, match="holds something other than captions"):
-            check_replaced(file)
+            check_replaced(file, "captions")
 
 
 def test_the_suffix_chooses_the_format():

@@ -16,7 +16,7 @@ from captioner.cli.checks import DATA
 from captioner.cli.progress import stages
 from captioner.errors import one_line, plural
 
-ADVANCED = ("max_words", "min_count", "workers")
+ADVANCED = ("max_words", "min_count", "workers", "overwrite")
 MAX_ITEMS = 10  # per problem in the text; the JSON lists all
 
 
