@@ -115,6 +115,23 @@ def test_what_is_no_regular_file_is_listed_and_reported_when_it_is_read(tree):
             images.load(name)
 
 
+@pytest.mark.parametrize("inputs", [["."], ["sub"], ["s*"], ["b.jpg", "sub/deep"]])
+def test_a_folder_that_cannot_be_read_is_reported(inputs, tree, monkeypatch, capsys):
+    scandir = os.scandir
+
+    def refuse(folder="."):
+        if Path(folder).name == "deep":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert "sub/deep" in names(*inputs)
+    with pytest.raises(ImageError, match=r"deep.* cannot be read .Permission denied"):
+        images.load("sub/deep")
+    assert main(["caption", "sub/deep"]) == 1
+    assert "'sub/deep' cannot be read (Permission denied)" in capsys.readouterr().err
+
+
 def test_folders_nested_deeper_than_pythons_recursion(tree):
     deep = "sub/" + "/".join("x" * 1500)
     subprocess.run(["mkdir", "-p", f"{deep}/{'y/' * 600}"], check=True)  # longer than a path
