@@ -40,7 +40,9 @@ def test_the_kind_of_data_set_is_found(files, kind, source, tmp_path):
         write(tmp_path / name, text)
     for name in ("a.png", "b.png"):
         picture(tmp_path / name)
-    assert detect(tmp_path) == (kind, tmp_path / source, [])
+    found = detect(tmp_path)
+    assert found[:2] == (kind, tmp_path / source)
+    assert len(found.left_aside) == list(files.values()).count("x")
     records = read("auto", tmp_path)
     assert {r.image_id: r.captions for r in records} == {"a.png": ("a dog",), "b.png": ("a cat",)}
     if source:
