@@ -120,6 +120,9 @@ class BasePredictor:
         Raises:
             UsageError: an unknown option, or a value out of range.
         """
+        known = limits.DECODING | limits.WORD_SAMPLING
+        for name in options.keys() - known.keys():
+            raise UsageError(unknown("option", name, known))
         given = {name: value for name, value in options.items() if value is not None}
         least = given.get("min_length", 1)
         limits.check("min_length", least, limits.DECODING["min_length"])

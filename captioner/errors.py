@@ -52,7 +52,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=8, cutoff=0.4)
     ordered = near + [n for n in names if n not in near]
-    listed = ", ".join(ordered[:8]) + (", …" if len(ordered) > 8 else "")
+    listed = ", ".join(ordered[:16]) + (", …" if len(ordered) > 16 else "")
     return f"unknown {kind} {name!r}; known: {listed or 'none'}"
 
 
@@ -79,6 +79,16 @@ def one_line(text: str) -> str:
 def joined(error: Exception, limit: int = 300) -> str:
     """Return the message of another library's exception as one printable line."""
     return printable(" ".join(str(error).split()), limit)
+
+
+def os_error(error: OSError) -> str:
+    """Return an error of the file system without its number.
+
+    >>> os_error(PermissionError(13, "Permission denied", "a.txt"))
+    "'a.txt': Permission denied"
+    """
+    reason = error.strerror or str(error)
+    return one_line(reason if error.filename is None else f"'{error.filename}': {reason}")
 
 
 def plural(count: int, noun: str) -> str:

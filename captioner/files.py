@@ -13,18 +13,25 @@ from typing import BinaryIO, TextIO
 def atomic(file: Path, keep_stat: bool = False) -> Iterator[BinaryIO]:
     """Open a stream whose file is on the disk when the block ends, unless it ends with an error.
 
-    An existing file is unchanged until then. The next try replaces the file of a killed process.
-    With ``keep_stat``, the new file has the permissions and times of the existing one.
+    An existing file is unchanged until then, and the new one has its permissions, and with
+    ``keep_stat`` its times. A link stays, and the file it leads to is replaced. The next try replaces
+    the file of a killed process.
     """
-    part = file.with_name(f".{file.name}.part")
+    target = Path(os.path.realpath(file))  # Path.resolve raises for links in circles
+    part = target.with_name(f".{target.name}.part")
     try:
         with part.open("wb") as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())  # otherwise a power cut could leave an empty file
-        if keep_stat:
-            shutil.copystat(file, part)
-        part.replace(file)
+        if target.exists():
+            (shutil.copystat if keep_stat else shutil.copymode)(target, part)
+        part.replace(target)
+    except OSError as error:
+        if str(error.filename) != str(part):
+            raise
+        # Name the file that the caller knows.
+        raise OSError(error.errno, error.strerror, str(file)) from error
     finally:
         part.unlink(missing_ok=True)
 

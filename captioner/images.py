@@ -1,6 +1,7 @@
 """Images in any form → upright RGB, and the mapping from the annotation grid to image pixels."""
 
 import base64
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -262,6 +263,7 @@ def _stream(source: Any) -> Iterator[BinaryIO]:
         if not str(source):
             raise ImageError("is an empty name; give the path of a photo")
         if path.is_dir():
+            os.scandir(path).close()  # raises PermissionError for a folder that cannot be read
             raise ImageError("is a folder, not an image; name the files in it")
         if path.exists() and not (path.is_file() or (opened and path.is_fifo())):
             raise ImageError("is a pipe or a device, not an image; give a file")

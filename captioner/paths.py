@@ -20,8 +20,9 @@ def find(inputs: Sequence[str | Path]) -> list[Path]:
 
     A name that exists is not expanded, even with ``[`` or ``*`` in it, and a file that exists is kept
     with any suffix. Folders are searched recursively for ``SUFFIXES``, files before subfolders,
-    each sorted; hidden files and links to folders are skipped. A glob (``**`` is recursive) gives the
-    images and folders that it matches, sorted; a glob with a suffix (``*.jfif``) gives those files.
+    each sorted; hidden files and links to folders are skipped; a folder that cannot be read is given
+    itself, and reading it reports the error. A glob (``**`` is recursive) gives the images and folders
+    that it matches, sorted; a glob with a suffix (``*.jfif``) gives those files.
 
     An input without a match is put last if another input matches; reading it reports the error. Pipes,
     devices and broken links are kept, too, if they have the suffix of an image.
@@ -71,12 +72,12 @@ def iterate(inputs: Sequence[str | Path]) -> Iterator[Path]:
 
 def _matches(path: Path) -> Iterator[Path]:
     if path.exists():
-        yield from walk(path) if path.is_dir() else [path]
+        yield from walk(path, unreadable=True) if path.is_dir() else [path]
         return
     names_suffix = path.suffix and not has_magic(path.suffix)
     for match in sorted(_glob(path)):
         if match.is_dir():
-            yield from walk(match)
+            yield from walk(match, unreadable=True)
         elif names_suffix or match.suffix.lower() in SUFFIXES:
             yield match
 
@@ -103,14 +104,22 @@ def _is_hidden(name: str) -> bool:
     return name.startswith(".")
 
 
-def walk(folder: Path, suffixes: Sequence[str] = SUFFIXES) -> Iterator[Path]:
+def walk(
+    folder: Path, suffixes: Sequence[str] = SUFFIXES, unreadable: bool = False
+) -> Iterator[Path]:
     """The files with these suffixes in a folder and its subfolders, sorted, however deep.
 
-    Hidden files, links to folders and unreadable folders are skipped.
+    Hidden files, links to folders and unreadable folders are skipped. With ``unreadable``, a folder
+    that cannot be read is given itself, so that reading it reports the error.
     """
     pending = [folder]
     while pending:  # one folder at a time, because os.walk recurses in Python 3.11
-        parent, folders, files = next(os.walk(pending.pop()), (folder, [], []))
+        current = pending.pop()
+        found = next(os.walk(current), None)  # None if the folder cannot be read
+        if found is None:
+            yield from [current] if unreadable else []
+            continue
+        parent, folders, files = found
         for name in sorted(files):
             if not _is_hidden(name) and PurePath(name).suffix.lower() in suffixes:
                 yield Path(parent, name)

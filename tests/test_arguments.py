@@ -207,20 +207,26 @@ WRONG = [
     ("caption --device=gpu7 x.png", "unknown device 'gpu7'"),
     ("caption --format=jsno x.png", "did you mean jsonl?"),
     ("caption --format=csv --output=empty x.png", "not csv"),
-    ("caption --output=/proc/out.txt x.png", "check the path, its permissions"),
+    ("caption --output=/proc/out.txt x.png", "leave --output out"),
+    ("caption --output=/sys/out.txt x.png", "check the path, its permissions"),
     *((f"caption --output=out{s} x.png", "named like a photo") for s in (".jpg", ".HEIC", ".dng")),
     ("caption --output=- x.png", "leave --output out"),
     ("caption --output= x.png", "an argument is empty (output)"),
     (f"caption {'x' * 300}", "x: File name too long; expected a photo"),
     ("caption --output=. x.png", "not empty and holds no manifest.json"),
-    ("caption --engine=local x.png", "--output"),
+    ("caption --engine=local x.png", "--engine writes into a folder: give it with --output DIR"),
+    ("caption --retry x.png", "--retry writes into a folder"),
     ("caption s3://bucket/photos", "--output DIR/"),
+    ("caption file:///x.png", "give its path, without file://"),
     ("explain x.png --output=out --caption=!!!", "at least one word"),
     (f"explain x.png --output=out --caption='{'a ' * 300}'", "at most 200 words of 100 letters"),
     ("explain x.png --output=out --method=rollout", "'luong-dot' has no such layers"),
     ("ground --scenes=4 --method=rollout", "'luong-dot' has no such layers"),
     ("explain x.png --output=out --layer=9", "one map for each word: leave out --layer"),
-    ("explain x.png --output=out --model=transformer --head=9", "no head 9: 'transformer' has 8 heads"),
+    (
+        "explain x.png --output=out --model=transformer --head=9",
+        "no head 9: 'transformer' has 8 heads",
+    ),
     ("caption x.png --confidence --seed=1", "the model's own search: leave out --seed"),
     ("caption x.png --min-confidence=0 --beam-size=5", "own search: leave out --beam-size"),
     ("explain x.png --output=. --formats png", "it is an input or holds one"),
@@ -457,6 +463,8 @@ def test_an_input_is_not_overwritten(command, output, link, inputs, capsys):
 def test_a_report_in_the_folder_of_its_run_is_written_again(call, inputs):
     """Only the files that a command reads are its inputs, not all files beside them."""
     for file in ("run/report.json", "run/captions.txt", "run/table.md", "model/report.json"):
-        Path(file).write_text("an earlier one")
+        Path(file).write_text("" if file.endswith("txt") else '{\n  "command": "x",\n  "model": ')
+    if call.startswith("evaluate"):
+        Path("run/report.json").write_text('{\n  "bleu_1": 1.0')
     options = _parser().parse_args(shlex.split(call))
     checks.check(call.split()[0], options)

@@ -12,6 +12,7 @@ import runs
 from captioner import checkpoint, load, resources
 from captioner.app.served_models import OWN, Models
 from captioner.batch.batch_captioner import BatchCaptioner
+from captioner.cli.calibrate import MIN_PHOTOS
 from captioner.cli.main import main
 from captioner.confidence import (
     NO_WORDS,
@@ -76,13 +77,18 @@ def test_reliability_groups_captions_by_confidence():
 
 @pytest.fixture(scope="module")
 def calibrated(run_folder, shapes_cache, tmp_path_factory):
-    """A copy of the small model, and its development scenes as a table with one wrong reference."""
+    """A copy of the small model, and five copies of its development scenes with a wrong reference."""
     base = tmp_path_factory.mktemp("calibrated")
     shutil.copytree(run_folder / "model", base / "model")
     scenes = runs.scenes(shapes_cache)
     stored = json.loads((scenes / "annotations" / "captions_val.json").read_text("utf-8"))
-    names = {image["id"]: str(scenes / "val" / image["file_name"]) for image in stored["images"]}
-    rows = [[names[a["image_id"]], a["caption"], "val"] for a in stored["annotations"]]
+    copies = [shutil.copytree(scenes / "val", base / str(number)) for number in range(5)]
+    names = {image["id"]: image["file_name"] for image in stored["images"]}
+    rows = [
+        [str(folder / names[a["image_id"]]), a["caption"], "val"]
+        for folder in copies
+        for a in stored["annotations"]
+    ]
     wrong = [[str(picture(base / "wrong.png")), "nothing of this kind", "val"]]
     write_text(base / "captions.csv", csv_text([["image", "caption", "split"], *rows, *wrong]))
     return base
@@ -147,6 +153,17 @@ def test_a_damaged_calibration_is_refused(wrong, tiny_folder, tmp_path):
     write_text(folder / "config.json", json.dumps(config | {"confidence": wrong}))
     with pytest.raises(CheckpointError, match=r"confidence|intercept|slope"):
         checkpoint.load(folder)
+
+
+def test_few_photos_cannot_calibrate(calibrated, refused):
+    before = (calibrated / "model" / "config.json").read_bytes()
+    lines = (calibrated / "captions.csv").read_text("utf-8").splitlines()
+    photos = {line.split(",")[0]: line for line in lines[1:]}
+    few = [lines[0], *list(photos.values())[: MIN_PHOTOS - 1]]
+    write_text(calibrated / "few.csv", "\n".join(few))
+    call = [*calibrate_call(calibrated)[:-1], str(calibrated / "few.csv")]
+    assert "49 photos with captions cannot calibrate a model: give 50 or more" in refused(*call)
+    assert (calibrated / "model" / "config.json").read_bytes() == before
 
 
 def test_unknown_models_and_splits_are_refused(calibrated, tmp_path, capsys):

@@ -47,6 +47,7 @@ def test_a_clean_data_set(clean, capsys):
     assert report == {
         "data": "coco",
         "root": str(clean),
+        "left_aside": [],
         "images": {"train": 3, "val": 2},
         "captions": {"train": 4, "val": 2},
         "captions_per_image": {"1": 4, "2": 1},

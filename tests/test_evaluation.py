@@ -248,7 +248,10 @@ def test_bad_results(content, message, write):
     ("content", "message"),
     [
         ("{", r"refs\.json' is not readable JSON: "),
-        ([], r"refs\.json has no reference captions \(.*; expected COCO captions"),
+        (
+            [],
+            r"refs\.json has no reference captions \(it is a list, as in .*; expected COCO captions",
+        ),
         ({"annotations": [{"image_id": 1, "caption": "a"}]}, r"captions \('images'\);"),
         ({"images": [], "annotations": []}, r"captions \(it is empty\); expected"),
         ({"images": [], "annotations": [{"image_id": 1}]}, r"captions \('caption'\);"),

@@ -183,7 +183,7 @@ def test_files_are_written_completely_or_not_at_all(photos, tmp_path, monkeypatc
         raise KeyboardInterrupt
 
     command = ["explain", str(photos / "a.png"), "--output", str(out), "--caption", "a square"]
-    command += ["--formats", "png", "gif"]
+    command += ["--formats", "png", "gif", "--overwrite"]
     for target in ("captioner.overlay.gif.animation", "os.fsync"):  # while drawing, writing
         with monkeypatch.context() as patch:
             patch.setattr(target, interrupt)

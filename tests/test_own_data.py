@@ -40,7 +40,9 @@ def test_the_kind_of_data_set_is_found(files, kind, source, tmp_path):
         write(tmp_path / name, text)
     for name in ("a.png", "b.png"):
         picture(tmp_path / name)
-    assert detect(tmp_path) == (kind, tmp_path / source, [])
+    found = detect(tmp_path)
+    assert found[:2] == (kind, tmp_path / source)
+    assert len(found.left_aside) == list(files.values()).count("x")
     records = read("auto", tmp_path)
     assert {r.image_id: r.captions for r in records} == {"a.png": ("a dog",), "b.png": ("a cat",)}
     if source:
@@ -78,7 +80,14 @@ def test_tables_of_something_else_are_left_aside(tmp_path, capsys):
     assert "in text files beside photos (data.name folder)" in line
     assert rest == [f"left aside: {reason}" for reason in found.left_aside]
     write(tmp_path / "mine.csv", TABLE)
-    assert detect(tmp_path)[:2] == ("csv", tmp_path / "mine.csv")
+    write(tmp_path / "more.jsonl", '{"image": "train/a.png", "caption": "a cat"}\n')
+    others = [*found.left_aside, f"'{tmp_path / 'more.jsonl'}': the captions of "]
+    used = detect(tmp_path)
+    assert used[:2] == ("csv", tmp_path / "mine.csv")
+    assert len(used.left_aside) == len(others) == 4
+    main(["data", "check", "--data.name", "auto", "--data.root", str(tmp_path), "--workers", "1"])
+    output = capsys.readouterr().out
+    assert all(f"  left aside: {reason}" in output for reason in others)
 
 
 def vehicles(root: Path, table: Path) -> dict[str, list[str]]:

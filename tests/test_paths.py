@@ -10,7 +10,8 @@ import pytest
 from captioner import images, paths
 from captioner.cli import caption
 from captioner.cli.main import main
-from captioner.cli.writers import WRITERS, check_replaced, format_of
+from captioner.cli.outputs import check_replaced
+from captioner.cli.writers import WRITERS, format_of
 from captioner.errors import ImageError, UsageError
 
 FILES = (
@@ -114,12 +115,31 @@ def test_what_is_no_regular_file_is_listed_and_reported_when_it_is_read(tree):
             images.load(name)
 
 
+@pytest.mark.parametrize("inputs", [["."], ["sub"], ["s*"], ["b.jpg", "sub/deep"]])
+def test_a_folder_that_cannot_be_read_is_reported(inputs, tree, monkeypatch, capsys):
+    scandir = os.scandir
+
+    def refuse(folder="."):
+        if Path(folder).name == "deep":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert "sub/deep" in names(*inputs)
+    with pytest.raises(ImageError, match=r"deep.* cannot be read .Permission denied"):
+        images.load("sub/deep")
+    assert main(["caption", "sub/deep"]) == 1
+    assert "sub/deep cannot be read (Permission denied)" in capsys.readouterr().err
+
+
 def test_folders_nested_deeper_than_pythons_recursion(tree):
     deep = "sub/" + "/".join("x" * 1500)
     subprocess.run(["mkdir", "-p", f"{deep}/{'y/' * 600}"], check=True)  # longer than a path
     Path(deep, "last.png").touch()
     try:
-        assert names("sub") == ["sub/c.webp", "sub/deep/d.tiff", f"{deep}/last.png"]
+        *found, unreadable = names("sub")
+        assert found == ["sub/c.webp", "sub/deep/d.tiff", f"{deep}/last.png"]
+        assert unreadable.startswith(f"{deep}/y/")
         with pytest.raises(UsageError, match=r"^sub/\*\*/\*\.png: its folders are nested too deep"):
             paths.find(["sub/**/*.png"])
     finally:
@@ -153,15 +173,15 @@ def test_names_are_printed_on_one_line_without_escapes_for_terminals():
 )
 def test_only_a_file_of_captions_is_replaced(rows, tmp_path):
     file = tmp_path / "output"
-    check_replaced(file)
+    check_replaced(file, "captions")
     for write in WRITERS.values():
         with file.open("w") as stream:
             write([(path, {**row, "log_prob": -1.0}) for path, row in rows], stream)
-        check_replaced(file)
+        check_replaced(file, "captions")
     for other in ("# Notes\n", "name\tvalue\n", '{"key": "image"}', "[1]", "image,caption\n"):
         file.write_text(other)
         with pytest.raises(UsageError, match="holds something other than captions"):
-            check_replaced(file)
+            check_replaced(file, "captions")
 
 
 def test_the_suffix_chooses_the_format():

@@ -20,6 +20,7 @@ import captioner
 import runs
 from captioner.decoding import Decoding
 from captioner.errors import ImageError, UsageError
+from captioner.limits import DECODING, WORD_SAMPLING
 from captioner.predictor import Predictor
 from forgeries import resident
 
@@ -187,8 +188,10 @@ def test_options_of_a_search(image):
     assert caption.words == expected.words
     assert len(caption.alternatives) == 1
     assert len(caption.words) <= 3
-    with pytest.raises(UsageError, match="unknown decoding option 'beam'; known: beam_size"):
+    with pytest.raises(UsageError, match="unknown option 'beam'; known: beam_size") as error:
         model.caption(image, beam=2)
+    named = str(error.value).partition("known: ")[2].split(", ")
+    assert sorted(named) == sorted({**DECODING, **WORD_SAMPLING})
     with pytest.raises(UsageError, match="from 1 to 100, got"):
         model.caption(image, beam_size=0)
     with pytest.raises(UsageError, match="averages over sampled locations"):

@@ -328,9 +328,21 @@ def test_a_run_that_was_moved_knows_its_best_epoch(tmp_path):
 @pytest.mark.filterwarnings("ignore:.*could not find the monitored key")
 @pytest.mark.filterwarnings("ignore:Early stopping conditioned on metric")
 def test_a_run_without_a_scored_epoch_keeps_its_weights(tmp_path, shapes_cache, capsys):
-    assert main(runs.arguments(tmp_path, shapes_cache, "--trainer.max_steps=2")) == 0
-    assert "no epoch was scored" in capsys.readouterr().out
+    seldom = "--trainer.check_val_every_n_epoch=5"
+    assert main(runs.arguments(tmp_path, shapes_cache, seldom, epochs=1)) == 0
+    last = f"--model {tmp_path / 'checkpoints' / 'last.ckpt'}"
+    assert f"no epoch was scored: give {last}" in capsys.readouterr().out
     assert names(tmp_path / "checkpoints") == ["last.ckpt"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", ["--trainer.max_steps=2", "--trainer.max_epochs=1"])
+def test_the_last_step_is_scored(limit, tmp_path, shapes_cache):
+    """With few photos, a run ends before the interval of its validation."""
+    interval = ["--trainer.val_check_interval=40", "--trainer.check_val_every_n_epoch=null"]
+    assert main(runs.arguments(tmp_path, shapes_cache, *interval, limit)) == 0
+    assert content(tmp_path, "best")["global_step"] == (2 if "steps" in limit else 3)
+    assert (tmp_path / "model" / "config.json").is_file()
 
 
 @pytest.mark.slow

@@ -66,8 +66,7 @@ class Sidecars:
         file = self._file(photo)
         with _naming(file):
             data = FORMATS[self.kind].edit(content, new)
-        # A link stays, and the file it leads to is replaced.
-        with atomic(file.resolve(), keep_stat=content is not None) as stream:
+        with atomic(file, keep_stat=True) as stream:
             stream.write(data)
         return True
 

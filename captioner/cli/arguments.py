@@ -92,6 +92,13 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
 def add_output(parser: argparse.ArgumentParser) -> None:
     """Add ``--output`` for a command that writes text."""
     parser.add_argument("--output", metavar="FILE", help="file to write (default: standard output)")
+    add_overwrite(parser)
+
+
+def add_overwrite(parser: argparse.ArgumentParser) -> None:
+    """Add ``--overwrite`` for a command that replaces only its own files without it."""
+    text = "replace existing files that this command has not written"
+    parser.add_argument("--overwrite", action="store_true", help=text)
 
 
 def open_output(file: str | None) -> AbstractContextManager[TextIO]:

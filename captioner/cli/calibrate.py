@@ -11,9 +11,12 @@ import sys
 from captioner.cli.arguments import add_device
 from captioner.cli.checks import DATA
 from captioner.cli.progress import stages
-from captioner.errors import UsageError
+from captioner.errors import UsageError, plural
 from captioner.model_folder import CONFIG, NOT_CALIBRATED, find
 from captioner.resources import HF, bundled_models, find_model
+
+MIN_PHOTOS = 50
+"""With fewer photos, the standard error of the share of right captions may exceed 7 points."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,6 +30,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--split", choices=("train", "val", "test"), default="val", help=text)
     text = "change nothing: report how well the model's own calibration fits these photos"
     add("--check", action="store_true", help=text)
+
+
+def _check_number(photos: int) -> None:
+    if photos < MIN_PHOTOS:
+        raise UsageError(
+            f"{plural(photos, 'photo')} with captions cannot calibrate a model: give {MIN_PHOTOS} or "
+            "more that can be read, or --check to change nothing"
+        )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -46,6 +57,8 @@ def run(options: argparse.Namespace) -> int:
     records = [record for record in found if record.captions]
     if not records:
         raise UsageError(f"data set '{options.data}' has no photos in split '{options.split}'")
+    if not options.check:
+        _check_number(len(records))
     with stages() as show:
         show("loading the model")
         from dataclasses import asdict
@@ -64,6 +77,8 @@ def run(options: argparse.Namespace) -> int:
         agreements, right, failed = measure(
             model, records, cache, lambda done: show("captioning photos", len(records), done)
         )
+    if not options.check:
+        _check_number(len(right))
     calibration = model.calibration if options.check else calibrate(agreements, right)
     assert calibration is not None
     if not options.check:

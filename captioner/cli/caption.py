@@ -26,7 +26,9 @@ from captioner.batch.rows import Row, encodable, failure
 from captioner.batch.sidecars import EXISTING, FORMATS, PAGE, SHARDS, TABLE, Sidecars
 from captioner.batch.sources import Sources
 from captioner.cli.arguments import (
+    FOLDER_OPTIONS,
     add_inputs,
+    add_overwrite,
     add_sampling,
     number,
     open_output,
@@ -34,8 +36,8 @@ from captioner.cli.arguments import (
     writes_folder,
 )
 from captioner.cli.progress import captioning, loading, report_failures
-from captioner.cli.writers import WRITERS, check_replaced, format_of
-from captioner.errors import DataError, ImageError, UsageError, plural, printable
+from captioner.cli.writers import WRITERS, format_of
+from captioner.errors import DataError, ImageError, UsageError, os_error, plural, printable
 from captioner.files import write_text
 from captioner.limits import SAMPLING, SHARE
 from captioner.resources import HF
@@ -66,8 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text += "gets shards and a manifest, and the same call resumes after an interruption. --format "
     text += "parquet and the options below always write a folder"
     add("--output", metavar="FILE|DIR", help=text)
-    text = "replace an existing file that holds something other than captions"
-    add("--overwrite", action="store_true", help=text)
+    add_overwrite(parser)
     group = parser.add_argument_group("confidence")
     text = "add the probability that the caption is right, to text and JSON lines; only for the "
     text += "model's own search, without --beam-size, --temperature and the like"
@@ -103,6 +104,8 @@ def run(options: argparse.Namespace) -> int:
     for name in options.inputs:
         if name.startswith(("http://", "https://")):
             raise UsageError(f"'{name}' is a web address: download the photo and give the file")
+        if name.startswith("file://") and not writes_folder(options):
+            raise UsageError(f"'{name}' is the address of a file: give its path, without file://")
         if "://" in name and not writes_folder(options):
             raise UsageError(f"'{name}' is in an object store: give a folder with --output DIR/")
     file = "write" not in options and not writes_folder(options)
@@ -142,7 +145,8 @@ def run(options: argparse.Namespace) -> int:
     if not writes_folder(options):
         return _write_file(options, file_format or format_of(options.output))
     if options.output is None:
-        raise UsageError("these options write into a folder: give it with --output DIR")
+        option = min(FOLDER_OPTIONS & given.keys(), default="format parquet").replace("_", "-")
+        raise UsageError(f"--{option} writes into a folder: give it with --output DIR")
     if file_format not in (None, *FOLDER_FORMATS):
         raise UsageError(
             f"cannot write '{options.output}': a folder holds {' or '.join(FOLDER_FORMATS)}, not "
@@ -152,8 +156,6 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _write_file(options: argparse.Namespace, file_format: str) -> int:
-    if options.output is not None and not options.overwrite:
-        check_replaced(Path(options.output))
     photos = paths.find(options.inputs)
     # The error of a single photo is reported at once; more photos are not read twice.
     broken = _unreadable(photos[0]) if len(photos) == 1 else None
@@ -227,7 +229,8 @@ def _write_sidecars(options: argparse.Namespace) -> int:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             raise error  # it would also stop the other photos
         broken = _unreadable(photo) if isinstance(error, DataError) else None
-        print(f"captioner: {broken['error']['message'] if broken else error}", file=sys.stderr)
+        reason = os_error(error) if isinstance(error, OSError) else error
+        print(f"captioner: {broken['error']['message'] if broken else reason}", file=sys.stderr)
         done["failed" if broken else "refused"] += 1
 
     def unfinished() -> Iterator[str]:

@@ -22,10 +22,12 @@ from captioner.batch.sidecars import MAX_PHOTOS, PAGE
 from captioner.batch.sources import INSTALL
 from captioner.cli.arguments import writes_folder
 from captioner.cli.outputs import (
+    GENERATOR,
     MODEL_FILES,
     check_directory,
     check_export,
     check_overlap,
+    check_replaced,
     check_text,
 )
 from captioner.cli.parser import did_you_mean
@@ -50,9 +52,13 @@ DATA = (
 TABLES = ("auto", "csv", "jsonl")  # whose root may be a file
 SCENE_OPTIONS = ("image_size", "max_objects")
 STATISTICS = ".images.jsonl"  # the end of the name of the second file that ``ground`` writes
+KINDS = {  # what commands write to --output
+    "caption": "captions",
+    "evaluate": "scores",
+    "ground": "a report of captioner ground",
+    "data check": "a report of captioner data check",
+}
 INPUT_FILES = ("results", "references", "instances", "captions")  # JSON files
-
-GENERATOR = b'<meta name="generator" content="captioner">'  # in captioner/overlay/base.html
 
 
 def check(command: str, options: argparse.Namespace) -> None:
@@ -226,7 +232,7 @@ def _check_page(given: dict[str, Any]) -> None:
             "subfolders one by one"
         )
     page = Path(inputs[0], PAGE)
-    if page.exists() and not (page.is_file() and GENERATOR in page.read_bytes()[:1000]):
+    if page.exists() and not (page.is_file() and GENERATOR.encode() in page.read_bytes()[:1000]):
         raise UsageError(f"'{page}' exists and is no page of captions: give it another name")
     check_directory(page.parent)
 
@@ -378,5 +384,8 @@ def _check_output(command: str, options: argparse.Namespace, given: dict[str, An
     else:
         check_text(output)
         check_overlap(output, _inputs(given))
+        check_replaced(output, KINDS[command], options.overwrite)
         if command == "ground":
             check_overlap(output.with_suffix(STATISTICS), _inputs(given))
+            kind = "the statistics of a report"
+            check_replaced(output.with_suffix(STATISTICS), kind, options.overwrite)

@@ -10,6 +10,8 @@ import argparse
 from pathlib import Path
 
 from captioner import resources
+from captioner.cli.arguments import add_overwrite
+from captioner.cli.outputs import check_replaced
 from captioner.errors import UsageError
 
 
@@ -26,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="folder for table.md, table.csv, table.json and plots; without it the table is printed",
     )
+    add_overwrite(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -61,6 +64,8 @@ def run(options: argparse.Namespace) -> int:
         "table.json": formats.table_json(comparison).encode(),
         **plots.draw(comparison),
     }
+    for name in files:
+        check_replaced(Path(options.output) / name, "a comparison", options.overwrite)
     for name, data in files.items():
         write_bytes(Path(options.output) / name, data)
         print(Path(options.output) / name)

@@ -9,6 +9,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from captioner.cli.arguments import add_output, open_output, positive
@@ -16,7 +17,7 @@ from captioner.cli.checks import DATA
 from captioner.cli.progress import stages
 from captioner.errors import one_line, plural
 
-ADVANCED = ("max_words", "min_count", "workers")
+ADVANCED = ("max_words", "min_count", "workers", "overwrite")
 MAX_ITEMS = 10  # per problem in the text; the JSON lists all
 
 
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write the report; return 0, or 1 if there are problems; DataError if no data set is found."""
     from captioner.data.check import inspect, statistics
-    from captioner.data.readers import scan
+    from captioner.data.readers import detect, scan
 
     def progress(images: Iterable[Any], total: int) -> Iterator[Any]:
         with stages() as show:
@@ -50,10 +51,13 @@ def run(options: argparse.Namespace) -> int:
                 show("decoding images", total, 1)
 
     records, problems = scan(options.name, options.root)
+    auto = options.name == "auto"
+    left_aside = detect(Path(options.root).expanduser()).left_aside if auto else []
     inspect(records, problems, options.workers, progress)
     report = {
         "data": options.name,
         "root": str(options.root),
+        "left_aside": left_aside,
         **statistics(records, problems, options.max_words, options.min_count),
         "problems": problems.as_list(),
     }
@@ -72,6 +76,7 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
     for split, images in report["images"].items():
         captions = plural(report["captions"][split], "caption")
         yield f"  {split:5}  {plural(images, 'image'):>16}  {captions:>18}"
+    yield from (f"  left aside: {one_line(reason)}" for reason in report["left_aside"])
     if words["counts"]:
         per_image = summary(Counter(report["captions_per_image"]))
         average = "{least} to {most}, {mean:.2f} on average"

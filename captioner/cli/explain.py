@@ -12,7 +12,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from captioner.cli.arguments import add_inputs, add_method, number, positive
+from captioner.cli.arguments import add_inputs, add_method, add_overwrite, number, positive
+from captioner.cli.outputs import check_replaced
 from captioner.cli.progress import loading, report_failures
 from captioner.errors import ImageError, UsageError, printable
 from captioner.limits import SHARE, SIGNED
@@ -20,7 +21,7 @@ from captioner.overlay import export
 from captioner.paths import find
 from captioner.resources import HF
 
-ADVANCED = ("batch_size", "beam_size", "scale", "smoothing", "layer", "head", "sign")
+ADVANCED = ("batch_size", "beam_size", "overwrite", "scale", "smoothing", "layer", "head", "sign")
 STYLE = (
     *("opacity", "scale", "smoothing", "layer", "head", "look", "contours", "content_words"),
     "sign",
@@ -32,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_inputs(parser)
     add = parser.add_argument
     add("--output", required=True, metavar="DIR", help="folder for the files")
+    add_overwrite(parser)
     names, default = export.names(), ["png", "html"]
     text = f"file formats: {' '.join(names)}"
     add("--formats", nargs="+", choices=names, default=default, metavar="FORMAT", help=text)
@@ -78,6 +80,7 @@ def run(options: argparse.Namespace) -> int:
     for file in (base + suffix for base in bases for suffix in suffixes):
         if os.path.realpath(file) in inputs:
             raise UsageError(f"'{file}' would be overwritten; give another --output folder")
+        check_replaced(Path(file), "a map", options.overwrite)
     with loading():
         from captioner.fast.malloc import keep_memory
         from captioner.files import write_bytes

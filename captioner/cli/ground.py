@@ -11,13 +11,21 @@ import json
 import sys
 from pathlib import Path
 
-from captioner.cli.arguments import add_method, add_model, add_search, number, open_output, positive
+from captioner.cli.arguments import (
+    add_method,
+    add_model,
+    add_overwrite,
+    add_search,
+    number,
+    open_output,
+    positive,
+)
 from captioner.cli.checks import DATA
 from captioner.cli.progress import stages
 from captioner.errors import UsageError, plural
 from captioner.limits import SCENES, SEED
 
-ADVANCED = ("batch_size", "beam_size", "seed", "scene_options", "split")
+ADVANCED = ("batch_size", "beam_size", "seed", "scene_options", "split", "overwrite")
 OPTIONS = {  # what each kind of images requires and allows
     "scenes": ((), ("scenes", "scene_options")),
     "COCO files": (("instances", "captions", "images"), ()),
@@ -68,6 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=number(SEED), default=0, help="random seed")
     parser.add_argument("--full", action="store_true", help="print all tables of the report")
     parser.add_argument("--output", metavar="FILE", help="file for the report as JSON")
+    add_overwrite(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -27,7 +27,7 @@ from captioner.cli import (
     training,
 )
 from captioner.cli.parser import Parser
-from captioner.errors import CaptionerError
+from captioner.errors import CaptionerError, os_error
 
 COMMANDS = {
     "caption": caption,
@@ -68,7 +68,10 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:  # for example a full disk or a read-only folder
         if debug:
             raise
-        print(f"captioner: {error}; check the path, its permissions and the disk", file=sys.stderr)
+        print(
+            f"captioner: {os_error(error)}; check the path, its permissions and the disk",
+            file=sys.stderr,
+        )
         # Python flushes standard output again at exit, which would print a traceback.
         with suppress(OSError):
             sys.stdout.flush()

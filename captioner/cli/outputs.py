@@ -1,6 +1,7 @@
 """Checks of a command's outputs, such as that none is an input and that each can be written."""
 
 import os
+import re
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,23 +13,91 @@ from captioner.model_folder import BEST, CONFIG, MODEL
 MODEL_FILES = (CONFIG, f"{MODEL}/{CONFIG}", str(BEST))
 RAW = (".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf", ".raw", ".rw2")
 OTHERS = (".eps", ".ico", ".jfif", ".jp2", ".jpe", ".jxl", ".psd")
+SPECIAL = re.compile(r"/(proc|dev(?!/shm/))/")  # devices and open files, such as /dev/stdout
 PHOTOS = {*paths.SUFFIXES, ".svg", *RAW, *OTHERS}  # including formats that the package cannot read
+
+GENERATOR = '<meta name="generator" content="captioner">'  # in captioner/overlay/base.html
+PNG = r"\x89PNG.*tEXtSoftware\0captioner"
+# Patterns of the files that captioner writes, by what they hold, for their beginning and their end,
+# where PDF files name their creator. In captions as text, a photo may have another suffix; its line is
+# then recognised by a caption of several words, rare in tables.
+_PATTERNS = {
+    "captions": (
+        rf"[^\t\n]+({'|'.join(map(re.escape, paths.SUFFIXES))})\t",
+        r"[^\t\n]+\t[^\t\n]+ [^\t\n]+\n",
+        r'\{"image": "',
+        r"image,caption,log_prob,error\r?\n",
+        r'\[\n \{\n  "image_id": |\[\]\n',
+    ),
+    "scores": (r'\{\n  "bleu_1": ',),
+    "a report of captioner ground": (r'\{\n  "command": "[^\n]+\n  "model": ',),
+    "the statistics of a report": (r'\{"image_id": [^\n]{1,300}?, "ratios": \{',),
+    "a report of captioner data check": (
+        r'\{\n  "data": "[^\n]+\n  "root": ',
+        r"[\w-]+ in [^\n]+\n.*\n  vocabulary: [\d,]+ words? of ",
+    ),
+    "a comparison": (
+        r"\|[^\n]+\n\|[-: |]+\n\| \*\*(captions|grounding|faithfulness|speed|size)\b",
+        r"section,setting,measure,run,",
+        r'\{\n "runs": \[',
+        PNG,
+    ),
+    "a map": (
+        PNG,
+        r"<\?xml.*<svg.*<dc:title>captioner</dc:title>",
+        r"%PDF.*/Creator \(captioner\)",
+        r"GIF8.*captioner",
+        rf"<!doctype html>.*{GENERATOR}",
+        r'\{"image": "(\\.|[^"\\])*", "size": \[',
+        r"index,word,row,column,weight\b",
+        r"PK\x03\x04.{26}weights\.npy",
+    ),
+}
+_OWN = {
+    kind: re.compile("|".join(patterns).encode(), re.IGNORECASE | re.DOTALL)
+    for kind, patterns in _PATTERNS.items()
+}
+
+
+def check_replaced(file: Path, kind: str, overwrite: bool = False) -> None:
+    """Refuse a file that exists and is not like captioner's files of this kind.
+
+    Raises:
+        UsageError: the file holds something else, or it is a folder or a device.
+    """
+    if file.exists() and not file.is_file():
+        raise UsageError(f"cannot write '{file}': it is not a regular file; give another --output")
+    if overwrite or not file.exists():
+        return
+    with file.open("rb") as stream:
+        content = stream.read(8192)
+        stream.seek(max(8192, file.stat().st_size - 65536))
+        content += stream.read()
+    if content and not _OWN[kind].match(content):
+        raise UsageError(
+            f"'{file}' exists and holds something other than {kind}: give another --output, or "
+            "--overwrite to replace it"
+        )
 
 
 def check_text(file: Path) -> None:
     """Check the file that a command writes text to."""
     problem = None
-    if not file.parent.is_dir():
-        problem = f"the folder '{file.parent}' does not exist"
+    target = Path(os.path.realpath(file))  # Path.resolve raises for links in circles
+    special = any(map(SPECIAL.match, (str(file.absolute()), str(target))))
+    if special or file.name == "-" or (file.exists() and not file.is_file() and not file.is_dir()):
+        problem = "it is not a regular file; leave --output out to write to standard output"
+    elif not target.parent.is_dir():
+        problem = f"the folder '{target.parent}' does not exist"
     elif file.is_dir():
         problem = "it is a folder; give the name of a file"
-    elif file.name == "-" or (file.exists() and not file.is_file()):
-        problem = "it is not a regular file; leave --output out to write to standard output"
+    elif file.exists() and not os.access(file, os.W_OK):
+        problem = "it is read-only; give the name of another file"
     elif file.suffix.lower() in PHOTOS:
         problem = "it is named like a photo; give a name that ends with .txt or .json"
     if problem:
         raise UsageError(f"cannot write '{file}': {problem}")
-    _check_writable(file.parent)
+    _check_writable(target.parent)
 
 
 def check_directory(folder: Path, inputs: Iterable[Path] = ()) -> None:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from captioner.batch.rows import Row
 from captioner.errors import UsageError, printable
-from captioner.paths import SUFFIXES
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -66,13 +65,6 @@ def write_coco(results: Results, stream: "TextIO") -> None:
 
 WRITERS = {"text": write_text, "jsonl": write_jsonl, "csv": write_csv, "coco": write_coco}
 _FORMATS = {"": "text", ".txt": "text", ".jsonl": "jsonl", ".csv": "csv", ".json": "coco"}
-# The beginnings of the files that the writers produce. In text files, a photo may have another suffix;
-# its line is then recognised by a caption of several words, which tables rarely contain.
-_CAPTIONS_FILE = re.compile(
-    rf"[^\t\n]+({'|'.join(SUFFIXES)})\t|[^\t\n]+\t[^\t\n]+ [^\t\n]+\n|"
-    r'\{"image": "|image,caption,log_prob,error\r?\n|\[\n \{\n  "image_id": |\[\]\n|\Z',
-    re.IGNORECASE,
-)
 
 
 def format_of(file: str | None) -> str:
@@ -84,15 +76,3 @@ def format_of(file: str | None) -> str:
             f"ends with {', '.join(filter(None, _FORMATS))}"
         )
     return _FORMATS[suffix]
-
-
-def check_replaced(file: Path) -> None:
-    """Raise ``UsageError`` if a file exists and does not begin like the output of a writer."""
-    if file.is_file():
-        with file.open(encoding="utf-8", errors="replace", newline="") as stream:
-            beginning = stream.read(5000)
-        if not _CAPTIONS_FILE.match(beginning):
-            raise UsageError(
-                f"'{file}' exists and holds something other than captions: give another name, or "
-                "--overwrite to replace it"
-            )

@@ -22,7 +22,9 @@ def draw(comparison: Comparison) -> dict[str, bytes]:
         number = counts[group.section]
         name = group.section if number == 1 else f"{group.section}-{number}"
         stream = BytesIO()
-        _plot(group, comparison.columns).savefig(stream, format="png", dpi=120)
+        _plot(group, comparison.columns).savefig(
+            stream, format="png", dpi=120, metadata={"Software": "captioner"}
+        )
         files[f"{name}.png"] = stream.getvalue()
     return files
 

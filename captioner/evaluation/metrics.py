@@ -283,7 +283,10 @@ def read_references(path: str | Path) -> dict[Id, list[str]]:
 def _read_coco(path: str | Path) -> tuple[dict[Id, list[str]], dict[str, Id]]:
     """Return the references by image id, and the image ids by file name, if it is unique."""
     try:
-        names, references = parse_captions(read_json(Path(path)))
+        content = read_json(Path(path))
+        if not isinstance(content, dict):
+            raise ValueError("it is a list, as in a file of results")
+        names, references = parse_captions(content)
         if not references:
             raise ValueError("it is empty")
     except MALFORMED as error:

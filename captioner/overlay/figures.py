@@ -18,6 +18,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from captioner import images
 from captioner.caption import Caption
@@ -135,7 +136,9 @@ def word_attention_png(caption: Caption, _: images.Source | None, style: Style) 
     if caption.past is None:
         return None
     stream = BytesIO()  # without the style's head, which is one that attends to the image
-    word_attention(caption, style.layer).save(stream, "PNG")
+    metadata = PngInfo()
+    metadata.add_text("Software", "captioner")
+    word_attention(caption, style.layer).save(stream, "PNG", pnginfo=metadata)
     return stream.getvalue()
 
 
@@ -225,8 +228,12 @@ def _image(drawing: Figure, dpi: int) -> Image.Image:
 
 
 def _file(drawing: Figure, kind: str, dpi: int) -> bytes:
-    """Return the figure as a PNG, SVG or PDF file, without the date."""
+    """Return the figure as a PNG, SVG or PDF file by captioner, without the date."""
     stream = BytesIO()
-    date = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)
-    drawing.savefig(stream, format=kind, dpi=dpi, metadata=date, facecolor="white")
+    metadata = {
+        "png": {"Software": "captioner"},
+        "svg": {"Creator": "captioner", "Date": None},
+        "pdf": {"Creator": "captioner", "CreationDate": None},
+    }[kind]
+    drawing.savefig(stream, format=kind, dpi=dpi, metadata=metadata, facecolor="white")
     return stream.getvalue()

@@ -207,7 +207,7 @@ class CLI(LightningCLI):
         if trainer.interrupted:
             return
         if not best.is_file():
-            model.print(f"no epoch was scored: '{self.root}' has no model, only {LAST}")
+            model.print(f"no epoch was scored: give --model {self.root / LAST}, the last weights")
             return
         if trainer.is_global_zero:
             for file in self.root.glob(PREEMPTED):

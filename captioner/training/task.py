@@ -136,6 +136,13 @@ class CaptioningTask(pl.LightningModule):
         self.log_dict({f"train/{name}": value for name, value in means}, batch_size=images)
         return loss.total
 
+    def on_train_batch_end(self, *_: Any) -> None:
+        """Score the captions after the last step, whatever the interval: a run that stops validates."""
+        trainer = self.trainer
+        last = trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs
+        if last or trainer.global_step == trainer.max_steps:
+            trainer.should_stop = True
+
     def _loss(self, batch: Batch) -> tuple[Loss, Mapping[str, Tensor]]:
         """Return the loss of a batch and the measures of its rollout."""
         objective, decoder = self.objective, self.captioner.decoder

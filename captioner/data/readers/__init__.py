@@ -29,7 +29,7 @@ class Found(NamedTuple):
     Attributes:
         name: the reader in ``READERS``.
         source: what the reader takes: the folder or a table in it.
-        left_aside: why tables before it are not used.
+        left_aside: why other tables are not used.
     """
 
     name: str
@@ -52,14 +52,19 @@ def detect(root: Path) -> Found:
     Raises:
         DataError: there is nothing that a reader for photos of the user reads.
     """
+    tables: list[Path] = []
     left_aside: list[str] = []
     for table in _tables(root):
         try:
             if table != root:  # a file that the user names is read, with all its errors
                 check_table(table)
-            return Found(table.suffix[1:], table, left_aside)
+            tables.append(table)
         except DataError as error:
             left_aside.append(str(error))
+    if tables:
+        used, *others = tables
+        left_aside += [f"'{other}': the captions of '{used}' are used" for other in others]
+        return Found(used.suffix[1:], used, left_aside)
     if next(root.glob("annotations/captions_*.json"), None):
         return Found("coco", root, left_aside)
     if next(walk(root, (".txt",)), None):
