@@ -11,7 +11,7 @@ from jaxtyping import Float32
 from captioner.images import Geometry, Source, data_url
 
 if TYPE_CHECKING:
-    from captioner.overlay.style import Style
+    import captioner
 
 Attends = Literal["soft", "argmax", "sample"]
 
@@ -129,7 +129,10 @@ class Caption:
         )
 
     def save(
-        self, file: str | Path, photo: Source | None = None, style: "Style | None" = None
+        self,
+        file: str | Path,
+        photo: Source | None = None,
+        style: "captioner.overlay.Style | None" = None,
     ) -> None:
         """Write the attention in the format of the suffix: see ``captioner.overlay.save``."""
         import captioner  # ``captioner.overlay`` imports this module

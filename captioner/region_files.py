@@ -122,7 +122,9 @@ def _arrays(file: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
     except ValueError as error:
         if "pickle" not in str(error):
             raise
-        raise ValueError("it is no NumPy file, or holds objects: save arrays by numpy.savez") from error
+        raise ValueError(
+            "it is no NumPy file, or holds objects: save arrays by numpy.savez"
+        ) from error
 
 
 def _first(found: dict[str, np.ndarray], names: Iterable[str]) -> np.ndarray:

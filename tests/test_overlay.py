@@ -231,7 +231,10 @@ def test_layers_and_heads(layer, head):
     [
         (lambda _: Style(opacity=1.5), "0 to 1"),
         (lambda caption: overlay.maps(layered(caption), Style(layer=-1)), "no layer 0"),
-        (lambda caption: overlay.maps(layered(caption), Style(head=9)), "no head 10: the model has 4 heads"),
+        (
+            lambda caption: overlay.maps(layered(caption), Style(head=9)),
+            "no head 10: the model has 4 heads",
+        ),
         (lambda caption: overlay.maps(caption, Style(layer=0)), "leave out layer and head"),
         (lambda caption: overlay.figure(caption), "give the image as photo="),
         (lambda caption: overlay.blend(caption, 4, PHOTO), "counted from 0 to 3"),
