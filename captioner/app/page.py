@@ -78,7 +78,7 @@ class _Page(gr.Blocks):
         """Convert the inputs to what the functions take."""
         try:
             for block, value in zip(block_fn.inputs, inputs, strict=False):
-                ends = getattr(block, "minimum", None), getattr(block, "maximum", None)
+                ends: Any = [getattr(block, end, None) for end in ("minimum", "maximum")]
                 if None not in ends:
                     check(block.label, value, Number(*ends, whole=False))
             return await super().preprocess_data(block_fn, inputs, *options)
@@ -183,7 +183,7 @@ def _settings(models: Models) -> tuple[list[Any], list[Any], Listen, list[Listen
     cleared = clear.click(lambda: "", None, sentence, queue=False, **PRIVATE)
     search: list[Any] = [beam_size, method, way, count, diversity, temperature, top_p, seed]
     chosen = [control.change for control in (name, other, *search)]
-    asked = [partial(gr.on, [sentence.submit, explain.click]), cleared.then]
+    asked: list[Listen] = [partial(gr.on, [sentence.submit, explain.click]), cleared.then]
     return (
         [name, other, sentence, *search],
         [layer, head, opacity, scale, smoothing, look],
