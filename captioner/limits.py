@@ -93,11 +93,15 @@ MAX_ROWS = 1000
 METHODS = {
     "attention": "attention weight",
     "grad-cam": "share of Grad-CAM",
-    "integrated-gradients": "share of the integrated gradients",
-    "occlusion": "share of the falls by occlusion",
+    "integrated-gradients": "share of the {} integrated gradients",
+    "occlusion": "share of the {} by occlusion",
     "rollout": "share of the attention rollout",
 }
-SIGNED = ("integrated-gradients", "occlusion")  # the methods whose maps may be negative
+# The methods whose maps may be negative, and the word for what they show of each sign.
+SIGNED = {
+    "integrated-gradients": {sign: sign for sign in ("positive", "negative", "absolute")},
+    "occlusion": {"positive": "falls", "negative": "rises", "absolute": "falls and rises"},
+}
 NO_CAPTUM = (
     "integrated-gradients needs captum, which is not installed: pip install 'captioner[captum]', or "
     "choose another method"

@@ -197,7 +197,7 @@ def test_a_given_sentence(page, scene):
     upload(page, scene)
     caption = words(page)
     explain(page, "word " * 500)
-    page.locator("#notice", has_text="at most 40 words").wait_for()
+    page.locator("#notice", has_text="has 1 to 40 words").wait_for()
     settle(page)
     assert words(page) == caption
     do(page, lambda: explain(page, "a red asdf <b> {{7}}"))
@@ -209,6 +209,45 @@ def test_a_given_sentence(page, scene):
     do(page, page.get_by_role("button", name="Model's caption").click)
     assert words(page) == caption
     assert page.locator(".word.unknown").count() == 0
+
+
+@thorough
+def test_the_answer_to_a_sentence_is_in_view_on_a_phone(page):
+    """Or the error; both are above the form."""
+    page.set_viewport_size({"width": 390, "height": 844})
+    for sentence, answer in (("a red circle", "#stage .words"), ("!!!", "#notice [role=alert]")):
+        page.locator("#sentence textarea").scroll_into_view_if_needed()
+        before = page.evaluate("scrollY")
+        explain(page, sentence)
+        page.wait_for_function("y => scrollY < y", arg=before)
+        settle(page)
+        box = page.locator(answer).bounding_box()
+        assert 0 <= box["y"] < 200
+
+
+@thorough
+def test_numbers_out_of_range_and_no_number(page):
+    """The field takes the nearest number, or its last one, without a message; the map has the same."""
+    page.get_by_text("Drawing", exact=True).click()
+    field = page.get_by_label("number input for Opacity")
+    shown = "JSON.parse(document.querySelector('attention-map').dataset.caption).opacity"
+    for typed, used in (("9999", 1), ("0.5", 0.5), ("", 0.5), ("-1", 0), ("", 0)):
+        field.fill(typed)
+        field.blur()
+        page.wait_for_function(f"{shown} === {used}")
+        settle(page)
+        assert float(field.input_value()) == used
+        assert page.locator("[role=alert]").count() == page.locator(".toast-body").count() == 0
+
+
+@thorough
+def test_a_model_is_chosen_from_the_list_only(page, run_folder):
+    field = page.get_by_label("Model", exact=True)
+    field.click()
+    page.keyboard.type("nope")
+    page.keyboard.press("Escape")
+    assert field.input_value() == page.locator("attention-map h2").inner_text() == run_folder.name
+    assert page.locator("footer").inner_text().strip() == "Use via API"
 
 
 @thorough

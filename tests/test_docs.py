@@ -48,6 +48,11 @@ def test_the_readme_has_the_caption_of_the_model(monkeypatch, capsys):
     assert f"    {capsys.readouterr().out}" in README
 
 
+def test_the_app_offers_the_photo_of_the_readme():
+    photo = (ROOT / "docs/images/cameraman.jpg").read_bytes()
+    assert (ROOT / "captioner/app/examples/cameraman.jpg").read_bytes() == photo
+
+
 def test_results_come_from_a_commit():
     files = sorted(RESULTS.glob("*.json"))
     assert files

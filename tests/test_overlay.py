@@ -1,6 +1,8 @@
 """Maps are drawn at the right place and scale, and exported numbers are the model's."""
 
+import html
 import io
+import itertools
 import json
 import math
 from dataclasses import replace
@@ -8,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from PIL import Image, ImageSequence
 
 from captioner import overlay
@@ -204,7 +207,7 @@ def test_a_visual_sentinel_shows_how_much_a_word_looked():
         assert f"looked {share} at the photo, most at the centre" in page
         assert f"<td>{share}</td>" in page
     assert style.describe_spread(caption, 1, Style()) == "looked 75 %: 1.0 of 35 cells"
-    assert "sum" not in figures._notes(caption, 1, Style())
+    assert "sum" not in "".join(figures._notes(caption, 1, Style(), figures.TILE))
 
 
 def test_entropy_of_normalised_weights():
@@ -296,6 +299,47 @@ def test_the_figure_leads_with_content_words():
     assert lightest(short)[:-150].sum() == pytest.approx(2 * cell, rel=0.15)  # without the legend
     assert 2.1 * cell < lightest(full)[:-150].sum() < 3 * cell
     assert short.height < full.height
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"method": "occlusion"},
+        {"has_sentinel": True, "unknown": tuple(range(9))},
+        {"unknown": tuple(range(9))},
+    ],
+)
+def test_no_text_of_a_figure_runs_into_another(fields):
+    words = ("a", "in", "of", "dog", "the", "on", "grass", "by", "an")
+    maps = np.random.default_rng(0).dirichlet(np.full(256, 0.3), 9).reshape(9, 16, 16)
+    maps *= np.linspace(0.1, 1, 9)[:, None, None]
+    caption = make_caption(maps, PHOTO.size, words=words, **fields)
+    scale = "shared" if "method" in fields else "own"
+    with figures._settings():
+        drawing = figures._plot(caption, PHOTO, Style(scale=scale))
+        renderer = FigureCanvasAgg(drawing).get_renderer()
+        extents = [text.get_window_extent(renderer) for text in drawing.axes[0].texts]
+    assert len(extents) > 2 * len(words)
+    for one, other in itertools.combinations(extents, 2):
+        assert not one.overlaps(other)
+
+
+@pytest.mark.parametrize("method", ["occlusion", "integrated-gradients"])
+def test_signed_maps_say_which_sign_they_show(method):
+    shown = {
+        "occlusion": {"positive": "falls", "negative": "rises", "absolute": "falls and rises"},
+        "integrated-gradients": {s: s for s in ("positive", "negative", "absolute")},
+    }[method]
+    weights = np.random.default_rng(0).normal(size=(4, 7, 5))
+    caption = make_caption(weights, PHOTO.size, method=method)
+    for sign, word in shown.items():
+        end = f"{word} by occlusion" if method == "occlusion" else f"{word} integrated gradients"
+        page = html.unescape(overlay.page([caption], [PHOTO], Style(sign=sign)))
+        assert f"<p>Share of the {end} per cell" in page
+        assert f": {end}, most at the " in page
+        drawing = figures._plot(caption, PHOTO, Style(sign=sign))
+        legend = [text.get_text() for text in drawing.axes[0].texts][-1]
+        assert legend.startswith(f"share of the {end} per cell")
 
 
 def test_figures_use_other_fonts_for_characters_that_dejavu_lacks(monkeypatch):

@@ -161,6 +161,21 @@ def test_play_continues_until_a_word_is_chosen(simple):
     word(simple, 2).click()
     simple.wait_for_timeout(1200)
     assert pressed.inner_text() == "grass"
+    simple.get_by_role("button", name="Play").click()
+    pressed.filter(has_text="on").wait_for(timeout=20_000)
+    simple.get_by_role("button", name="Stop").click()
+    simple.wait_for_timeout(1200)
+    assert pressed.inner_text() == "grass"
+    assert simple.get_by_role("button", name="Play").is_visible()
+
+
+@pytest.mark.parametrize("size", [(300, 500), (500, 300)])
+def test_the_small_maps_are_next_to_the_photo(size, visit):
+    page = visit(overlay.page([make_caption(one_hot(CELLS), size)], [gray(size)]))
+    page.set_viewport_size({"width": 1800, "height": 900})
+    photo, tiles = (page.locator(part).bounding_box() for part in (".photo", ".tiles"))
+    assert 0 < tiles["x"] - photo["x"] - photo["width"] < 40
+    assert tiles["y"] < photo["y"] + photo["height"]
 
 
 def test_local_attention_shows_its_window_and_centre(visit):

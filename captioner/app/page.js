@@ -26,3 +26,17 @@ for (const kind of ["change", "drop"]) document.addEventListener(kind, (event) =
   event.stopImmediatePropagation();
   event.target.dispatchEvent(new DragEvent("drop", { dataTransfer, bubbles: true, cancelable: true }));
 }, true);
+// Gradio sends every number that is typed. One out of range waits until the field is left, and becomes
+// the nearest of the range; an empty field gets its last number back.
+const last = new WeakMap();
+for (const kind of ["focusin", "input", "change"]) document.addEventListener(kind, (event) => {
+  const { target } = event, { min, max, value } = target;
+  if (target.type !== "number") return;
+  const least = min === "" ? -Infinity : Number(min), most = max === "" ? Infinity : Number(max);
+  const nearest = value === "" ? last.get(target) : String(Math.min(Math.max(value, least), most));
+  if (value !== "" && Number(nearest) === Number(value)) return void last.set(target, value);
+  event.stopImmediatePropagation();
+  if (kind !== "change") return;
+  target.value = nearest;
+  target.dispatchEvent(new Event("input", { bubbles: true }));
+}, true);

@@ -10,11 +10,12 @@ import jinja2
 
 from captioner.app.api import add_endpoints
 from captioner.app.example_photos import Example
-from captioner.app.panel import ALL, PRIVATE, Stage
+from captioner.app.panel import ALL, PRIVATE, Listen, Stage
 from captioner.app.served_models import COUNT, MAX_BEAM, OWN, Models
 from captioner.app.upload import PhotoInput, one_line_html
 from captioner.decoding import Decoding
-from captioner.limits import METHODS
+from captioner.errors import CaptionerError
+from captioner.limits import METHODS, SEED, Number, check
 from captioner.overlay import Style
 from captioner.overlay.html import FOLDER as OVERLAY
 
@@ -42,7 +43,8 @@ THEME = gr.themes.Base(
     neutral_hue=gr.themes.colors.zinc,
     font=["system-ui", "sans-serif"],
     font_mono=["ui-monospace", "monospace"],
-)
+).set(checkbox_border_color="*neutral_500", checkbox_border_color_dark="*neutral_400")
+Choice = partial(gr.Dropdown, filterable=False)  # a text that is no choice would stay in the field
 
 
 def _text(*files: Path) -> str:
@@ -75,7 +77,13 @@ class _Page(gr.Blocks):
     async def preprocess_data(self, block_fn: Any, inputs: list[Any], *options: Any) -> Any:
         """Convert the inputs to what the functions take."""
         try:
+            for block, value in zip(block_fn.inputs, inputs, strict=False):
+                ends: Any = [getattr(block, end, None) for end in ("minimum", "maximum")]
+                if None not in ends:
+                    check(block.label, value, Number(*ends, whole=False))
             return await super().preprocess_data(block_fn, inputs, *options)
+        except CaptionerError as error:
+            raise gr.Error(one_line_html(str(error)), print_exception=False) from error
         except Exception as error:
             wrong = "an input has the wrong form; the API page shows what each takes"
             text = error.message if isinstance(error, gr.Error) else wrong
@@ -99,7 +107,7 @@ def build(models: Models, examples: Sequence[Example]) -> gr.Blocks:
             with gr.Column(elem_classes="result"):
                 stage = Stage(models)
             with gr.Column(elem_classes="settings"):
-                query, style, changes = _settings(models)
+                query, style, change, asked = _settings(models)
 
         # The photo moves to `path` at once, so that the next one can be dropped, and so that no
         # browser has to show a TIFF or a file that is no image.
@@ -113,15 +121,16 @@ def build(models: Models, examples: Sequence[Example]) -> gr.Blocks:
             return next((str(e.path) for i, e in enumerate(examples) if i == index), gr.skip())
 
         strip.select(choose, None, path, **PRIVATE)
-        stage.connect(partial(gr.on, [path.change, page.load]), path, changes, query, style)
+        new_photo = partial(gr.on, [path.change, page.load])
+        stage.connect(new_photo, path, change, asked, query, style)
         add_endpoints(models)
     return page
 
 
-def _settings(models: Models) -> tuple[list[Any], list[Any], list[Any]]:
-    """Add the controls; return ``query``, ``style`` and ``changes`` for ``Stage.connect``."""
-    name = gr.Dropdown(models.names, value=models.names[0], label="Model")
-    other = gr.Dropdown([NONE, *models.names], value=NONE, label="Compare with")
+def _settings(models: Models) -> tuple[list[Any], list[Any], Listen, list[Listen]]:
+    """Add the controls; return ``query``, ``style``, ``change`` and ``asked`` for ``Stage.connect``."""
+    name = Choice(models.names, value=models.names[0], label="Model")
+    other = Choice([NONE, *models.names], value=NONE, label="Compare with")
     sentence = gr.Textbox(
         label="Your sentence", placeholder="a brown dog on grass", max_lines=3,
         info="See where the model looks while it reads it.", elem_id="sentence",
@@ -129,16 +138,16 @@ def _settings(models: Models) -> tuple[list[Any], list[Any], list[Any]]:
     with gr.Row():
         explain = gr.Button("Explain", size="sm", min_width=90, variant="primary")
         clear = gr.Button("Model's caption", size="sm", min_width=90)
-    method = gr.Dropdown(
+    method = Choice(
         list(METHODS), value="attention", label="Explain by", elem_id="method",
         info="All but attention and rollout take seconds.",
     )  # fmt: skip
     with gr.Accordion("Search", open=False):
         sizes = [("model default", OWN), *range(1, MAX_BEAM + 1)]
-        beam_size = gr.Dropdown(sizes, value=OWN, label="Beam size", info="1 is greedy search.")
+        beam_size = Choice(sizes, value=OWN, label="Beam size", info="1 is greedy search.")
         way = gr.Radio(WAYS, value="beam", label="Several captions by", elem_id="way")
         counts = [("model default", OWN), *range(1, int(COUNT.high) + 1)]
-        count = gr.Dropdown(counts, value=OWN, label="Number of captions", elem_id="count")
+        count = Choice(counts, value=OWN, label="Number of captions", elem_id="count")
         with gr.Column(visible=False) as diverse:
             diversity = gr.Slider(
                 0, 3, Decoding.diversity, step=0.1, label="Diversity",
@@ -152,8 +161,8 @@ def _settings(models: Models) -> tuple[list[Any], list[Any], list[Any]]:
                 0.05, 1, 0.95, step=0.05, label="Top-p", info="Lower leaves out improbable words."
             )
             seed = gr.Number(
-                0, precision=0, minimum=0, label="Seed", info="The same seed gives the same captions.",
-                elem_id="seed",
+                0, precision=0, minimum=SEED.low, maximum=SEED.high, label="Seed", elem_id="seed",
+                info="The same seed gives the same captions.",
             )  # fmt: skip
         way.change(
             lambda way: [gr.update(visible=way == name) for name in ("diverse", "sampled")],
@@ -165,7 +174,7 @@ def _settings(models: Models) -> tuple[list[Any], list[Any], list[Any]]:
         scale = gr.Radio(SCALES, value=Style.scale, label="Colour scale")
         smoothing = gr.Radio(SMOOTHINGS, value=Style.smoothing, label="Smoothing")
         layer, head = (
-            gr.Dropdown(
+            Choice(
                 [("all, averaged", ALL), *((str(i + 1), i) for i in range(count))], value=ALL,
                 label=label, info="For the attention of decoders with several.",
             )
@@ -174,9 +183,10 @@ def _settings(models: Models) -> tuple[list[Any], list[Any], list[Any]]:
     cleared = clear.click(lambda: "", None, sentence, queue=False, **PRIVATE)
     search: list[Any] = [beam_size, method, way, count, diversity, temperature, top_p, seed]
     chosen = [control.change for control in (name, other, *search)]
-    changes = [partial(gr.on, [sentence.submit, explain.click, *chosen]), cleared.then]
+    asked: list[Listen] = [partial(gr.on, [sentence.submit, explain.click]), cleared.then]
     return (
         [name, other, sentence, *search],
         [layer, head, opacity, scale, smoothing, look],
-        changes,
+        partial(gr.on, chosen),
+        asked,
     )

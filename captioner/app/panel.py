@@ -34,6 +34,9 @@ BUSY, IDLE = (
     f"() => document.querySelector('#stage')?.classList.{change}('busy')"
     for change in ("add", "remove")
 )
+# On a phone, the answer is above the controls that ask for it.
+REVEAL = """() => requestAnimationFrame(() => (document.querySelector('#notice [role="alert"]')
+  ?? document.querySelector('#stage h2'))?.scrollIntoView({ block: 'nearest' }))"""
 
 Answers = tuple[Answer, ...]  # the state of an open page: each model's answer for its photo
 Listen = Callable[..., Any]
@@ -59,7 +62,8 @@ class Panel:
         with gr.Column(visible=False, min_width=300) as self.column:
             self.others = gr.Radio(
                 [], label="Captions found, best first", elem_classes="others",
-                info="Ranked by their probability, normalised by length.",
+                info="The percentage is the probability of a word on average, by which captions are "
+                "ranked. Confidence is the probability that the caption is right.",
                 elem_id=f"others-{number}", interactive=True,
             )  # fmt: skip
             with gr.Row():
@@ -115,7 +119,8 @@ class Stage:
         self,
         new_photo: Listen,
         path: Any,
-        changes: list[Listen],
+        change: Listen,
+        asked: list[Listen],
         query: list[Any],
         style: list[Any],
     ) -> None:
@@ -123,17 +128,18 @@ class Stage:
 
         ``query`` are the inputs of ``ask``, and ``style`` those of ``style_of``.
 
-        ``new_photo`` listens to the events after which there is a new photo at ``path``; ``changes``
-        listen to those after which the models answer again.
+        ``new_photo`` listens to the events after which there is a new photo at ``path``; ``change`` and
+        ``asked`` to those after which the models answer again, the latter to show the answer at once.
         """
-        asks: list[tuple[Listen, Any]] = [(new_photo, path)]
-        asks += [(listen, self.answers) for listen in changes]
-        for listen, first in asks:
+        for listen in (new_photo, change, *asked):
             listen(None, js=BUSY, **PRIVATE)
-            inputs = [first, *query, *style]
-            asked = listen(self.noticed(self.ask), inputs, self.outputs, **LATEST, **MODEL)
-            asked.then(None, js=IDLE, **PRIVATE)
-            asked.then(self.catch_up, [self.answers, self.drawn, *style], self.outputs, **PRIVATE)
+            inputs = [path if listen is new_photo else self.answers, *query, *style]
+            answered = listen(self.noticed(self.ask), inputs, self.outputs, **LATEST, **MODEL)
+            answered.then(None, js=IDLE, **PRIVATE)
+            if listen in asked:
+                answered.then(None, js=REVEAL, **PRIVATE)
+            state = [self.answers, self.drawn, *style]
+            answered.then(self.catch_up, state, self.outputs, **PRIVATE)
         state = [self.answers, *style]
         restyled = [control.change for control in style]
         gr.on(restyled, self.noticed(self.show), state, self.outputs, **LATEST, **PRIVATE)

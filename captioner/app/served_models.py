@@ -11,14 +11,13 @@ from typing import Any
 from PIL import Image
 
 from captioner import images
-from captioner.base_predictor import BasePredictor
+from captioner.base_predictor import BasePredictor, sentence_words
 from captioner.caption import Caption
 from captioner.errors import ImageError, ModelError, UsageError, unknown
 from captioner.limits import Number, check
 from captioner.loading import load
 from captioner.model_folder import BEST, MODEL
 from captioner.resources import bundled_models
-from captioner.text import MAX_WORD, Tokenizer
 
 CONCURRENCY = max(2, min(4, os.cpu_count() or 1))  # requests computed at the same time
 MAX_PIXELS = 50_000_000  # 150 MB in 8-bit RGB
@@ -218,10 +217,7 @@ class Models:
 
 
 def _explain(predictor: BasePredictor, photo: images.Source, sentence: str) -> Caption:
-    # The time grows with the square of the number of words.
-    longest = MAX_WORDS * (MAX_WORD + 1)  # with a space after each
-    if len(sentence) > longest or len(Tokenizer()(sentence)) > MAX_WORDS:
-        raise UsageError(f"the sentence is too long; shorten it to at most {MAX_WORDS} words")
+    sentence_words(sentence, MAX_WORDS)  # the time grows with the square of their number
     return predictor.explain(photo, sentence)
 
 

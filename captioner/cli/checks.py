@@ -32,7 +32,7 @@ from captioner.cli.outputs import (
 )
 from captioner.cli.parser import did_you_mean
 from captioner.errors import UsageError, plural, printable
-from captioner.limits import DECODING, NO_CAPTUM, NO_LAYERS, SAMPLING, SCENE, SIGNED
+from captioner.limits import DECODING, NO_CAPTUM, NO_LAYERS, SAMPLING, SCENE
 from captioner.model_folder import (
     BEST,
     CARD,
@@ -253,7 +253,7 @@ def _check_generation(given: dict[str, Any]) -> None:
 
 def _check_layers(given: dict[str, Any]) -> None:
     """Refuse layers, heads and methods that the model or the installation does not have."""
-    if given.get("method") == SIGNED[0] and importlib.util.find_spec("captum") is None:
+    if given.get("method") == "integrated-gradients" and importlib.util.find_spec("captum") is None:
         raise UsageError(NO_CAPTUM)
     name = given.get("model", resources.DEFAULT_MODEL)
     config = None if name.startswith(resources.HF) else _config(name)

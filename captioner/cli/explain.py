@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
             raise UsageError(f"{options.model} has the methods attention and rollout only")
     if options.sign != "positive" and options.method not in SIGNED:
         raise UsageError(
-            f"--sign is for methods with negative values: give --method {SIGNED[0]} or {SIGNED[1]}"
+            f"--sign is for methods with negative values: give --method {' or '.join(SIGNED)}"
         )
     paths = find(options.inputs)
     bases = _output_bases(paths, options.output)

@@ -23,12 +23,12 @@ from PIL.PngImagePlugin import PngInfo
 from captioner import images
 from captioner.caption import Caption
 from captioner.errors import UsageError
-from captioner.limits import METHODS
 from captioner.overlay.heatmap import color_table, draw_map, fit, load_image, lowest, peaks
 from captioner.overlay.style import (
     DEFAULT_STYLE,
     Style,
     content_words,
+    describe_measure,
     describe_mechanism,
     describe_spread,
     maps,
@@ -152,21 +152,30 @@ def _plot(caption: Caption, photo: images.Source | None, style: Style) -> Figure
     columns = max(3, -(-(1 + len(content)) // rows))
     width = columns * (TILE + GAP) - GAP
     small = (width + GAP) / (2 * columns) - GAP
+    notes = {index: _notes(caption, index, style, TILE) for index in content}
+    notes |= {index: _notes(caption, index, style, small) for index in others}
     title = textwrap.wrap(sentence(caption), int(11 * width))
     top = MARGIN + LINE * len(title) + 0.1
-    middle = top + rows * (WORD + TILE * ratio + NOTES)
-    bottom = middle + -(-len(others) // (2 * columns)) * (WORD + small * ratio + NOTES)
+    high, low = (
+        WORD + side * ratio + max([NOTES, *(0.12 + 0.1 * len(notes[i]) for i in indices)])
+        for side, indices in ((TILE, content), (small, others))
+    )  # of a row
+    middle = top + rows * high
+    bottom = middle + -(-len(others) // (2 * columns)) * low
 
     size = (width + 2 * MARGIN, bottom + LEGEND)
     drawing = Figure(size)  # one plot whose units are inches from the top left corner
     axes = drawing.add_axes((0, 0, 1, 1), xlim=(0, size[0]), ylim=(size[1], 0), autoscale_on=False)
     axes.set_axis_off()
     axes.text(MARGIN, MARGIN, "\n".join(title), size=TITLE, color=INK, va="top")
-    for indices, start, side in (([None, *content], top, TILE), (others, middle, small)):
+    for indices, start, side, row in (
+        ([None, *content], top, TILE, high),
+        (others, middle, small, low),
+    ):
         per_row = columns if side == TILE else 2 * columns
         for number, index in enumerate(indices):
             x = MARGIN + number % per_row * (side + GAP)
-            y = start + number // per_row * (WORD + side * ratio + NOTES)
+            y = start + number // per_row * row
             word = "photo" if index is None else caption.words[index]
             ink = INK if side == TILE and index is not None else GRAY
             axes.text(x, y, textwrap.shorten(word, int(13 * side)), size=TEXT, color=ink, va="top")
@@ -175,14 +184,17 @@ def _plot(caption: Caption, photo: images.Source | None, style: Style) -> Figure
             right, end = x + scale * image.width, y + WORD + scale * image.height
             axes.imshow(drawn, extent=(x, right, end, y + WORD), aspect="auto")
             if index is not None:
-                notes = _notes(caption, index, style)
-                axes.text(x, y + WORD + side * ratio + 0.05, notes, va="top")
+                below = "\n".join(notes[index])
+                axes.text(x, y + WORD + side * ratio + 0.05, below, va="top")
     _draw_legend(axes, caption, style, bottom)
     return drawing
 
 
-def _notes(caption: Caption, index: int, style: Style) -> str:
-    """Return the lines below a map: its spread, an unusual sum of weights, and its own scale."""
+def _notes(caption: Caption, index: int, style: Style, width: float) -> list[str]:
+    """Return the lines below a map: its spread, an unusual sum of weights, and its own scale.
+
+    They are wrapped to the width of the map in inches.
+    """
     total = float(maps(caption, style)[index].sum())
     notes = [describe_spread(caption, index, style)]
     if index in caption.unknown:
@@ -196,7 +208,7 @@ def _notes(caption: Caption, index: int, style: Style) -> str:
         )
     if style.scale == "own":
         notes.append(f"own scale, to {peaks(caption, style)[index]:.2g}")
-    return "\n".join(notes)
+    return [line for note in notes for line in textwrap.wrap(note, int(22 * width))]
 
 
 def _draw_legend(axes: Axes, caption: Caption, style: Style, y: float) -> None:
@@ -211,7 +223,7 @@ def _draw_legend(axes: Axes, caption: Caption, style: Style, y: float) -> None:
     if caption.outside is not None:
         outside = f"; {caption.outside.mean():.0%} of the attention is on no cell"
     text = (
-        f"{METHODS[caption.method]} per {caption.geometry.describe()}; "
+        f"{describe_measure(caption, style)} per {caption.geometry.describe()}; "
         f"{'each word on its own scale' if own else 'one scale for all words'}\n"
         f"{caption.model}: {describe_mechanism(caption, style)}\n"
         f"log-probability {caption.log_prob:.2f}{outside}"

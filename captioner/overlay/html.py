@@ -15,13 +15,13 @@ import numpy as np
 from captioner import images
 from captioner.caption import Caption
 from captioner.errors import UsageError
-from captioner.limits import METHODS
 from captioner.overlay import heatmap
 from captioner.overlay.style import (
     DEFAULT_STYLE,
     Style,
     content_words,
     describe_location,
+    describe_measure,
     describe_mechanism,
     entropies,
     maps,
@@ -94,7 +94,7 @@ def _item(caption: Caption, photo: images.Source | None, style: Style) -> dict[s
         "photo": images.data_url(image),
         "name": Path(caption.image).name if caption.image else "",
         "mechanism": describe_mechanism(caption, style),
-        "shows": METHODS[caption.method].capitalize(),
+        "shows": describe_measure(caption, style).capitalize(),
         "content": content,
         "data": {
             "text": sentence(caption),
@@ -136,12 +136,13 @@ def _word(caption: Caption, index: int, peak: float, style: Style) -> dict[str, 
         descending = np.sort(weights, axis=None)[::-1]
         half = (1 + np.searchsorted(descending.cumsum(), weights.sum() / 2)) / weights.size
         part = "the regions" if caption.geometry.boxes else "the photo"
-        share = "its attention went to" if caption.method == "attention" else "it is in"
+        share = "its attention went to" if caption.method == "attention" else "the map is in"
         description += f"; half or more of {share} {100 * half:.0f} % of {part}"
     if caption.visual_grounding is not None:
         grounding = f"{100 * caption.visual_grounding[index]:.0f} %"
         description = f"{grounding} at the photo, {description}"
-    verb = "looked" if caption.method == "attention" else f"{caption.method},"
+    measure = describe_measure(caption, style).removeprefix("share of ").removeprefix("the ")
+    verb = "looked" if caption.method == "attention" else f"{measure},"
     if index in caption.unknown:
         description += "; the model does not know this word and reads it as <unk>"
     return {

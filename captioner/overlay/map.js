@@ -164,7 +164,7 @@ class AttentionMap extends HTMLElement {
     });
     this.tiles.forEach((tile) => tile.addEventListener("click", () => this.stop(Number(tile.dataset.word))));
     this.play = this.querySelector(".play");
-    this.play.addEventListener("click", () => (this.timer ? this.stop(this.shown) : this.start()));
+    this.play.addEventListener("click", () => (this.timer ? this.stop(this.before) : this.start()));
     const copy = this.querySelector(".copy");
     copy.addEventListener("click", async () => {
       copy.textContent = (await copyText(this.data.text)) ? "Copied" : "Press Ctrl+C";
@@ -174,7 +174,8 @@ class AttentionMap extends HTMLElement {
 
   start() {
     let next = 0;
-    this.play.setAttribute("aria-pressed", "true");
+    this.before = this.shown;
+    this.play.textContent = "Stop";
     this.live.setAttribute("aria-live", "off"); // the words change too fast to be read out
     const step = () => this.show(next++ % this.buttons.length);
     this.timer = setInterval(step, WORD_MS);
@@ -184,7 +185,7 @@ class AttentionMap extends HTMLElement {
   stop(index) {
     clearInterval(this.timer);
     this.timer = null;
-    this.play.setAttribute("aria-pressed", "false");
+    this.play.textContent = "Play";
     this.live.setAttribute("aria-live", "polite");
     this.show(index);
   }

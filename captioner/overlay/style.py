@@ -118,6 +118,12 @@ def describe_mechanism(caption: Caption, style: Style = DEFAULT_STYLE) -> str:
     return caption.mechanism + layer + head + method + sign
 
 
+def describe_measure(caption: Caption, style: Style = DEFAULT_STYLE) -> str:
+    """Return what a map shows in each region: attention weights, or shares of what a method finds."""
+    signs = limits.SIGNED.get(caption.method, {})
+    return limits.METHODS[caption.method].format(signs.get(style.sign))
+
+
 def entropies(weights: Float32[np.ndarray, "T rows columns"]) -> Float32[np.ndarray, " T"]:
     """Return the entropy in nats of each normalised map: 0 (one cell) to ln(rows · columns) (uniform).
 
