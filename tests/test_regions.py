@@ -205,7 +205,7 @@ def test_a_model_folder_and_features_at_another_place(photos, tmp_path, monkeypa
     model = captioner(tmp_path / "gone")
     checkpoint.save(model, tmp_path / "model", "a card", Decoding())
     loaded = checkpoint.load(tmp_path / "model").captioner
-    with pytest.raises(UsageError, match="gone': set .* CAPTIONER_FEATURES"):
+    with pytest.raises(UsageError, match=r"gone': set .* CAPTIONER_FEATURES"):
         Predictor(loaded, "regions", "cpu").caption(photos[0])
     monkeypatch.setenv("CAPTIONER_FEATURES", str(tmp_path))
     moved = Predictor(checkpoint.load(tmp_path / "model").captioner, "regions", "cpu")

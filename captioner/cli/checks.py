@@ -269,7 +269,8 @@ def _check_layers(given: dict[str, Any]) -> None:
             raise UsageError(f"'{name}' has one map for each word: leave out --{option}")
         if given.get(option, 0) >= count:
             raise UsageError(
-                f"--{option}: there is no {option} {given[option] + 1}: '{name}' has {plural(count, option)}"
+                f"--{option}: there is no {option} {given[option] + 1}: "
+                f"'{name}' has {plural(count, option)}"
             )
 
 
