@@ -78,9 +78,9 @@ class _Page(gr.Blocks):
         """Convert the inputs to what the functions take."""
         try:
             for block, value in zip(block_fn.inputs, inputs, strict=False):
-                ends: Any = [getattr(block, end, None) for end in ("minimum", "maximum")]
-                if None not in ends:
-                    check(block.label, value, Number(*ends, whole=False))
+                low, high = (getattr(block, end, None) for end in ("minimum", "maximum"))
+                if low is not None and high is not None:
+                    check(block.label, value, Number(low, high, whole=False))
             return await super().preprocess_data(block_fn, inputs, *options)
         except CaptionerError as error:
             raise gr.Error(one_line_html(str(error)), print_exception=False) from error

@@ -14,7 +14,7 @@ from captioner.resources import bundled_models
 
 GOOD_FOR = {
     "luong-dot": "general use: the sharpest maps, and the most kinds of photos (the default)",
-    "luong-dot-critical": "the best scores; its sentences are less coherent",
+    "luong-dot-critical": "the best BLEU and CIDEr; its sentences are less coherent",
     "show-attend-tell-soft": "studying soft attention as in the paper",
     "show-attend-tell-hard": "studying hard attention: one sampled region for each word",
     "transformer": "the smallest; has maps for each layer and head",
