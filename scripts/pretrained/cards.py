@@ -52,14 +52,14 @@ def _grounding(name: str, results: Path) -> str:
             "reference" if regime == "forced" else "its own",
             found["coverage"]["mentions_with_mask"],
             *(interval(found["scores"][kind]["pointing"]) for kind in ("model", "uniform")),
-            found["coverage"]["images_with_pair"],
+            found["coverage"]["pairs"],
             interval(found["scores"]["model"]["discrimination"]),
         ]
         for regime, found in (grounding["regimes"] if grounding else {}).items()
         if "scores" in found
     ]
     head = "captions | words | pointing, % | pointing of a uniform map, %"
-    return table(f"{head} | photos with a pair | paired objects, %", rows)
+    return table(f"{head} | pairs | paired objects, %", rows)
 
 
 def _faithfulness(name: str, results: Path) -> str:
