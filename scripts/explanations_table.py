@@ -156,7 +156,8 @@ def main(arguments: list[str] | None = None) -> None:
     text = "start no further photo after this time; the record has the number of photos"
     parser.add_argument("--minutes", type=float, default=1e9, help=text)
     parser.add_argument("--jobs", type=int, default=2, help="models measured at the same time")
-    parser.add_argument("--models", nargs="+", default=bundled_models(), help="bundled models")
+    only = "measure these models, and keep the figures of the others in the file"
+    parser.add_argument("--models", nargs="+", choices=bundled_models(), default=[], help=only)
     parser.add_argument("--output", type=Path, help="docs/results/explanations.json")
     parser.add_argument("--page", type=Path, metavar="FILE", help="write the table of this record")
     options = parser.parse_args(arguments)
@@ -171,13 +172,16 @@ def main(arguments: list[str] | None = None) -> None:
     records = readers.read("flickr8k", options.root).of_split(VAL)[: options.limit]
     data = entity_images.read(options.entities, records)
     data = replace(data, images=tuple(replace(i, captions=i.captions[:1]) for i in data.images))
-    jobs = (joblib.delayed(measure)(name, data, options.minutes) for name in options.models)
-    found = joblib.Parallel(options.jobs)(jobs)
+    names = options.models or list(bundled_models())
+    jobs = (joblib.delayed(measure)(name, data, options.minutes) for name in names)
+    found = dict(zip(names, joblib.Parallel(options.jobs)(jobs), strict=True))
+    if options.models:
+        found = json.loads(options.output.read_text("utf-8"))["models"] | found
     record = {
         "command": shlex.join(["python", *sys.argv]),
         "data": f"flickr8k, split val, first photos and captions, boxes of {data.source}",
         "settings": "see captioner.explanations and captioner.evaluation.deletion",
-        "models": dict(zip(options.models, found, strict=True)),
+        "models": {name: found[name] for name in bundled_models() if name in found},
         **provenance(),
     }
     write_text(options.output, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
