@@ -141,7 +141,7 @@ def page(record: dict[str, Any]) -> str:
     machine = record["machine"].replace(" 1 threads", " 1 thread")
     conditions = (
         f"{photos} photos with {mentions} phrases in boxes. Bold: the interval of the paired difference "
-        f"from attention excludes 0. Commit {record['commit']}, {machine}."
+        f"from attention excludes 0. Commit {' and '.join(record['commits'])}, {machine}."
     )
     head = ["model", "method", *MEASURES.values(), "seconds a photo"]
     return "\n".join([*table(head, rows), "", conditions])
@@ -175,13 +175,16 @@ def main(arguments: list[str] | None = None) -> None:
     names = options.models or list(bundled_models())
     jobs = (joblib.delayed(measure)(name, data, options.minutes) for name in names)
     found = dict(zip(names, joblib.Parallel(options.jobs)(jobs), strict=True))
+    commits = [provenance()["commit"]]
     if options.models:
-        found = json.loads(options.output.read_text("utf-8"))["models"] | found
+        earlier = json.loads(options.output.read_text("utf-8"))
+        found, commits = earlier["models"] | found, [*earlier["commits"], *commits]
     record = {
         "command": shlex.join(["python", *sys.argv]),
         "data": f"flickr8k, split val, first photos and captions, boxes of {data.source}",
         "settings": "see captioner.explanations and captioner.evaluation.deletion",
         "models": {name: found[name] for name in bundled_models() if name in found},
+        "commits": list(dict.fromkeys(commits)),
         **provenance(),
     }
     write_text(options.output, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
