@@ -239,7 +239,7 @@ class BasePredictor:
         raise NotImplementedError
 
 
-def sentence_words(text: str, most: float = limits.DECODING["max_length"].high) -> list[str]:
+def sentence_words(text: str, most: float | int = limits.DECODING["max_length"].high) -> list[str]:
     """Return the words of a sentence; raise ``UsageError`` if they cannot be explained."""
     words = Tokenizer()(text) if isinstance(text, str) and len(text) <= MAX_TEXT else []
     if not words or len(words) > most or not all(map(is_plain, words)):

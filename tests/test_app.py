@@ -197,8 +197,8 @@ def test_errors_are_one_line(options, message, client, scenes):
         ({1: None}, "model must be a text, got None"),
         ({1: ["x"]}, "model must be a text, got ['x']"),
         ({1: "x"}, "not in the list of choices"),
-        ({2: "x"}, "beam_size must be a number, got 'x'"),
-        ({3: {}}, "length_penalty must be a number, got {}"),
+        ({2: "x"}, "beam_size must be a number from -1 to 20, got 'x'"),
+        ({3: {}}, "length_penalty must be a number from -1 to 3, got {}"),
         ({3: 1e300}, "length_penalty must be a number from -1 to 3, got 1e+300"),
     ],
 )

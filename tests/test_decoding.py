@@ -314,8 +314,9 @@ def test_values_of_another_type_or_outside_the_limits_are_refused(option):
         with pytest.raises(UsageError, match=f"^{option} must be a .{{,150}}$"):
             limits.check(option, value, expected)
     for value in map(int if expected.whole else float, (low, high)):
-        size = {} if option == "diverse_groups" else {"beam_size": 1}
-        decoding = Decoding(**{"beam_size": 100} | size | {option: value})
+        size = 100 if option == "diverse_groups" else 1
+        longest = 200 if option == "min_length" else 24
+        decoding = Decoding(**{"beam_size": size, "max_length": longest} | {option: value})
         assert getattr(decoding, option) == value
 
 
