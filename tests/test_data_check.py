@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from captioner.cli.main import main
 from captioner.data import check as data_check
@@ -144,6 +145,16 @@ def test_the_text_names_ten_of_each_kind(clean, capsys):
 def test_a_folder_without_such_a_data_set(tmp_path, refused):
     error = refused("data", "check", "--data.name=folder", f"--data.root={tmp_path}")
     assert "no captioned image found" in error
+
+
+def test_a_folder_whose_captions_are_in_a_table(tmp_path, capsys):
+    Image.new("RGB", (9, 9)).save(tmp_path / "a.png")
+    (tmp_path / "captions.csv").write_text("image,caption\na.png,a dog\n")
+    status, report = check(tmp_path, capsys, name="folder")
+    items = {problem["kind"]: problem["items"] for problem in report["problems"]}
+    assert status == 1
+    assert "captions.csv' is not read" in items["file"][0]
+    assert items["file"][0].endswith("give data.name csv, or auto")
 
 
 def test_real_photos(shared_data, capsys):

@@ -151,7 +151,9 @@ class Shards:
             name, sha256 = manifest["model"]["name"], manifest["model"]["sha256"]
             decoding = dict(manifest["decoding"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"'{file}' cannot be read ({error!r}); give another folder") from error
+            raise DataError(
+                f"'{file}' is not what captioner writes into such a folder; give another folder"
+            ) from error
         if version != VERSION:
             raise DataError(f"'{file}' is from another version of captioner; give another folder")
         model, now = self.identity["model"], self.identity["decoding"]

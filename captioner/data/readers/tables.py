@@ -141,6 +141,13 @@ def read_folder(root: Path, problems: Problems) -> Iterator[Record]:
     except UsageError:  # no image
         return
     problems.sources.append(root)
+    if not any(file.with_suffix(".txt").is_file() for file in files):
+        for table in sorted([*root.glob("*.csv"), *root.glob("*.jsonl")]):
+            problems.add(
+                "file",
+                f"'{table}' is not read, because data.name folder reads a .txt file beside each photo: "
+                f"give data.name {table.suffix[1:]}, or auto",
+            )
     by_hash = not any(parse_split(name.parts[0]) for name in files.values() if len(name.parts) > 1)
     for file, name in files.items():
         split = hash_split(name.as_posix()) if by_hash else parse_split(name.parts[0])
