@@ -26,8 +26,9 @@ for (const kind of ["change", "drop"]) document.addEventListener(kind, (event) =
   event.stopImmediatePropagation();
   event.target.dispatchEvent(new DragEvent("drop", { dataTransfer, bubbles: true, cancelable: true }));
 }, true);
-// Gradio sends every number that is typed. One out of range waits until the field is left, and becomes
-// the nearest of the range; an empty field gets its last number back.
+// Gradio sends a number with every key that is typed. A number out of range is held back until the user
+// leaves the field, and is then replaced by the nearest number in range. An empty field gets its last
+// number back.
 const last = new WeakMap();
 for (const kind of ["focusin", "input", "change"]) document.addEventListener(kind, (event) => {
   const { target } = event, { min, max, value } = target;

@@ -107,7 +107,7 @@ def build(models: Models, examples: Sequence[Example]) -> gr.Blocks:
             with gr.Column(elem_classes="result"):
                 stage = Stage(models)
             with gr.Column(elem_classes="settings"):
-                query, style, change, asked = _settings(models)
+                query, style, change, requests = _settings(models)
 
         # The photo moves to `path` at once, so that the next one can be dropped, and so that no
         # browser has to show a TIFF or a file that is no image.
@@ -122,13 +122,13 @@ def build(models: Models, examples: Sequence[Example]) -> gr.Blocks:
 
         strip.select(choose, None, path, **PRIVATE)
         new_photo = partial(gr.on, [path.change, page.load])
-        stage.connect(new_photo, path, change, asked, query, style)
+        stage.connect(new_photo, path, change, requests, query, style)
         add_endpoints(models)
     return page
 
 
 def _settings(models: Models) -> tuple[list[Any], list[Any], Listen, list[Listen]]:
-    """Add the controls; return ``query``, ``style``, ``change`` and ``asked`` for ``Stage.connect``."""
+    """Add the controls; return ``query``, ``style``, ``change``, ``requests`` for ``Stage.connect``."""
     name = Choice(models.names, value=models.names[0], label="Model")
     other = Choice([NONE, *models.names], value=NONE, label="Compare with")
     sentence = gr.Textbox(
@@ -183,10 +183,10 @@ def _settings(models: Models) -> tuple[list[Any], list[Any], Listen, list[Listen
     cleared = clear.click(lambda: "", None, sentence, queue=False, **PRIVATE)
     search: list[Any] = [beam_size, method, way, count, diversity, temperature, top_p, seed]
     chosen = [control.change for control in (name, other, *search)]
-    asked: list[Listen] = [partial(gr.on, [sentence.submit, explain.click]), cleared.then]
+    requests: list[Listen] = [partial(gr.on, [sentence.submit, explain.click]), cleared.then]
     return (
         [name, other, sentence, *search],
         [layer, head, opacity, scale, smoothing, look],
         partial(gr.on, chosen),
-        asked,
+        requests,
     )

@@ -120,7 +120,7 @@ class Stage:
         new_photo: Listen,
         path: Any,
         change: Listen,
-        asked: list[Listen],
+        requests: list[Listen],
         query: list[Any],
         style: list[Any],
     ) -> None:
@@ -128,15 +128,16 @@ class Stage:
 
         ``query`` are the inputs of ``ask``, and ``style`` those of ``style_of``.
 
-        ``new_photo`` listens to the events after which there is a new photo at ``path``; ``change`` and
-        ``asked`` to those after which the models answer again, the latter to show the answer at once.
+        ``new_photo`` listens to the events after which there is a new photo at ``path``. ``change`` and
+        ``requests`` listen to the events after which the models answer again. After one of
+        ``requests``, the page scrolls to the answer.
         """
-        for listen in (new_photo, change, *asked):
+        for listen in (new_photo, change, *requests):
             listen(None, js=BUSY, **PRIVATE)
             inputs = [path if listen is new_photo else self.answers, *query, *style]
             answered = listen(self.noticed(self.ask), inputs, self.outputs, **LATEST, **MODEL)
             answered.then(None, js=IDLE, **PRIVATE)
-            if listen in asked:
+            if listen in requests:
                 answered.then(None, js=REVEAL, **PRIVATE)
             state = [self.answers, self.drawn, *style]
             answered.then(self.catch_up, state, self.outputs, **PRIVATE)

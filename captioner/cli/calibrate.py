@@ -16,7 +16,7 @@ from captioner.model_folder import CONFIG, NOT_CALIBRATED, find
 from captioner.resources import HF, bundled_models, find_model
 
 MIN_PHOTOS = 50
-"""With fewer photos, the standard error of the share of right captions may exceed 7 points."""
+"""With fewer photos, the standard error of the share of right captions can exceed 7.1 points."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -149,8 +149,8 @@ def _check_device(option: str, name: str) -> None:
 
 
 def _check_gpu(option: str, name: str) -> None:
-    wanted = name in ("gpu", "mps") or name.startswith("cuda")
-    if (wanted and not _has_gpu()) or (name == "mps" and sys.platform != "darwin"):
+    needs_gpu = name in ("gpu", "mps") or name.startswith("cuda")
+    if (needs_gpu and not _has_gpu()) or (name == "mps" and sys.platform != "darwin"):
         raise UsageError(f"{option}: this machine has no {name!r}; give cpu or auto")
 
 
