@@ -36,6 +36,8 @@ def page(report: Mapping[str, Any], full: bool = False) -> str:
         lines += [_words_verdict(part["faithfulness"]["scores"])]
     elif "scores" in part:
         lines += [_pointing_verdict(part["scores"])]
+    if "on_photo" in part:
+        lines += [_sentinel_verdict(part["on_photo"])]
     if weight := report.get("supervised_by_masks"):
         lines += [
             f"Its attention was supervised by masks or boxes (λ = {weight:g}); do not compare it with "
@@ -70,6 +72,16 @@ def _words_verdict(scores: Mapping[str, Any]) -> str:
     return (
         f"Its {words} words become {most} less likely when the regions that it attends to most are "
         f"erased, {random} for random regions, {least} for those attended to least: {meaning}."
+    )
+
+
+def _sentinel_verdict(on_photo: Mapping[str, Any]) -> str:
+    """Say how well the visual sentinel separates content words from function words."""
+    content, function = (interval(on_photo[name], scale=100) for name in ("content", "function"))
+    return (
+        f"The share of attention on the photo is {content} % for content words and {function} % for "
+        f"function words; a content word has the larger one in {interval(on_photo['auroc'], scale=100)} "
+        "% of such pairs (AUROC)."
     )
 
 

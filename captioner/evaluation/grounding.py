@@ -21,6 +21,7 @@ from jaxtyping import Float64
 
 from captioner.data.masks import MaskedImages
 from captioner.data.scene_grammar import Mention
+from captioner.evaluation import sentinel_use
 from captioner.evaluation.attention_maps import Batch, forced_maps
 from captioner.evaluation.bootstrap import Bootstrap, Ratio, mean
 from captioner.evaluation.image_statistics import Evaluation, Regime, of_images
@@ -115,9 +116,8 @@ class GroundingData:
             torch.manual_seed(batch.seed)  # hard attention may sample
             decoder = self._captioner.decoder
             weights, probs = forced_maps(decoder, batch.annotations, tokens, self._method)
-        if (
-            self.regime == "generated" and self._method == "attention"
-        ):  # the weights, or chosen cells, of the search
+        attention = self._method == "attention"
+        if self.regime == "generated" and attention:  # the weights, or chosen cells, of the search
             weights = [[best.weights] for best in batch.generated]
         kinds = {"model": weights} if probs is None else {"model": weights, "probs": probs}
         for b, index in enumerate(batch.indices):
@@ -126,7 +126,11 @@ class GroundingData:
                 maps = {name: normalised(kind[b][r].numpy()) for name, kind in kinds.items()}
                 if cells is not None:
                     maps = {name: of_boxes @ cells for name, of_boxes in maps.items()}
-                self.add_caption(index, caption, maps, [id == UNK for id in tokens[b][r]])
+                on_photo = None
+                if attention and decoder.has_sentinel:  # the weights of a word sum to 1 - β
+                    on_photo = weights[b][r].double().sum(1).numpy()
+                unknown = [id == UNK for id in tokens[b][r]]
+                self.add_caption(index, caption, maps, unknown, on_photo)
 
     def add_caption(
         self,
@@ -134,6 +138,7 @@ class GroundingData:
         words: Sequence[str],
         maps: dict[str, np.ndarray],
         unknown: Sequence[bool] | None = None,
+        on_photo: np.ndarray | None = None,
     ) -> None:
         """Add a caption of an image.
 
@@ -142,8 +147,11 @@ class GroundingData:
             words: the T words of the caption.
             maps: kind of map → the map of each word, (T, L), whose sum is 1.
             unknown: whether the model does not know each word; None if it can read any.
+            on_photo: the share of each word's attention on the photo, with a visual sentinel, (T,).
         """
         unknown = unknown or [False] * len(words)
+        if on_photo is not None:
+            on_photo = np.where(unknown, np.nan, on_photo)
         find = self.data.mentions if self.regime == "forced" else self.data.named
         mentions = find(words, self.data.images[index])
         numbered = [(mention, self._number(index, unknown, maps, mention)) for mention in mentions]
@@ -156,7 +164,7 @@ class GroundingData:
         ]
         self.left_out["unknown_words"] += sum(unknown)
         entropy = entropies(maps.get("probs", maps["model"]))
-        self.captions.append(CaptionRecord(index, words, numbered, entropy))
+        self.captions.append(CaptionRecord(index, words, numbered, entropy, on_photo))
 
     def _number(
         self, index: int, unknown: Sequence[bool], maps: dict[str, np.ndarray], mention: Mention
@@ -181,7 +189,8 @@ class GroundingData:
     def report(self, seed: int = 0, resamples: int = 2000) -> Evaluation:
         """Score the collected maps; without a mention to score, the report has an ``error`` instead.
 
-        Scores are percentages, except ``map_entropy``, the mean over all words in nats.
+        Scores are percentages, except ``map_entropy``, the mean over all words in nats, and
+        ``on_photo``, see ``captioner.evaluation.sentinel_use``.
         """
         data, regime = self.data, self.regime
         bootstrap = Bootstrap(len(data.images), resamples, seed)
@@ -208,6 +217,8 @@ class GroundingData:
             found["error"] = (
                 f"nothing to score: no known word of the {regime} captions names an object with a mask"
             )
+        if of_sentinel := sentinel_use.measures(self.captions, len(data.images)):
+            found["on_photo"] = bootstrap.intervals(of_sentinel)
         if regime == "generated":
             objects = NamedObjects(self.captions, data)
             for kind, scores in found.get("scores", {}).items():

@@ -24,6 +24,7 @@ class CaptionRecord(NamedTuple):
     words: Sequence[str]
     mentions: list[tuple[Mention, int | None]]  # with the index among the scored ones, if scored
     entropies: Float64[np.ndarray, " T"]  # of each word's attention, nats
+    on_photo: Float64[np.ndarray, " T"] | None = None  # share of attention, with a visual sentinel
 
 
 class _Row(NamedTuple):
