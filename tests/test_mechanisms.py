@@ -26,11 +26,12 @@ QUICK = ("hard", "transformer")  # CI tests the others
     "name",
     [
         pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow)
-        for name in mechanisms_table.MECHANISMS
+        for name in mechanisms_table.TABLES["scenes"]
     ],
 )
 def test_every_mechanism_is_built_with_all_its_options(name, capsys):
-    options = mechanisms_table.MECHANISMS[name]
+    written = mechanisms_table.TABLES["scenes"][name].split()
+    options = [f"--model.{option}" for option in written]
     with pytest.raises(SystemExit) as stopped:
         run.main(["fit", "--config", "configs/shapes.yaml", *options, "--print_config"])
     assert stopped.value.code == 0
@@ -84,7 +85,7 @@ def write(folder, supervised=0.0, generated=True):
 def test_the_page_has_the_figures_of_the_runs(tmp_path):
     runs = [write(tmp_path / "a"), write(tmp_path / "b", generated=False), write(tmp_path / "c", 1)]
     output = tmp_path / "mechanisms.json"
-    mechanisms_table.main([*map(str, runs), "--output", str(output)])
+    mechanisms_table.main(["collect", *map(str, runs), "--output", str(output)])
     lines = results_page.mechanism_tables(json.loads(output.read_text())).splitlines()
     numbers = "2.00 M | 1.5 | 123.5 | 97.0 [96.0, 98.0] | 80.0 [79.0, 81.0] | 90.0 [89.0, 91.0]"
     rest = "40.0 [39.0, 41.0] | 1.50 [0.50, 2.50] |"
