@@ -36,7 +36,7 @@ from captioner.provenance import provenance
 TABLES: dict[str, dict[str, str]] = tomllib.loads(
     Path(__file__).with_suffix(".toml").read_text("utf-8")
 )
-TWO_PROCESSES = "--trainer.precision=bf16-mixed --trainer.devices=2 --trainer.strategy=ddp".split()
+TWO_PROCESSES = ["--trainer.precision=bf16-mixed", "--trainer.devices=2", "--trainer.strategy=ddp"]
 EPOCHS = "--trainer.max_epochs=4"
 HARDER = ("max_objects=6",)
 PHOTOS = 16  # of a timed step, with 5 captions each
