@@ -15,52 +15,38 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from attention_worth_model import Captions, Model, captions_of
 from attention_worth_page import RESULT, write_page
 from torch import Tensor
-from torch.nn.functional import pad
 
-from captioner.cli.ground_images import open_cache
 from captioner.data.readers import read
-from captioner.data.records import VAL, Record
-from captioner.decoding import search
+from captioner.data.records import VAL
 from captioner.evaluation import adversary, randomisation
-from captioner.evaluation.attention_maps import batches
 from captioner.evaluation.bootstrap import Bootstrap, Ratio
 from captioner.evaluation.cider import CiderD
 from captioner.evaluation.interventions import (
-    Intervened,
     Plan,
     between_photos,
     between_words,
     even,
-    log_probs,
     own,
-    record,
 )
 from captioner.files import write_text
-from captioner.loading import load_own
-from captioner.models.annotations import Annotations
-from captioner.models.decoder import Decoder, index_batch, map_tensors
-from captioner.models.distributions import Sampling
-from captioner.predictor import Predictor
+from captioner.models.decoder import Decoder
 from captioner.provenance import provenance
 from captioner.resources import bundled_models
-from captioner.text import END, PAD, SPECIALS, START, UNK, Tokenizer
-from captioner.word_classes import FUNCTION_WORDS
+from captioner.text import Tokenizer
 
 EVERY = 10  # of the development photos
 REFERENCES = 2  # captions of each photo that are fed in; CIDEr compares with all
 SEEDS = (0, 1, 2)
-BEAM = 5  # the widest search
-ROWS = 100  # captions computed together
-BEAMS = 50  # photos searched together
 ALIKE = (("show-attend-tell-soft", "show-attend-tell-hard"), ("luong-dot", "luong-dot-critical"))
 """Models of one grid, encoder and vocabulary, which can use each other's weights."""
 EPOCHS, CAPTIONS = 3, 2  # of the two trainings
@@ -68,97 +54,6 @@ TRAININGS: dict[str, tuple[str, ...]] = {
     "learned": (),
     "uniform": ("--model.decoder.init_args.attention.init_args.distribution=Uniform",),
 }
-
-
-@dataclass(frozen=True)
-class Captions:
-    """Captions of photos as rows of tokens, sorted by length."""
-
-    photos: list[int]  # of each row
-    firsts: list[bool]  # whether a row is the first caption of its photo
-    tokens: Tensor  # (C, S): <start> words <end> <pad> …
-    lengths: list[int]  # steps of each row, the end included
-
-    def parts(self) -> Iterator[tuple[slice, Tensor]]:
-        """Yield rows of about the same length, and their tokens without common padding."""
-        for start in range(0, len(self.lengths), ROWS):
-            rows = slice(start, start + ROWS)
-            yield rows, self.tokens[rows, : 1 + max(self.lengths[rows])]
-
-    def chosen(self, vocabulary: Sequence[str]) -> dict[str, np.ndarray]:
-        """Return which tokens count, (C, S - 1): all but unknown words, and the content words."""
-        function = torch.tensor([w in FUNCTION_WORDS or w in SPECIALS for w in vocabulary])
-        following = self.tokens[:, 1:]
-        known = (following != PAD) & (following != UNK)
-        content = known & ~function[following]
-        return {"log_prob": known.numpy(), "content": content.numpy()}
-
-
-def captions_of(ids: Sequence[Sequence[Sequence[int]]], longest: int) -> Captions:
-    """Return the rows of the captions of every photo; longer ones are cut and have no end."""
-    rows = [
-        (photo, number == 0, [START, *caption, END][: longest + 1])
-        for photo, of_photo in enumerate(ids)
-        for number, caption in enumerate(of_photo)
-    ]
-    rows.sort(key=lambda row: -len(row[2]))
-    photos, firsts, texts = zip(*rows, strict=True)
-    width = len(texts[0])
-    tokens = torch.tensor([[*text, *[PAD] * (width - len(text))] for text in texts])
-    return Captions(list(photos), list(firsts), tokens, [len(text) - 1 for text in texts])
-
-
-class Model:
-    """A model with the annotations of the photos."""
-
-    def __init__(self, name: str, records: Sequence[Record]) -> None:
-        self.predictor: Predictor = load_own(name)
-        captioner = self.predictor.captioner.requires_grad_(False)
-        self.decoder: Decoder = captioner.decoder
-        decoding = self.predictor.decoding
-        self.decoding = replace(decoding, samples=1, beam_size=min(BEAM, decoding.beam_size))
-        failed: list[str] = []
-        stored = open_cache(self.predictor, records, lambda *_: None)
-        found = [b.annotations for b in batches(captioner, records, BEAMS, failed, cache=stored)]
-        if failed:
-            raise SystemExit(failed[0])
-        # Copies, because gradients cannot pass tensors of inference mode.
-        self.annotations: Annotations = map_tensors(lambda *parts: torch.cat(parts), *found)
-
-    def of(self, captions: Captions, rows: slice) -> Annotations:
-        """Return the annotations of the photo of each row."""
-        return index_batch(self.annotations, torch.tensor(captions.photos[rows]))
-
-    def plan(self, captions: Captions) -> Plan:
-        """Record the model's own weights."""
-        steps, found = captions.tokens.shape[1] - 1, []
-        for rows, tokens in captions.parts():
-            plan = record(self.decoder, self.of(captions, rows), tokens)
-            missing = steps - (tokens.shape[1] - 1)
-            found.append([pad(part, (0, 0, 0, missing)) for part in plan])
-        return tuple(torch.cat(parts) for parts in zip(*found, strict=True))
-
-    def log_probs(self, captions: Captions, plan: Plan) -> np.ndarray:
-        """Return the log-probability of every token, (C, S - 1), with the weights of a plan."""
-        found = np.zeros((len(captions.lengths), captions.tokens.shape[1] - 1))
-        for rows, tokens in captions.parts():
-            decoder = Intervened(self.decoder, tuple(part[rows] for part in plan))
-            values = log_probs(decoder, self.of(captions, rows), tokens)
-            found[rows, : values.shape[1]] = values.numpy()
-        return found
-
-    def search(self, plan: Plan | None = None) -> list[list[int]]:
-        """Return the ids of the best caption of every photo, with the weights of a plan."""
-        found = []
-        for start in range(0, len(self.annotations), BEAMS):
-            numbers = torch.arange(start, min(start + BEAMS, len(self.annotations)))
-            decoder = self.decoder
-            if plan is not None:
-                decoder = Intervened(decoder, tuple(part[numbers] for part in plan))
-            photos = index_batch(self.annotations, numbers)
-            beams = search(decoder, photos, self.decoding, Sampling("argmax"))
-            found += [beam[0].tokens for beam in beams]
-        return found
 
 
 def interventions(

@@ -141,6 +141,20 @@ class Tables(SpeedTables):
         head = "design | BLEU-4 | METEOR | CIDEr | training captions/s | captioning photos/s"
         return table(f"{head} | parameters | attention", rows)
 
+    def two_streams(self) -> str:
+        """One row a design under the two-stream encoder, best CIDEr first."""
+        found = self.of("two-streams")["mechanisms"]
+        rows = []
+        for name in sorted(found, key=lambda name: -found[name]["scores"]["cider"]):
+            [maps] = found[name]["reports"].values()
+            cells = [*figures(found[name]["scores"], HEADLINE)]
+            cells += [interval(maps[metric]) for metric in ("discrimination", "pointing", "mass")]
+            cells += [number(maps["map_entropy"]["value"], 2)]
+            cells += [f"{found[name]['parameters'] / 1e6:.1f} M"]
+            rows.append([name, *cells, number(found[name]["step_milliseconds"], 0)])
+        head = "design | BLEU-4 | METEOR | CIDEr | paired objects, % | pointing, % | mass in box, %"
+        return table(f"{head} | entropy, nats | parameters | step, ms", rows)
+
     def objectives(self) -> str:
         """One row a fine-tuning of the same soft model."""
         rows = [

@@ -1,6 +1,6 @@
 """Make the bundled models again from the photos, on two CPU cores in under two hours each.
 
-python scripts/train_pretrained.py train luong-dot --root DIR --coco DIR
+python scripts/train_pretrained.py train luong-dot --root DIR --coco DIR --entities DIR
 python scripts/train_pretrained.py seed 2 show-attend-tell-soft --root DIR --coco DIR
 python scripts/train_pretrained.py measure show-attend-tell-soft --root DIR --coco DIR
 python scripts/train_pretrained.py cards
@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrained.cards import card
-from pretrained.recipes import COMMON, ENCODER_STEP, RECIPES, options
+from pretrained.recipes import COMMON, ENCODER_STEP, RECIPES, Folders, options
 from pretrained.shipping import ship, ship_encoder
 
 from captioner import resources
@@ -48,28 +48,28 @@ HELD_OUT = 250  # photos of COCO: the second development split
 BATCH = 64
 
 
-def train(name: str, root: Path, coco: Path, runs: Path) -> None:
+def train(name: str, places: Folders) -> None:
     """Run the unfinished trainings of a recipe and ship every model that a training completes."""
     for step in RECIPES[name].steps:
-        run = runs / step
-        fit(run, root, options(step, runs, coco))
+        run = places.runs / step
+        fit(run, places.root, options(step, places))
         publish(run, step)
         if step == ENCODER_STEP:
             print(f"encoder written to {ship_encoder(run)}")
         for ended, recipe in RECIPES.items():
             if recipe.steps[-1] == step:
-                ends = [runs / end for end in recipe.ends]
+                ends = [places.runs / end for end in recipe.ends]
                 folder = ship(ends, ended, card(ended, RESULTS), recipe.decoding)
                 print(f"model written to {folder}")
 
 
-def seed(number: int, name: str, root: Path, coco: Path, runs: Path) -> None:
+def seed(number: int, name: str, places: Folders) -> None:
     """Repeat the seeded step of a recipe, scored with the recipe's search."""
     recipe = RECIPES[name]
     assert recipe.seeded is not None
     search = [f"--model.decoding.{key}={value}" for key, value in asdict(recipe.decoding).items()]
-    run = runs / f"{recipe.seeded}-seed-{number}"
-    fit(run, root, [*options(recipe.seeded, runs, coco), *search, f"--seed_everything={number}"])
+    run = places.runs / f"{recipe.seeded}-seed-{number}"
+    fit(run, places.root, [*options(recipe.seeded, places), *search, f"--seed_everything={number}"])
     publish(run, run.name)
 
 
@@ -130,6 +130,7 @@ def scores(name: str, root: Path, coco: Path) -> dict[str, Any]:
         "scores": scored(records, captions),
         "coco_scores": scored(held_out, generated(predictor, held_out)),
         "decoding": asdict(predictor.decoding),
+        "supervised_by_masks": predictor.supervision,
         "captions": "generated",
         **fluency(captions.values()),
         "mechanism": predictor.captioner.decoder.mechanism,
@@ -184,7 +185,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sub.add_argument("--root", type=Path, required=True, help="Flickr8k as distributed")
         sub.add_argument("--coco", type=Path, required=True, help="val2014; train2017 with masks")
         if command in ("train", "seed"):
-            sub.add_argument("--runs", type=Path, default=Path("runs/pretrained"))
+            sub.add_argument("--runs", type=Path, default=Folders.runs)
+            boxes = "Flickr30k Entities, for models that boxes teach"
+            sub.add_argument("--entities", type=Path, default=Folders.entities, help=boxes)
         else:
             sub.add_argument("--results", type=Path, default=RESULTS)
     commands.add_parser("cards")
@@ -195,9 +198,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     for name in given.names:
         if given.command == "train":
-            train(name, given.root, given.coco, given.runs)
+            train(name, Folders(given.runs, given.root, given.coco, given.entities))
         elif given.command == "seed":
-            seed(given.number, name, given.root, given.coco, given.runs)
+            places = Folders(given.runs, given.root, given.coco, given.entities)
+            seed(given.number, name, places)
         else:
             work = score if given.command == "score" else measure
             work(name, given.root, given.coco, given.results)

@@ -8,7 +8,7 @@ from typing import Any
 from results_tables import METRICS, command, figures, number, table, template
 
 from captioner.markdown import interval
-from pretrained.recipes import RECIPES, SIDE, options
+from pretrained.recipes import RECIPES, SIDE, Folders, options
 
 HERE = Path(__file__).parent
 COUNTS = {
@@ -34,7 +34,7 @@ def card(name: str, results: Path) -> str:
         recipe=recipe,
         scored=scored,
         side=SIDE,
-        coco="--data.sources" in options(recipe.steps[-1], Path(), Path()),
+        coco="--data.sources" in options(recipe.steps[-1], Folders()),
         scores=table(" | ".join([*METRICS.values(), "words per caption"]), [cells]),
         grounding=_grounding(name, results),
         faithfulness=_faithfulness(name, results),

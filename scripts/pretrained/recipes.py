@@ -1,7 +1,7 @@
 """The trainings behind each bundled model, read from recipes.toml."""
 
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,18 @@ RECIPES = {
 }
 
 
-def options(step: str, runs: Path, coco: Path) -> list[str]:
+@dataclass(frozen=True)
+class Folders:
+    """Where trainings read and write."""
+
+    runs: Path = Path("runs/pretrained")
+    root: Path = Path()  # Flickr8k as distributed
+    coco: Path = Path()  # photos of COCO
+    entities: Path = Path()  # Flickr30k Entities: boxes of the phrases of Flickr8k's captions
+
+
+def options(step: str, places: Folders) -> list[str]:
     """Return the options of a step for ``captioner fit``, in addition to ``COMMON``."""
-    folders = {"runs": runs, "coco": coco}
+    folders = asdict(places)
     strings = {name: text.format(**folders) for name, text in _FILE["strings"].items()}
     return STEPS[step].format(**folders, **strings).split()
