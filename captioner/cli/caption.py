@@ -9,48 +9,28 @@ captioner caption holiday/ --output captions.jsonl --num-captions 5 --temperatur
 """
 
 import argparse
-import errno
-import shutil
-import sys
 import warnings
-from collections import Counter, deque
-from collections.abc import Iterator
-from contextlib import nullcontext
-from itertools import chain, islice, repeat
-from pathlib import Path, PurePath
-from typing import Any
 
-from captioner import paths
-from captioner.batch.output_folder import MANIFEST, Shards
-from captioner.batch.rows import Row, encodable, failure
-from captioner.batch.sidecars import EXISTING, FORMATS, PAGE, SHARDS, TABLE, Sidecars
-from captioner.batch.sources import Sources
+from captioner.batch.sidecars import EXISTING, FORMATS
+from captioner.cli import caption_places as places
 from captioner.cli.arguments import (
     FOLDER_OPTIONS,
     add_inputs,
     add_overwrite,
     add_sampling,
     number,
-    open_output,
     positive,
     writes_folder,
 )
-from captioner.cli.progress import captioning, loading, report_failures
 from captioner.cli.writers import WRITERS, format_of
-from captioner.errors import DataError, ImageError, UsageError, os_error, plural, printable
-from captioner.files import write_text
+from captioner.errors import UsageError
 from captioner.limits import SAMPLING, SHARE
-from captioner.resources import HF
 
 ADVANCED = (
     *("batch_size", "engine", "workers", "shard_size", "retry", "overwrite"),
     *("top_k", "top_p", "min_length", "seed", "diverse_groups", "diversity", "prefix", "suffix"),
 )
-FEW = 128
-"""With fewer photos than this, one process finishes before worker processes have started."""
 FOLDER_FORMATS = ("jsonl", "parquet")
-SEARCH = ("beam_size", "diverse_groups", "diversity", "min_length")
-GENERATION = (*SEARCH, *SAMPLING, "num_captions", "confidence", "min_confidence")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -123,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
         )
     search, sampling = (
         [f"--{name.replace('_', '-')}" for name in names if given[name] is not None]
-        for names in (SEARCH, SAMPLING)
+        for names in (places.SEARCH, SAMPLING)
     )
     only = [option for option in search if option != "--min-length"]
     if only and sampling:
@@ -141,9 +121,9 @@ def run(options: argparse.Namespace) -> int:
             f"{[*search, *sampling][0]}, or --confidence and --min-confidence"
         )
     if "write" in options:
-        return _write_sidecars(options) if beside else _write_page(options)
+        return places.write_sidecars(options) if beside else places.write_page(options)
     if not writes_folder(options):
-        return _write_file(options, file_format or format_of(options.output))
+        return places.write_file(options, file_format or format_of(options.output))
     if options.output is None:
         option = min(FOLDER_OPTIONS & given.keys(), default="format parquet").replace("_", "-")
         raise UsageError(f"--{option} writes into a folder: give it with --output DIR")
@@ -152,238 +132,4 @@ def run(options: argparse.Namespace) -> int:
             f"cannot write '{options.output}': a folder holds {' or '.join(FOLDER_FORMATS)}, not "
             f"{file_format}; give --format, or the name of a file"
         )
-    return _write_folder(options, file_format or "jsonl")
-
-
-def _write_file(options: argparse.Namespace, file_format: str) -> int:
-    photos = paths.find(options.inputs)
-    # The error of a single photo is reported at once; more photos are not read twice.
-    broken = _unreadable(photos[0]) if len(photos) == 1 else None
-    few = len(photos) < FEW
-    opened: Any = nullcontext() if broken else _engine(options, {}, few)
-    failed = 0
-
-    def results() -> Iterator[tuple[Path, Row]]:
-        nonlocal failed
-        names = map(str, photos)
-        rows = iter([broken]) if broken else engine.rows(_batches(names, options.batch_size))
-        for path, row in zip(photos, rows, strict=True):
-            failed += _reported(row)
-            yield path, row
-            advance()
-
-    with (
-        opened as engine,
-        captioning(lambda: len(photos)) as advance,
-        open_output(options.output) as stream,
-    ):
-        WRITERS[file_format](results(), stream)
-    return report_failures(failed, len(photos))
-
-
-def _unreadable(photo: Path) -> Row | None:
-    """Return the row of a file that is not a photo; None if it is one."""
-    from captioner import images
-
-    try:
-        if not photo.is_fifo():  # a pipe can be read only once
-            images.load(photo)
-    except ImageError as error:
-        return failure(str(photo), error)
-    return None
-
-
-def _write_folder(options: argparse.Namespace, file_format: str) -> int:
-    sources = Sources(options.inputs)
-    names = iter(sources)
-    first = list(islice(names, 1))  # reports missing inputs before the model is loaded
-    folder = Path(options.output)
-    settings = {k: v for k, v in vars(options).items() if k in ("shard_size", "retry")}
-
-    def count() -> int | None:
-        return None if sources.stores else sum(1 for _ in sources)
-
-    with (
-        _engine(options, {"sources": sources}) as engine,
-        Shards(folder, file_format, engine.identity, **settings).opened() as shards,
-        captioning(count, shards.images) as advance,
-    ):
-        pending = (name for name in chain(shards.retried, first, names) if shards.claim(name))
-        for row in engine.rows(_batches(pending, options.batch_size)):
-            _reported(row)
-            shards.add(row)
-            advance()
-    print(f"{plural(shards.counts['captioned'], 'caption')} in {folder}")
-    listing = f"; '{folder / MANIFEST}' lists them; try them again with --retry"
-    return report_failures(shards.counts["failed"], shards.images, listing)
-
-
-def _write_sidecars(options: argparse.Namespace) -> int:
-    """Write captions where the photos are; photos that keep their caption are not read."""
-    settings = {k: v for k, v in vars(options).items() if k in ("existing", "prefix", "suffix")}
-    sidecars, photos = Sidecars(options.write, **settings), paths.find(options.inputs)
-    done: Counter[str] = Counter()
-    pending: deque[Path] = deque()
-
-    def report(photo: Path, error: Exception) -> None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-            raise error  # it would also stop the other photos
-        broken = _unreadable(photo) if isinstance(error, DataError) else None
-        reason = os_error(error) if isinstance(error, OSError) else error
-        print(f"captioner: {broken['error']['message'] if broken else reason}", file=sys.stderr)
-        done["failed" if broken else "refused"] += 1
-
-    def unfinished() -> Iterator[str]:
-        for photo in photos:
-            try:
-                finished = sidecars.is_finished(photo)
-            except (DataError, OSError) as error:
-                report(photo, error)
-                continue
-            if finished:
-                done["kept"] += 1
-                continue
-            pending.append(photo)
-            yield str(photo)
-
-    names = unfinished()
-    first = list(islice(names, 1))
-    if first:
-        with (
-            _engine(options, {}, len(photos) < FEW) as engine,
-            captioning(lambda: len(photos), done.total()) as advance,
-        ):
-            shown = done.total()
-            for row in engine.rows(_batches(chain(first, names), options.batch_size)):
-                photo = pending.popleft()
-                try:
-                    if _reported(row):
-                        done["failed"] += 1
-                    elif row["caption"] and sidecars.write(photo, row["caption"]):
-                        done["written"] += 1
-                    else:
-                        done["kept"] += 1
-                except (DataError, OSError) as error:
-                    report(photo, error)
-                advance(done.total() - shown)
-                shown = done.total()
-            advance(done.total() - shown)  # those that are kept after the last caption
-    kept = f"{plural(done['kept'], 'photo')} left as {'it is' if done['kept'] == 1 else 'they are'}"
-    print(f"{plural(done['written'], 'caption')} written, {kept}")
-    refused = (
-        f"captions could not be written {'into' if options.write == 'embed' else 'beside'} {{}}"
-    )
-    status = report_failures(done["failed"], len(photos))
-    return max(status, report_failures(done["refused"], len(photos), what=refused))
-
-
-def _write_page(options: argparse.Namespace) -> int:
-    """Write a page of the captions of a folder; what it shows is kept in shards beside it."""
-    folder = Path(options.inputs[0])
-    photos = paths.find([folder])
-    given = {k: v for k, v in vars(options).items() if k in ("existing", "prefix", "suffix")}
-    sidecars, edited = Sidecars("txt", **given), {}
-    if sidecars.existing == "overwrite":
-        shutil.rmtree(folder / SHARDS, ignore_errors=True)
-    elif (folder / TABLE).is_file():
-        edited = _edited_captions(folder / TABLE)
-    names = {encodable(photo.relative_to(folder).as_posix()): photo for photo in photos}
-    failed = 0
-    with (
-        _engine(options, {"thumbnails": True}, len(photos) < FEW) as engine,
-        Shards(
-            folder / SHARDS,
-            "jsonl",
-            engine.identity,
-            shard_size=options.batch_size,
-            retry=True,
-            advice="give --existing overwrite to caption all photos again",
-        ).opened() as shards,
-        captioning(lambda: len(photos), shards.counts["captioned"]) as advance,
-    ):
-        pending = [name for name in names if shards.claim(name)]
-        batches = _batches((str(names[name]) for name in pending), options.batch_size)
-        for name, row in zip(pending, engine.rows(batches), strict=True):
-            failed += _reported(row)
-            shards.add(row | {"image": name})
-            advance()
-    from captioner.overlay.review import page  # imports torch
-
-    found = {row["image"]: row for row in shards.records() if "error" not in row}
-    shown = [
-        {
-            "name": name,
-            "text": "\n".join(edited.get(name, [sidecars.text(found[name]["caption"])])),
-            "confidence": found[name].get("confidence"),
-            **found[name]["thumbnails"],
-        }
-        for name in names
-        if name in found
-    ]
-    write_text(folder / PAGE, page(folder.resolve().name, shown))
-    print(
-        f"{plural(len(shown), 'caption')}, {len(pending) - failed} of them new, in {folder / PAGE}"
-    )
-    return report_failures(failed, len(photos))
-
-
-def _edited_captions(table: Path) -> dict[str, list[str]]:
-    """Read the captions that a person has saved from a page; DataError if a row cannot be read."""
-    from captioner.data.readers.problems import Problems
-    from captioner.data.readers.tables import csv_rows
-
-    edited: dict[str, list[str]] = {}
-    problems = Problems()
-    problems.sources.append(table)
-    for name, captions, _ in csv_rows(table, problems):
-        edited.setdefault(PurePath(name.strip()).as_posix(), []).extend(captions)
-    problems.check()
-    return edited
-
-
-@loading()
-def _engine(options: argparse.Namespace, arguments: dict[str, Any], few: bool = False) -> Any:
-    """Return a context manager of an object with ``rows(batches)`` and ``identity``."""
-    given = vars(options)
-    common = {name: given[name] for name in ("model", "device", *GENERATION)}
-    arguments = common | arguments
-    # A model of transformers is large, and slow on a CPU: one process with all cores, and more time.
-    foreign = str(options.model).startswith(HF)
-    workers = given.get("workers") or (1 if foreign else None)
-    if given.get("engine") == "ray":
-        from captioner.batch.ray_engine import RayEngine
-
-        return RayEngine(arguments, workers, options.batch_size)
-    if not few:
-        from captioner.batch.local_engine import TIMEOUT, LocalEngine
-
-        return LocalEngine(arguments, workers, 50 * TIMEOUT if foreign else None)
-    import torch
-
-    from captioner.batch.batch_captioner import BatchCaptioner
-    from captioner.fast.malloc import keep_memory
-
-    keep_memory()
-    if not foreign:
-        # On a busy machine, several threads wait for each other and take three times as long as one.
-        torch.set_num_threads(1)
-    return nullcontext(BatchCaptioner(**arguments))
-
-
-def _reported(row: Row) -> bool:
-    """Report the error of a photo, if it has one, or that its caption was left out."""
-    if "error" in row:
-        print(f"captioner: {row['error']['message']}", file=sys.stderr)
-    elif not row["caption"]:
-        reason = f": confidence {row['confidence']:.0%}" if "confidence" in row else ""
-        print(f"captioner: '{printable(row['image'])}' has no caption{reason}", file=sys.stderr)
-    return "error" in row
-
-
-def _batches(names: Iterator[str], size: int) -> Iterator[list[str]]:
-    """Yield batches that grow to a size, so that the first captions appear soon."""
-    for count in chain((1, 2, 4, 8, 16, 32), repeat(size)):
-        batch = list(islice(names, min(count, size)))
-        if not batch:
-            return
-        yield batch
+    return places.write_folder(options, file_format or "jsonl")
