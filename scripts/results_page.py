@@ -50,8 +50,9 @@ STEPS = {
     "training-frozen": "frozen CNN at 256 pixels, 6 epochs",
     "training-fine-tuned": "then the last 24 CNN layers train on random crops, 7 epochs",
     "pretrained-show-attend-tell-soft": "the same, decoded without repeated bigrams",
-    "pretrained-luong-dot": "keys of a Vision Transformer, values of that CNN, more data (`luong-dot`)",
-    "pretrained-luong-dot-critical": "then self-critical training, mean weights of 5 seeds",
+    "training-luong": "keys of a Vision Transformer, values of that CNN, more data",
+    "pretrained-luong-dot": "then boxes teach where to look, 3 epochs; no repeated bigrams (`luong-dot`)",
+    "pretrained-luong-dot-critical": "instead self-critical training, mean weights of 5 seeds",
 }
 
 

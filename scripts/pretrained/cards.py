@@ -35,6 +35,7 @@ def card(name: str, results: Path) -> str:
         scored=scored,
         side=SIDE,
         coco="--data.sources" in options(recipe.steps[-1], Folders()),
+        supervised="--data.entities" in options(recipe.steps[-1], Folders()),
         scores=table(" | ".join([*METRICS.values(), "words per caption"]), [cells]),
         grounding=_grounding(name, results),
         faithfulness=_faithfulness(name, results),
