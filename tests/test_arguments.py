@@ -19,7 +19,7 @@ from PIL import Image
 
 import runs
 from captioner import limits
-from captioner.cli import checks, training
+from captioner.cli import checks, devices, training
 from captioner.cli.list_models import GOOD_FOR
 from captioner.cli.main import COMMANDS, _parser, main
 from captioner.data import shapes_dataset
@@ -276,7 +276,7 @@ WRONG = [
     (f"fit {FLICKR} --data.root=. --data.entities=nowhere", "'nowhere' is not a folder"),
     (f"fit {FLICKR} --data.root=. --data.sources=x", "--data.sources: expected a list such as"),
 ]
-if not checks._has_gpu():
+if not devices.has_gpu():
     WRONG += [
         ("fit --data.name=shapes --trainer.devices=9999", "--trainer.devices: expected 1 to"),
         ("fit --data.name=shapes --trainer.devices=-1", "--trainer.devices: expected 1 to"),

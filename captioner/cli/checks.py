@@ -10,7 +10,6 @@ import json
 import os
 import re
 import socket
-import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from captioner import model_folder, paths, resources, untrusted
 from captioner.batch.output_folder import refuse_foreign
 from captioner.batch.sidecars import MAX_PHOTOS, PAGE
 from captioner.batch.sources import INSTALL
+from captioner.cli import devices
 from captioner.cli.arguments import writes_folder
 from captioner.cli.outputs import (
     GENERATOR,
@@ -82,7 +82,7 @@ def check(command: str, options: argparse.Namespace) -> None:
         # Raises if nothing matches.
         next(paths.iterate([name for name in photos if "://" not in name]), None)
     if "device" in given and given.get("engine") != "ray":  # Ray uses the devices of its cluster
-        _check_gpu("--device", options.device)
+        devices.check_gpu("--device", options.device)
     if command == "caption":
         _check_write(given)
         _check_generation(given)
@@ -139,44 +139,6 @@ def _check_model_or_hf(option: str, name: str) -> None:
             raise UsageError(f"'{folder / 'config.json'}' is not JSON: {error}") from error
     family_of(name, config if isinstance(config, dict) else {})
     return None
-
-
-def _check_device(option: str, name: str) -> None:
-    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,3})?", name):
-        near = did_you_mean(name, ("auto", "cpu", "cuda", "mps"))
-        expected = "expected auto, cpu, cuda, cuda:1 or mps"
-        raise UsageError(f"{option}: unknown device {name!r}{near}; {expected}")
-
-
-def _check_gpu(option: str, name: str) -> None:
-    needs_gpu = name in ("gpu", "mps") or name.startswith("cuda")
-    if (needs_gpu and not _has_gpu()) or (name == "mps" and sys.platform != "darwin"):
-        raise UsageError(f"{option}: this machine has no {name!r}; give cpu or auto")
-
-
-def _has_gpu() -> bool:
-    drivers = ("nvidia*", "nvhost*", "nvmap", "kfd", "dxg")  # of NVIDIA, Tegra, AMD and Windows
-    return sys.platform != "linux" or any(any(Path("/dev").glob(name)) for name in drivers)
-
-
-def check_accelerator(accelerator: Any, devices: Any) -> None:
-    """Check Lightning's ``accelerator`` and ``devices`` on this machine; None is the default."""
-    name, known = str(accelerator or "auto"), ("auto", "cpu", "gpu", "cuda", "mps")
-    if name not in known:
-        near = did_you_mean(name, known)
-        raise UsageError(f"--trainer.accelerator: expected {', '.join(known)}, got {name!r}{near}")
-    _check_gpu("--trainer.accelerator", name)
-    number, cores = str(devices or "auto"), os.cpu_count() or 1
-    if number != "auto" and (name == "cpu" or not _has_gpu()):
-        if not number.isdecimal() or not 1 <= int(number) <= cores:
-            raise UsageError(
-                f"--trainer.devices: expected 1 to {cores} processes (one per core, without a "
-                f"GPU) or auto; got {number}"
-            )
-    elif not re.fullmatch(r"auto|-1|[1-9]\d*|[\[\d, \]]+", number):
-        raise UsageError(
-            f"--trainer.devices: expected a number of GPUs, a list of them, or auto; got {number}"
-        )
 
 
 def _check_scene_option(option: str, text: str) -> None:
@@ -325,7 +287,7 @@ def _check_address(host: str, port: int) -> None:
 
 CHECKS: dict[str, Callable[[str, Any], None]] = {
     "model": _check_model_or_hf,
-    "device": _check_device,
+    "device": devices.check_device,
     "scene_options": _check_scene_option,
     "format": _check_installed,
     "engine": _check_installed,

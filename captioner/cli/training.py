@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from captioner import limits
-from captioner.cli import checks, outputs
+from captioner.cli import checks, devices, outputs
 from captioner.cli.parser import Parser, did_you_mean
 from captioner.errors import UsageError
 from captioner.resources import shipped_configs
@@ -178,7 +178,7 @@ def check(command: str, arguments: list[str]) -> list[str]:
     if command == "fit" and options.get("data.entities") is not None:
         checks.check_folder("--data.entities", str(options["data.entities"]))
     _check_sources(options.get("data.sources") or [])
-    checks.check_accelerator(options.get("trainer.accelerator"), options.get("trainer.devices"))
+    devices.check_accelerator(options.get("trainer.accelerator"), options.get("trainer.devices"))
     for name in ("model.init_from", "data.keep_vocabulary"):
         if (model := options.get(name)) is not None:
             checks.check_model(f"--{name}", model)
