@@ -2,15 +2,17 @@
 
 python scripts/mechanisms_table.py commands scenes --runs runs/mechanisms > all.sh && sh all.sh
 python scripts/mechanisms_table.py commands photos --runs runs/designs --root DIR --entities DIR > all.sh
+sh all.sh
 python scripts/mechanisms_table.py collect runs/mechanisms/* --output docs/results/mechanisms.json
 python scripts/mechanisms_table.py collect runs/designs/* --time --output docs/results/two-streams.json
 python scripts/results_page.py
 
 ``commands`` prints a training and measurements by ``captioner ground`` for every mechanism of
-mechanisms_table.toml. ``scenes`` are those of ``configs/shapes.yaml``, measured on scenes like those of
-the training and on harder ones; ``photos`` are those of Flickr8k under the two-stream encoder, measured
-on boxes of Flickr30k Entities. ``collect`` writes the results of run folders into one file; ``--time``
-adds the median time of a training step from cached annotations, in rounds in which all runs take turns.
+mechanisms_table.toml. ``scenes`` trains on generated scenes (``configs/shapes.yaml``) and measures on
+similar and on harder scenes; ``photos`` trains on Flickr8k with the two-stream encoder and measures on
+boxes of Flickr30k Entities. ``collect`` writes the results of run folders into one file. ``--time`` adds
+the median time of a forward and backward pass from annotations in float32, without the optimiser; all
+runs take turns.
 """
 
 import argparse
@@ -27,7 +29,7 @@ import yaml
 from speed.measure import Contestant, medians
 from speed.rows import random_captions
 
-from captioner import checkpoint
+from captioner import checkpoint, fast
 from captioner.files import write_text
 from captioner.models.distributions import Sampling
 from captioner.models.registry import build
@@ -59,16 +61,9 @@ def on_photos(runs: Path, root: Path, entities: Path) -> Iterator[list[str]]:
     for name, options in TABLES["photos"].items():
         design, *more = options.split()
         models = [f"--model=configs/model/{file}.yaml" for file in ("two-stream", design)]
-        where = [f"--data.root={root}", f"--trainer.default_root_dir={runs / name}"]
-        yield [
-            "fit",
-            "--config=configs/flickr8k.yaml",
-            *models,
-            *TWO_PROCESSES,
-            EPOCHS,
-            *where,
-            *more,
-        ]
+        folders = [f"--data.root={root}", f"--trainer.default_root_dir={runs / name}"]
+        fit = ["fit", "--config=configs/flickr8k.yaml", *models, *TWO_PROCESSES, EPOCHS]
+        yield [*fit, *folders, *more]
         boxes = ["--entities", str(entities), "--data=flickr8k", "--root", str(root)]
         output = ["--no-faithfulness", "--output", str(runs / name / "results" / "entities.json")]
         yield ["ground", "--model", str(runs / name), *boxes, *output]
@@ -93,7 +88,7 @@ def row(run: Path) -> dict[str, Any]:
             found["scores"] = record["scores"]
     if not found["reports"] or "cider" not in found:
         missing = "captioner ground" if "cider" in found else "captioner fit"
-        sys.exit(f"'{run}' has no results of {missing}; the commands that make them: commands")
+        sys.exit(f"'{run}' has no results of {missing}; 'commands' prints the calls that make them")
     return found
 
 
@@ -114,6 +109,7 @@ def step_times(runs: dict[str, Path], rounds: int = 5) -> dict[str, float]:
 
     def step(run: Path) -> Contestant:
         captioner = checkpoint.load(run).captioner.train()
+        fast.accelerate(captioner)  # as in training
         tree = yaml.safe_load((run / "config.yaml").read_text("utf-8"))["model"]["objective"]
         objective = build("objective", tree)
         encoder = captioner.encoder.eval()
@@ -137,13 +133,13 @@ def step_times(runs: dict[str, Path], rounds: int = 5) -> dict[str, float]:
     return {name: round(1000 * seconds, 1) for name, seconds in taken.items()}
 
 
-def collect(runs: list[Path], output: Path, time: bool) -> None:
-    """Write the results of run folders into one file, in the order of the tables."""
-    order = [name for table in TABLES.values() for name in table]
+def collect(runs: list[Path], output: Path, timed: bool) -> None:
+    """Write the results of run folders into one file, in the order of their table."""
     found = {run.resolve().name: run for run in runs}
+    order = list(max(TABLES.values(), key=lambda table: len(found.keys() & table.keys())))
     names = sorted(found, key=lambda name: order.index(name) if name in order else len(order))
     rows = {name: row(found[name]) for name in names}
-    for name, taken in (step_times({n: found[n] for n in names}) if time else {}).items():
+    for name, taken in (step_times({n: found[n] for n in names}) if timed else {}).items():
         rows[name]["step_milliseconds"] = taken
     record = {"command": shlex.join(["python", *sys.argv]), "mechanisms": rows, **provenance()}
     write_text(output, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
@@ -153,7 +149,7 @@ def collect(runs: list[Path], output: Path, time: bool) -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Print the commands, or collect the results."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parts = parser.add_subparsers(dest="part", required=True)
+    parts = parser.add_subparsers(dest="command", required=True)
     printing = parts.add_parser("commands", help="print the commands that train and measure")
     printing.add_argument("table", choices=TABLES)
     printing.add_argument("--runs", type=Path, required=True, help="the folder of the runs")
@@ -166,14 +162,14 @@ def main(arguments: list[str] | None = None) -> None:
     )
     collecting.add_argument("--output", type=Path, required=True)
     options = parser.parse_args(arguments)
-    if options.part == "collect":
+    if options.command == "collect":
         collect(options.folders, options.output, options.time)
         return
     if options.table == "photos" and not (options.root and options.entities):
         parser.error("photos need --root DIR and --entities DIR")
     photos = options.table == "photos"
-    places = (options.root, options.entities) if photos else ()
-    for line in (on_photos if photos else on_scenes)(options.runs, *places):
+    data = (options.root, options.entities) if photos else ()
+    for line in (on_photos if photos else on_scenes)(options.runs, *data):
         print(shlex.join(["captioner", *line]))
 
 

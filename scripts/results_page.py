@@ -51,8 +51,8 @@ STEPS = {
     "training-fine-tuned": "then the last 24 CNN layers train on random crops, 7 epochs",
     "pretrained-show-attend-tell-soft": "the same, decoded without repeated bigrams",
     "training-luong": "keys of a Vision Transformer, values of that CNN, more data",
-    "pretrained-luong-dot": "then boxes teach where to look, 3 epochs; no repeated bigrams (`luong-dot`)",
-    "pretrained-luong-dot-critical": "instead self-critical training, mean weights of 5 seeds",
+    "pretrained-luong-dot": "then boxes, 2 seeds averaged; no repeated bigrams (`luong-dot`)",
+    "pretrained-luong-dot-critical": "without boxes, but self-critical training, 5 seeds averaged",
 }
 
 
@@ -152,7 +152,7 @@ class Tables(SpeedTables):
             cells += [interval(maps[metric]) for metric in ("discrimination", "pointing", "mass")]
             cells += [number(maps["map_entropy"]["value"], 2)]
             cells += [f"{found[name]['parameters'] / 1e6:.1f} M"]
-            rows.append([name, *cells, number(found[name]["step_milliseconds"], 0)])
+            rows.append([name, *cells, number(found[name].get("step_milliseconds"), 0)])
         head = "design | BLEU-4 | METEOR | CIDEr | paired objects, % | pointing, % | mass in box, %"
         return table(f"{head} | entropy, nats | parameters | step, ms", rows)
 

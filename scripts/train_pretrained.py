@@ -1,4 +1,4 @@
-"""Make the bundled models again from the photos, on two CPU cores in under two hours each.
+"""Make the bundled models again from the photos, on two CPU cores in under three hours each.
 
 python scripts/train_pretrained.py train luong-dot --root DIR --coco DIR --entities DIR
 python scripts/train_pretrained.py seed 2 show-attend-tell-soft --root DIR --coco DIR
@@ -48,28 +48,32 @@ HELD_OUT = 250  # photos of COCO: the second development split
 BATCH = 64
 
 
-def train(name: str, places: Folders) -> None:
+def train(name: str, folders: Folders) -> None:
     """Run the unfinished trainings of a recipe and ship every model that a training completes."""
     for step in RECIPES[name].steps:
-        run = places.runs / step
-        fit(run, places.root, options(step, places))
+        run = folders.runs / step
+        fit(run, folders.root, options(step, folders))
         publish(run, step)
         if step == ENCODER_STEP:
             print(f"encoder written to {ship_encoder(run)}")
         for ended, recipe in RECIPES.items():
             if recipe.steps[-1] == step:
-                ends = [places.runs / end for end in recipe.ends]
+                ends = [folders.runs / end for end in recipe.ends]
                 folder = ship(ends, ended, card(ended, RESULTS), recipe.decoding)
                 print(f"model written to {folder}")
 
 
-def seed(number: int, name: str, places: Folders) -> None:
+def seed(number: int, name: str, folders: Folders) -> None:
     """Repeat the seeded step of a recipe, scored with the recipe's search."""
     recipe = RECIPES[name]
     assert recipe.seeded is not None
     search = [f"--model.decoding.{key}={value}" for key, value in asdict(recipe.decoding).items()]
-    run = places.runs / f"{recipe.seeded}-seed-{number}"
-    fit(run, places.root, [*options(recipe.seeded, places), *search, f"--seed_everything={number}"])
+    run = folders.runs / f"{recipe.seeded}-seed-{number}"
+    fit(
+        run,
+        folders.root,
+        [*options(recipe.seeded, folders), *search, f"--seed_everything={number}"],
+    )
     publish(run, run.name)
 
 
@@ -187,7 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if command in ("train", "seed"):
             sub.add_argument("--runs", type=Path, default=Folders.runs)
             boxes = "Flickr30k Entities, for models that boxes teach"
-            sub.add_argument("--entities", type=Path, default=Folders.entities, help=boxes)
+            sub.add_argument("--entities", type=Path, help=boxes)
         else:
             sub.add_argument("--results", type=Path, default=RESULTS)
     commands.add_parser("cards")
@@ -196,12 +200,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name, folder in resources.bundled_models().items():
             write_text(folder / "README.md", card(name, RESULTS))
         return
+    if given.command == "train" and given.entities is None:
+        steps = [options(step, Folders()) for name in given.names for step in RECIPES[name].steps]
+        if any("--data.entities" in step for step in steps):
+            parser.error(
+                "boxes teach this model: give --entities DIR, the folder of Flickr30k Entities"
+            )
     for name in given.names:
         if given.command == "train":
-            train(name, Folders(given.runs, given.root, given.coco, given.entities))
+            train(name, Folders(given.runs, given.root, given.coco, given.entities or Path()))
         elif given.command == "seed":
-            places = Folders(given.runs, given.root, given.coco, given.entities)
-            seed(given.number, name, places)
+            seed(given.number, name, Folders(given.runs, given.root, given.coco))
         else:
             work = score if given.command == "score" else measure
             work(name, given.root, given.coco, given.results)

@@ -15,7 +15,7 @@ from filelock import FileLock
 import apps
 import runs
 from captioner import checkpoint, load
-from captioner.cli import caption_places
+from captioner.cli import caption_outputs
 from captioner.cli.main import main
 from captioner.models.captioner import Captioner
 from data_modules import cache_dir, photos, shapes  # noqa: F401 - fixtures
@@ -113,8 +113,8 @@ def with_fast(monkeypatch):
 def in_process(monkeypatch):
     """``captioner caption`` without further processes, for tests that call it often."""
 
-    engine = caption_places._engine
-    monkeypatch.setattr(caption_places, "_engine", lambda *arguments: engine(*arguments[:2], True))
+    engine = caption_outputs._engine
+    monkeypatch.setattr(caption_outputs, "_engine", lambda *arguments: engine(*arguments[:2], True))
 
 
 @pytest.fixture(scope="session")

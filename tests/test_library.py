@@ -20,7 +20,7 @@ from captioner.batch.local_engine import LocalEngine
 from captioner.batch.output_folder import Shards
 from captioner.batch.rows import CONFIDENCE, FIELDS, SEVERAL, from_columns
 from captioner.batch.sources import Sources
-from captioner.cli import caption_places
+from captioner.cli import caption_outputs
 from captioner.cli.main import main
 from captioner.errors import CaptionerError, DataError, UsageError
 
@@ -82,7 +82,7 @@ def test_many_photos_without_a_folder_use_all_cores_too(
     monkeypatch.setattr(
         LocalEngine, "_start_worker", lambda self: workers.append(start(self)) or workers[-1]
     )
-    monkeypatch.setattr(caption_places, "FEW", 4)
+    monkeypatch.setattr(caption_outputs, "FEW", 4)
     monkeypatch.setattr(local_engine, "_cores", lambda: 2)
     assert main(command) == 1
     assert capsys.readouterr().out == expected

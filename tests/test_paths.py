@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from captioner import images, paths
-from captioner.cli import caption_places
+from captioner.cli import caption_outputs
 from captioner.cli.main import main
 from captioner.cli.outputs import check_replaced
 from captioner.cli.writers import WRITERS, format_of
@@ -192,7 +192,7 @@ def test_the_suffix_chooses_the_format():
 
 
 def test_what_cannot_be_captioned_is_reported_without_loading_a_model(tree, capsys, monkeypatch):
-    monkeypatch.setattr(caption_places, "_engine", None)
+    monkeypatch.setattr(caption_outputs, "_engine", None)
     assert main(["caption", "notes.txt", "--output=captions.jsonl"]) == 1
     assert capsys.readouterr().err.startswith("captioner: notes.txt is an empty file, not an image")
     assert '"error": {"type": "ImageError"' in Path("captions.jsonl").read_text()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from captioner.cli import caption_places as command
+from captioner.cli import caption_outputs as command
 from captioner.cli import checks
 from captioner.cli.main import main
 from captioner.data.readers import read, scan

@@ -1,9 +1,13 @@
 """How the visual sentinel separates words: AUROC against loops over all pairs of words."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from captioner.cli.ground_tables import page
+from captioner.decoding import Decoding, score_captions
+from captioner.evaluation.attention_maps import batches
 from captioner.evaluation.bootstrap import Bootstrap
 from captioner.evaluation.grounding import GroundingData
 from captioner.evaluation.sentinel_use import Auroc, measures
@@ -60,29 +64,44 @@ def test_shares_of_known_words_are_compared(data):  # noqa: F811
     assert found["auroc"]["low"] <= found["auroc"]["value"] <= found["auroc"]["high"]
 
 
-def test_a_model_without_a_sentinel_has_no_such_measure(data):  # noqa: F811
-    assert measures(collect(data, [None, None]).captions, len(data.images)) == {}
-
-
-def test_ground_reports_the_share_of_attention_on_the_photo(data):  # noqa: F811
-    from captioner.evaluation.attention_maps import batches
-
-    model = captioner(data, "LuongDecoder", sentinel=True)
-    collected = GroundingData(model, data, "forced")
-    for batch in batches(model, data.images, 16, []):
+def report_of(model, data, **options):  # noqa: F811
+    """The report of a model, and what was collected."""
+    collected = GroundingData(model, data, options.pop("regime", "forced"), **options)
+    decoding = Decoding(beam_size=2) if collected.regime == "generated" else None
+    for batch in batches(model, data.images, 16, [], decoding=decoding):
         collected.add(batch)
-    found = collected.report(resamples=10).report
+    return collected.report(resamples=10).report, collected.captions
+
+
+def test_other_models_and_other_maps_have_no_share(data):  # noqa: F811
+    report, records = report_of(captioner(data, "LuongDecoder"), data)
+    assert "on_photo" not in report
+    assert all(record.on_photo is None for record in records)
+    few = replace(data, images=data.images[:2])
+    report, _ = report_of(captioner(data, "LuongDecoder", sentinel=True), few, method="grad-cam")
+    assert "on_photo" not in report
+
+
+@pytest.mark.parametrize("regime", ["forced", "generated"])
+def test_ground_reports_the_share_of_every_word(data, regime):  # noqa: F811
+    model = captioner(data, "LuongDecoder", sentinel=True)
+    found, records = report_of(model, data, regime=regime)
     shares = {True: [], False: []}
-    records = [caption for caption in collected.captions if caption.on_photo is not None]
-    assert len(records) == sum(len(image.captions) for image in data.images)
+    [first] = [r for r in records if r.image == 0][:1]
+    [batch] = batches(model, data.images[:1], 1, [])
+    ids = model.vocabulary.encode(list(first.words))
+    scored = score_captions(model.decoder, batch.annotations, [ids])[0]
+    beta = 1 - scored.weights.double().sum(1).numpy()
+    np.testing.assert_allclose(first.on_photo, 1 - beta, atol=1e-5)
+    assert len(set(np.round(beta, 6))) > 1
     for record in records:
-        assert ((record.on_photo > 0) & (record.on_photo < 1)).all()
         for word, share in zip(record.words, record.on_photo, strict=True):
             shares[word in FUNCTION_WORDS].append(share)
     for name, is_function in (("content", False), ("function", True)):
-        assert found["on_photo"][name]["value"] == pytest.approx(
-            np.mean(shares[is_function]), abs=1e-6
-        )
-    report = {"model": "x", "mechanism": "m", "data": "d", "regimes": {"forced": found}}
-    [line] = [line for line in page(report).splitlines() if "AUROC" in line]
-    assert f"{100 * found['on_photo']['auroc']['value']:.1f} [" in line
+        if shares[is_function]:
+            mean = np.mean(shares[is_function])
+            assert found["on_photo"][name]["value"] == pytest.approx(mean, abs=1e-6)
+    if regime == "forced":
+        report = {"model": "x", "mechanism": "m", "data": "d", "regimes": {"forced": found}}
+        [line] = [line for line in page(report).splitlines() if "AUROC" in line]
+        assert f"In {100 * found['on_photo']['auroc']['value']:.1f} [" in line

@@ -14,7 +14,7 @@ from PIL import Image, ImageCms, PngImagePlugin
 import libraries
 from captioner.batch import xmp
 from captioner.batch.sidecars import Sidecars
-from captioner.cli import caption_places as command
+from captioner.cli import caption_outputs as command
 from captioner.cli.main import main
 from captioner.data.readers import read
 from captioner.errors import DataError

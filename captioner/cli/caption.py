@@ -12,7 +12,7 @@ import argparse
 import warnings
 
 from captioner.batch.sidecars import EXISTING, FORMATS
-from captioner.cli import caption_places as places
+from captioner.cli import caption_outputs as outputs
 from captioner.cli.arguments import (
     FOLDER_OPTIONS,
     add_inputs,
@@ -103,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
         )
     search, sampling = (
         [f"--{name.replace('_', '-')}" for name in names if given[name] is not None]
-        for names in (places.SEARCH, SAMPLING)
+        for names in (outputs.SEARCH, SAMPLING)
     )
     only = [option for option in search if option != "--min-length"]
     if only and sampling:
@@ -121,9 +121,9 @@ def run(options: argparse.Namespace) -> int:
             f"{[*search, *sampling][0]}, or --confidence and --min-confidence"
         )
     if "write" in options:
-        return places.write_sidecars(options) if beside else places.write_page(options)
+        return outputs.write_sidecars(options) if beside else outputs.write_page(options)
     if not writes_folder(options):
-        return places.write_file(options, file_format or format_of(options.output))
+        return outputs.write_file(options, file_format or format_of(options.output))
     if options.output is None:
         option = min(FOLDER_OPTIONS & given.keys(), default="format parquet").replace("_", "-")
         raise UsageError(f"--{option} writes into a folder: give it with --output DIR")
@@ -132,4 +132,4 @@ def run(options: argparse.Namespace) -> int:
             f"cannot write '{options.output}': a folder holds {' or '.join(FOLDER_FORMATS)}, not "
             f"{file_format}; give --format, or the name of a file"
         )
-    return places.write_folder(options, file_format or "jsonl")
+    return outputs.write_folder(options, file_format or "jsonl")

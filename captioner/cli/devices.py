@@ -11,7 +11,7 @@ from captioner.errors import UsageError
 
 
 def check_device(option: str, name: str) -> None:
-    """Check the name of a device of torch."""
+    """Check the name of a torch device."""
     if not re.fullmatch(r"auto|cpu|mps|cuda(:\d{1,3})?", name):
         near = did_you_mean(name, ("auto", "cpu", "cuda", "mps"))
         expected = "expected auto, cpu, cuda, cuda:1 or mps"
@@ -26,7 +26,7 @@ def check_gpu(option: str, name: str) -> None:
 
 
 def has_gpu() -> bool:
-    """Whether a driver of a GPU is installed; always true outside Linux, where nobody can tell."""
+    """Whether this machine has a GPU driver; always true outside Linux, where it cannot be checked."""
     drivers = ("nvidia*", "nvhost*", "nvmap", "kfd", "dxg")  # of NVIDIA, Tegra, AMD and Windows
     return sys.platform != "linux" or any(any(Path("/dev").glob(name)) for name in drivers)
 

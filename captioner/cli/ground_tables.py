@@ -24,7 +24,7 @@ CAPTIONS = {"forced": "reference captions", "generated": "its own captions"}
 
 
 def page(report: Mapping[str, Any], full: bool = False) -> str:
-    """Return the verdict in two sentences and a table of six rows; with ``full``, all tables too."""
+    """Return the verdict in a few sentences and a table of six rows; with ``full``, all tables too."""
     regimes = report["regimes"]
     part = regimes.get("forced") or regimes["generated"]
     lines = [f"# Attention of {report['model']}", ""]
@@ -36,7 +36,7 @@ def page(report: Mapping[str, Any], full: bool = False) -> str:
         lines += [_words_verdict(part["faithfulness"]["scores"])]
     elif "scores" in part:
         lines += [_pointing_verdict(part["scores"])]
-    if "on_photo" in part:
+    if part.get("on_photo", {}).get("auroc", {}).get("value") is not None:
         lines += [_sentinel_verdict(part["on_photo"])]
     if weight := report.get("supervised_by_masks"):
         lines += [
@@ -77,11 +77,12 @@ def _words_verdict(scores: Mapping[str, Any]) -> str:
 
 def _sentinel_verdict(on_photo: Mapping[str, Any]) -> str:
     """Say how well the visual sentinel separates content words from function words."""
-    content, function = (interval(on_photo[name], scale=100) for name in ("content", "function"))
+    names = ("content", "function", "auroc")
+    content, function, auroc = (interval(on_photo[name], scale=100) for name in names)
     return (
-        f"The share of attention on the photo is {content} % for content words and {function} % for "
-        f"function words; a content word has the larger one in {interval(on_photo['auroc'], scale=100)} "
-        "% of such pairs (AUROC)."
+        f"Content words spend {content} % of their attention on the photo, function words {function} %. "
+        f"In {auroc} % of all pairs of a content and a function word, the content word spends more "
+        "(AUROC)."
     )
 
 

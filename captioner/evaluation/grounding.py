@@ -190,7 +190,7 @@ class GroundingData:
         """Score the collected maps; without a mention to score, the report has an ``error`` instead.
 
         Scores are percentages, except ``map_entropy``, the mean over all words in nats, and
-        ``on_photo``, see ``captioner.evaluation.sentinel_use``.
+        ``on_photo``, whose values lie between 0 and 1 (``captioner.evaluation.sentinel_use``).
         """
         data, regime = self.data, self.regime
         bootstrap = Bootstrap(len(data.images), resamples, seed)

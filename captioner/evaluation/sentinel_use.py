@@ -31,13 +31,16 @@ class Auroc:
         """Return the area in each resample of the images."""
         values, rank = np.unique(self.scores, return_inverse=True)
 
-        def of_rank(weights: np.ndarray) -> np.ndarray:
+        def weight_of_rank(weights: np.ndarray) -> np.ndarray:
             return np.bincount(rank, weights, len(values))
 
         areas = np.full(len(counts), np.nan)
         for number, drawn in enumerate(counts):
             weights = drawn[self.image].astype(np.float64)
-            above, below = of_rank(weights * self.positive), of_rank(weights * ~self.positive)
+            above, below = (
+                weight_of_rank(weights * self.positive),
+                weight_of_rank(weights * ~self.positive),
+            )
             smaller = np.cumsum(below) - below / 2
             if total := above.sum() * below.sum():
                 areas[number] = above @ smaller / total

@@ -5,7 +5,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from results_tables import METRICS, command, figures, number, table, template
+from results_tables import METRICS, Record, command, figures, number, table, template
 
 from captioner.markdown import interval
 from pretrained.recipes import RECIPES, SIDE, Folders, options
@@ -41,9 +41,15 @@ def card(name: str, results: Path) -> str:
         faithfulness=_faithfulness(name, results),
         counts=table("caption | photos", [(COUNTS[k], n) for k, n in seen["counts"].items()]),
         seen=seen,
-        steps=[{**step, "command": command(step)} for step in steps],
+        steps=[{**step, "command": _command(step)} for step in steps],
         seconds=sum(step["training_seconds"] for step in steps),
     )
+
+
+def _command(step: Record) -> str:
+    """Return the command of a step; ``luong-dot`` was then the model that captions alone had taught."""
+    start = "--model.init_from "
+    return command(step).replace(f"{start}luong-dot ", f"{start}runs/pretrained/luong ")
 
 
 def _grounding(name: str, results: Path) -> str:

@@ -52,8 +52,8 @@ class Folders:
     entities: Path = Path()  # Flickr30k Entities: boxes of the phrases of Flickr8k's captions
 
 
-def options(step: str, places: Folders) -> list[str]:
+def options(step: str, folders: Folders) -> list[str]:
     """Return the options of a step for ``captioner fit``, in addition to ``COMMON``."""
-    folders = asdict(places)
-    strings = {name: text.format(**folders) for name, text in _FILE["strings"].items()}
-    return STEPS[step].format(**folders, **strings).split()
+    paths = asdict(folders)
+    strings = {name: text.format(**paths) for name, text in _FILE["strings"].items()}
+    return STEPS[step].format(**paths, **strings).split()
