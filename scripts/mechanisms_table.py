@@ -136,7 +136,7 @@ def step_times(runs: dict[str, Path], rounds: int = 5) -> dict[str, float]:
 def collect(runs: list[Path], output: Path, timed: bool) -> None:
     """Write the results of run folders into one file, in the order of their table."""
     found = {run.resolve().name: run for run in runs}
-    order = list(max(TABLES.values(), key=lambda table: len(found.keys() & table.keys())))
+    order = max(map(list, TABLES.values()), key=lambda names: len(found.keys() & set(names)))
     names = sorted(found, key=lambda name: order.index(name) if name in order else len(order))
     rows = {name: row(found[name]) for name in names}
     for name, taken in (step_times({n: found[n] for n in names}) if timed else {}).items():
