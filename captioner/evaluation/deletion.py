@@ -104,15 +104,18 @@ def word_drops(
         chosen = ranks.unsqueeze(2) < numbers[:active, None, :, None]  # (active, N, Q, L)
         valid = mask[:active, None, None].expand_as(chosen)
         regions = torch.stack([chosen, ~chosen & valid], 1)  # erased; those not put back
-        copies = images.repeat_interleave(regions[0, ..., 0].numel())
-        erased = erasure.erase(state, copies, regions.flatten(0, 3))
-        after = _log_probs(decoder.step(before[copies], erased)[0], word[copies])
+        after = []
+        for image in images:  # the copies of one image stay in the processor's cache
+            without = regions[image].flatten(0, 2)
+            copies = image.expand(len(without))
+            erased = erasure.erase(state, copies, without)
+            after.append(_log_probs(decoder.step(before[copies], erased)[0], word[copies]))
         erased = erasure.erase(state, images, mask[:active])
         nothing = _log_probs(decoder.step(before, erased)[0], word)
         logits, _, state = decoder.step(before, state)
         whole = _log_probs(logits, word)
         log_probs.append(whole)
-        deleted, inserted = after.view(regions.shape[:4]).unbind(1)
+        deleted, inserted = torch.stack(after).view(regions.shape[:4]).unbind(1)
         ends = (whole[:, None, None] - deleted, inserted - nothing[:, None, None])
         curves.append(torch.stack(ends, 1))
     results = {}
