@@ -142,20 +142,6 @@ class Tables(SpeedTables):
         head = "design | BLEU-4 | METEOR | CIDEr | training captions/s | captioning photos/s"
         return table(f"{head} | parameters | attention", rows)
 
-    def two_streams(self) -> str:
-        """One row a design under the two-stream encoder, best CIDEr first."""
-        found = self.of("two-streams")["mechanisms"]
-        rows = []
-        for name in sorted(found, key=lambda name: -found[name]["scores"]["cider"]):
-            [maps] = found[name]["reports"].values()
-            cells = [*figures(found[name]["scores"], HEADLINE)]
-            cells += [interval(maps[metric]) for metric in ("discrimination", "pointing", "mass")]
-            cells += [number(maps["map_entropy"]["value"], 2)]
-            cells += [f"{found[name]['parameters'] / 1e6:.1f} M"]
-            rows.append([name, *cells, number(found[name].get("step_milliseconds"), 0)])
-        head = "design | BLEU-4 | METEOR | CIDEr | paired objects, % | pointing, % | mass in box, %"
-        return table(f"{head} | entropy, nats | parameters | step, ms", rows)
-
     def objectives(self) -> str:
         """One row a fine-tuning of the same soft model."""
         rows = [
@@ -221,6 +207,19 @@ class Tables(SpeedTables):
         alone = 1.96 * 100 * math.sqrt(share * (1 - share) / pairs)  # of independent pairs
         photos = found["images"] * (half / 2) ** 2  # for a half-width of 2
         return {"pairs": pairs, "half": half, "alone": alone, "photos": round(photos, -1)}
+
+    def sentinels(self) -> str:
+        """How well the visual sentinel of each model separates content words from function words."""
+        rows = []
+        for name, record in self.matching("sentinel-").items():
+            for regime, captions in (("forced", "reference"), ("generated", "its own")):
+                shares = record["regimes"][regime]["on_photo"]
+                label = link(f"{name}: {record['mechanism']}", f"sentinel-{name}")
+                grid = " × ".join(map(str, record["regimes"][regime]["grid"]))
+                cells = [interval(shares[n], scale=100) for n in ("content", "function", "auroc")]
+                rows.append([label, grid, captions, *cells])
+        head = "model | regions | captions | 1 − β of content words, % | of function words, %"
+        return table(f"{head} | AUROC, %", rows)
 
     def entity_types(self) -> str:
         """The scores of the default model by type of entity."""
