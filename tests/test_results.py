@@ -14,6 +14,8 @@ RESULTS = ROOT / "docs" / "results"
 OTHER_PAGES = {"attention-worth.json", "explanations.json"}
 sys.path.insert(0, str(ROOT / "scripts"))
 import results_page  # noqa: E402
+import train_pretrained  # noqa: E402
+from pretrained import recipes  # noqa: E402
 from pretrained.cards import card  # noqa: E402
 
 
@@ -38,3 +40,12 @@ def test_the_page_uses_every_file(results):
         with suppress(KeyError):  # the page cannot be made without the file
             assert results_page.page(results) != page, f"{file.name} is in no table"
         moved.rename(file)
+
+
+def test_boxes_are_asked_for_before_a_long_training(capsys):
+    with pytest.raises(SystemExit):
+        train_pretrained.main(["train", "luong-dot", "--root", "DIR", "--coco", "DIR"])
+    assert "give --entities DIR" in capsys.readouterr().err
+    given = recipes.options("boxes-1", recipes.Folders(entities=Path("boxes")))
+    assert given[given.index("--data.entities") + 1] == "boxes"
+    assert "--data.entities" not in recipes.options("luong", recipes.Folders())
