@@ -11,8 +11,8 @@ python scripts/results_page.py
 mechanisms_table.toml. ``scenes`` trains on generated scenes (``configs/shapes.yaml``) and measures on
 similar and on harder scenes; ``photos`` trains on Flickr8k with the two-stream encoder and measures on
 boxes of Flickr30k Entities. ``collect`` writes the results of run folders into one file. ``--time`` adds
-the median time of a forward and backward pass from annotations in float32, without the optimiser; all
-runs take turns.
+the median time of a forward and backward pass from annotations in float32, without the optimiser; the
+runs are timed in turn.
 """
 
 import argparse

@@ -190,7 +190,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sub.add_argument("--coco", type=Path, required=True, help="val2014; train2017 with masks")
         if command in ("train", "seed"):
             sub.add_argument("--runs", type=Path, default=Folders.runs)
-            boxes = "Flickr30k Entities, for models that boxes teach"
+            boxes = (
+                "folder of Flickr30k Entities, for models whose attention is supervised by boxes"
+            )
             sub.add_argument("--entities", type=Path, help=boxes)
         else:
             sub.add_argument("--results", type=Path, default=RESULTS)
@@ -204,7 +206,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         steps = [options(step, Folders()) for name in given.names for step in RECIPES[name].steps]
         if any("--data.entities" in step for step in steps):
             parser.error(
-                "boxes teach this model: give --entities DIR, the folder of Flickr30k Entities"
+                "boxes supervise the attention of this model: give --entities DIR, the folder of "
+                "Flickr30k Entities"
             )
     for name in given.names:
         if given.command == "train":

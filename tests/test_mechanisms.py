@@ -1,6 +1,7 @@
 """The table of mechanisms: its commands are valid, and its figures are those of the run folders."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -85,6 +86,15 @@ def test_the_commands_of_the_scenes_name_every_mechanism(capsys, tmp_path):
     for name, fit in zip(names, lines[::3], strict=True):
         assert fit.startswith("captioner fit --config configs/shapes.yaml")
         assert f"--trainer.default_root_dir={tmp_path / name} " in f"{fit} "
+
+
+def test_the_time_of_a_step_is_that_of_a_run(tiny_folder, tmp_path):
+    run_folder = shutil.copytree(tiny_folder, tmp_path / "run")
+    objective = {"class_path": "Likelihood", "init_args": {}}
+    (run_folder / "config.yaml").write_text(yaml.safe_dump({"model": {"objective": objective}}))
+    [(name, milliseconds)] = mechanisms_table.step_times({"tiny": run_folder}, rounds=1).items()
+    assert name == "tiny"
+    assert 0 < milliseconds < 60_000
 
 
 def estimate(value):

@@ -1,6 +1,6 @@
 """Where ``captioner caption`` writes: a file, a folder, beside the photos, or a page.
 
-Each ``write_`` function returns 0, or 1 if some photos could not be read or captions not written.
+Each ``write_`` function returns 0, or 1 if a photo could not be read or a caption could not be written.
 """
 
 import argparse

@@ -81,8 +81,8 @@ def _sentinel_verdict(on_photo: Mapping[str, Any]) -> str:
     content, function, auroc = (interval(on_photo[name], scale=100) for name in names)
     return (
         f"Content words spend {content} % of their attention on the photo, function words {function} %. "
-        f"In {auroc} % of all pairs of a content and a function word, the content word spends more "
-        "(AUROC)."
+        f"In {auroc} % of all pairs of a content word and a function word, the content word has the "
+        "larger share (AUROC)."
     )
 
 

@@ -117,6 +117,7 @@ class GroundingData:
             decoder = self._captioner.decoder
             weights, probs = forced_maps(decoder, batch.annotations, tokens, self._method)
         attention = self._method == "attention"
+        has_sentinel = attention and decoder.has_sentinel
         if self.regime == "generated" and attention:  # the weights, or chosen cells, of the search
             weights = [[best.weights] for best in batch.generated]
         kinds = {"model": weights} if probs is None else {"model": weights, "probs": probs}
@@ -127,7 +128,7 @@ class GroundingData:
                 if cells is not None:
                     maps = {name: of_boxes @ cells for name, of_boxes in maps.items()}
                 on_photo = None
-                if attention and decoder.has_sentinel:  # the weights of a word sum to 1 - β
+                if has_sentinel:  # the weights of a word sum to 1 - β
                     on_photo = weights[b][r].double().sum(1).numpy()
                 unknown = [id == UNK for id in tokens[b][r]]
                 self.add_caption(index, caption, maps, unknown, on_photo)

@@ -48,7 +48,7 @@ class Auroc:
 
 
 def measures(captions: Sequence[CaptionRecord], images: int) -> dict[str, Statistic]:
-    """Return the mean share of content and of function words, and the AUROC of content words.
+    """Return the mean share for content words and for function words, and the AUROC between them.
 
     Unknown words do not count. Without a visual sentinel the result is empty.
 

@@ -47,7 +47,7 @@ def card(name: str, results: Path) -> str:
 
 
 def _command(step: Record) -> str:
-    """Return the command of a step; ``luong-dot`` was then the model that captions alone had taught."""
+    """Return the command of a step; a start from ``luong-dot`` means before its training with boxes."""
     start = "--model.init_from "
     return command(step).replace(f"{start}luong-dot ", f"{start}runs/pretrained/luong ")
 
