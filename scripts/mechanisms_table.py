@@ -39,7 +39,7 @@ TABLES: dict[str, dict[str, str]] = tomllib.loads(
     Path(__file__).with_suffix(".toml").read_text("utf-8")
 )
 TWO_PROCESSES = ["--trainer.precision=bf16-mixed", "--trainer.devices=2", "--trainer.strategy=ddp"]
-EPOCHS = "--trainer.max_epochs=4"
+EPOCHS = {"scenes": "--trainer.max_epochs=4", "photos": "--trainer.max_epochs=3"}
 HARDER = ("max_objects=6",)
 PHOTOS = 16  # of a timed step, with 5 captions each
 FORCED = ("pointing", "discrimination", "mass")  # measured on reference captions
@@ -50,7 +50,7 @@ def on_scenes(runs: Path) -> Iterator[list[str]]:
     for name, options in TABLES["scenes"].items():
         run = runs / name
         fit = ["fit", "--config", "configs/shapes.yaml", f"--trainer.default_root_dir={run}"]
-        yield [*fit, EPOCHS, *(f"--model.{option}" for option in options.split())]
+        yield [*fit, EPOCHS["scenes"], *(f"--model.{option}" for option in options.split())]
         for file, more in (("ground", []), ("harder", ["--scene-options", *HARDER])):
             output = ["--output", str(run / "results" / f"{file}.json")]
             yield ["ground", "--model", str(run), "--scenes=200", *more, *output]
@@ -62,7 +62,7 @@ def on_photos(runs: Path, root: Path, entities: Path) -> Iterator[list[str]]:
         design, *more = options.split()
         models = [f"--model=configs/model/{file}.yaml" for file in ("two-stream", design)]
         folders = [f"--data.root={root}", f"--trainer.default_root_dir={runs / name}"]
-        fit = ["fit", "--config=configs/flickr8k.yaml", *models, *TWO_PROCESSES, EPOCHS]
+        fit = ["fit", "--config=configs/flickr8k.yaml", *models, *TWO_PROCESSES, EPOCHS["photos"]]
         yield [*fit, *folders, *more]
         boxes = ["--entities", str(entities), "--data=flickr8k", "--root", str(root)]
         output = ["--no-faithfulness", "--output", str(runs / name / "results" / "entities.json")]

@@ -132,11 +132,11 @@ t.open_cache(folder, paths, encoder, shard_size=3)
 
 def test_two_processes_share_the_work(tmp_path, paths):
     """While one is delayed in its second shard, the other computes the third, and no shard twice."""
-    other = in_another_process("wait_for((folder / 'go').exists)", tmp_path, paths)
-    wait_for(lambda: finished(tmp_path) == ["00000.safetensors"])
-    encoder = FakeEncoder(at=0, act=(tmp_path / "go").touch)
-    assert is_complete(open_cache(tmp_path, paths, encoder, shard_size=3), paths)
-    _, errors = other.communicate()
+    with in_another_process("wait_for((folder / 'go').exists)", tmp_path, paths) as other:
+        wait_for(lambda: finished(tmp_path) == ["00000.safetensors"])
+        encoder = FakeEncoder(at=0, act=(tmp_path / "go").touch)
+        assert is_complete(open_cache(tmp_path, paths, encoder, shard_size=3), paths)
+        _, errors = other.communicate()
     assert other.returncode == 0, errors
     assert (tmp_path / "calls-2").exists()
     assert encoder.calls == 1
@@ -144,12 +144,11 @@ def test_two_processes_share_the_work(tmp_path, paths):
 
 def test_a_killed_process_loses_only_its_current_shard(tmp_path, paths):
     """It holds the lock of the second shard, which another process takes over."""
-    other = in_another_process("wait_for((folder / 'never').exists)", tmp_path, paths)
-    wait_for(lambda: finished(tmp_path) == ["00000.safetensors"])
-    assert "00001.lock" in names(caches(tmp_path)[0])
-    encoder = FakeEncoder(at=0, act=other.kill)
-    cache = open_cache(tmp_path, paths, encoder, shard_size=3)
+    with in_another_process("wait_for((folder / 'never').exists)", tmp_path, paths) as other:
+        wait_for(lambda: finished(tmp_path) == ["00000.safetensors"])
+        wait_for(lambda: "00001.lock" in names(caches(tmp_path)[0]))
+        encoder = FakeEncoder(at=0, act=other.kill)
+        cache = open_cache(tmp_path, paths, encoder, shard_size=3)
     assert is_complete(cache, paths)
     assert encoder.calls == 2
-    other.communicate()
     assert names(cache.folder) == finished(tmp_path)
