@@ -61,7 +61,7 @@ def test_ten_kills_lose_and_repeat_nothing(kind, tiny_folder, tmp_path):
 
     written = states(folder)
     again = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert again.stdout == f"0 captions written, {COUNT} photos left as they are\n"
+    assert again.stdout == f"0 captions written, {COUNT:,} photos left as they are\n"
     assert states(folder) == written
     parts = [file for file in written if file.name.endswith(".part")]
     assert not parts
