@@ -208,6 +208,22 @@ def test_a_photo_with_two_packets_is_left_as_it_is(suffix, tmp_path):
     assert file.read_bytes() == twice
 
 
+def test_a_packet_with_a_damaged_name_is_not_hidden_behind_a_second_one(exiftool, tmp_path):
+    """A photo of COCO has one: ExifTool shows its texts, not those of a packet in front of it."""
+    content = photo(tmp_path / "a.jpg", FOREIGN).read_bytes()
+    file = tmp_path / "b.jpg"
+    file.write_bytes(
+        content.replace(b"http://ns.adobe.com/xap/1.0/\0", b"XMP\0://ns.adobe.com/xap/1.0/\0")
+    )
+    before = exiftool(file)
+    assert captions(before)["XMP-dc:Description"] == "old & mine"
+    Sidecars("embed", "overwrite").write(file, TEXT)
+    after = exiftool(file)
+    assert captions(after)["XMP-dc:Description"] == TEXT
+    assert after == before
+    assert b"XMP\0://" not in file.read_bytes()
+
+
 def test_other_formats_cannot_hold_captions(tmp_path):
     Image.new("RGB", (8, 8)).save(tmp_path / "a.gif")
     (tmp_path / "b.jpg").write_text("no photo")

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from captioner.errors import DataError
 
 _JPEG_NAME, _PNG_NAME = b"http://ns.adobe.com/xap/1.0/\0", b"XML:com.adobe.xmp\0"
+# Some programs damage the first four bytes of the name, and ExifTool reads such a packet all the same.
+_JPEG_NAMES = (_JPEG_NAME, b"XMP\0" + _JPEG_NAME[4:])
 _XMP_FLAG, _ALPHA_FLAG = 0x04, 0x10  # of the chunk VP8X
 _TIFF_TAG, _TIFF_BYTES = 700, 1  # the tag of XMP, and its type
 MAX_PACKET = 1 << 26  # bytes of a compressed packet
@@ -57,7 +59,7 @@ def _jpeg(content: bytes, packet: bytes | None) -> tuple[bytes, bytes]:
     while content[at] == 0xFF and content[at + 1] != 0xDA:  # start of scan
         end = at + 2 + struct.unpack_from(">H", content, at + 2)[0]
         segment = content[at:end]
-        if segment[1] == 0xE1 and segment[4:].startswith(_JPEG_NAME):
+        if segment[1] == 0xE1 and segment[4:].startswith(_JPEG_NAMES):
             old = _only(old, segment[4 + len(_JPEG_NAME) :])
             if packet is not None and any(other[4:8] == b"MPF\0" for other in after):
                 # Offsets to the further images in the file are counted from this segment.
