@@ -39,9 +39,7 @@ def linear(rows: Tensor, weight: Weight, bias: Tensor | None = None) -> Float[Te
 
 def product(rows: Rows, weight: Weight, bias: Tensor | None = None) -> Float[Tensor, "m n"]:
     """Compute ``rows @ weight.T + bias`` by oneDNN, outside autograd."""
-    # oneDNN falls back to a slow kernel for a slice of a matrix.
-    dense = weight.is_contiguous() or weight.T.is_contiguous()
-    return by_onednn(_pad(rows), weight if dense else weight.contiguous(), bias)[: len(rows)]
+    return by_onednn(_pad(rows), weight, bias)[: len(rows)]
 
 
 def outer(grad: Float[Tensor, "m n"], rows: Rows) -> Float[Tensor, "n k"]:
@@ -89,6 +87,8 @@ def onednn_is_faster() -> bool:
 
 def by_onednn(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Compute ``rows @ weight.T + bias`` with the undocumented operator that torch.compile emits."""
+    if not weight.is_contiguous() and not weight.T.is_contiguous():
+        weight = weight.contiguous()  # for a slice of a matrix, oneDNN has only a very slow kernel
     result: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
     return result
 
