@@ -4,7 +4,7 @@ python scripts/mechanisms_table.py commands scenes --runs runs/mechanisms > all.
 python scripts/mechanisms_table.py commands photos --runs runs/designs --root DIR --entities DIR > all.sh
 sh all.sh
 python scripts/mechanisms_table.py collect runs/mechanisms/* --output docs/results/mechanisms.json
-python scripts/mechanisms_table.py collect runs/designs/* --time --output docs/results/two-streams.json
+python scripts/mechanisms_table.py collect runs/designs/* --time --output docs/results/designs.json
 python scripts/results_page.py
 
 ``commands`` prints a training and measurements by ``captioner ground`` for every mechanism of

@@ -127,20 +127,21 @@ class Tables(SpeedTables):
         return mechanism_tables(self.of("mechanisms"))
 
     def designs(self) -> str:
-        """One row a design, best CIDEr first."""
-        found = self.of("designs")["designs"]
-        rows = [
-            [
-                *(name, *figures(found[name]["scores"], HEADLINE)),
-                number(found[name]["training_captions_per_second"], 0),
-                number(found[name]["captioning_images_per_second"]),
-                f"{found[name]['parameters'] / 1e6:.1f} M",
-                f"{found[name]['neck']}; {found[name]['mechanism']}".removeprefix("Projection; "),
-            ]
-            for name in sorted(found, key=lambda name: -found[name]["scores"]["cider"])
-        ]
-        head = "design | BLEU-4 | METEOR | CIDEr | training captions/s | captioning photos/s"
-        return table(f"{head} | parameters | attention", rows)
+        """One row a design, in the order of mechanisms_table.toml."""
+        rows = []
+        for name, row in self.of("designs")["mechanisms"].items():
+            [report] = row["reports"].values()
+            rows.append(
+                [
+                    *(f"{name}: {row['mechanism']}", f"{row['parameters'] / 1e6:.1f} M"),
+                    number(row["step_milliseconds"], 0),
+                    *figures(row["scores"], HEADLINE),
+                    *(interval(report[metric]) for metric in GROUNDING),
+                    interval(report["map_entropy"], 2),
+                ]
+            )
+        head = "design | parameters | step, ms | BLEU-4 | METEOR | CIDEr"
+        return table(f"{head} | {' | '.join(GROUNDING.values())} | entropy, nats", rows)
 
     def objectives(self) -> str:
         """One row a fine-tuning of the same soft model."""
@@ -257,31 +258,35 @@ class Tables(SpeedTables):
 
 
 def mechanism_tables(record: Record) -> str:
-    """Return a table for each kind of scenes, and one of attention supervised by masks."""
-    free = {n: r for n, r in record["mechanisms"].items() if not r["supervised_by_masks"]}
-    supervised = {n: r for n, r in record["mechanisms"].items() if n not in free}
+    """Return a table of the mechanisms, and one of attention supervised by masks."""
+    everyone = record["mechanisms"]
+    plain, *harder = dict.fromkeys(kind for row in everyone.values() for kind in row["reports"])
     head = "mechanism | parameters | minutes | CIDEr | true captions, % | pointing, %"
     head += " | paired objects, % | mass in mask, % | entropy, nats"
-    scenes = dict.fromkeys(s for row in record["mechanisms"].values() for s in row["reports"])
-    found = [f"### {kind}\n\n{table(head, _mechanism_rows(free, kind))}" for kind in scenes]
-    rows = [[*row, kind] for kind in scenes for row in _mechanism_rows(supervised, kind)]
-    if rows:
-        title = "### Attention supervised by masks, not comparable with the others"
-        found.append(f"{title}\n\n{table(f'{head} | scenes', rows)}")
+    head += " | harder: true captions, % | pointing, % | paired objects, %" * len(harder)
+    lines = [f"Scenes: {plain}."] + [f"Harder: {kind}." for kind in harder]
+    free = {n: r for n, r in everyone.items() if not r["supervised_by_masks"]}
+    found = [" ".join(lines), table(head, _mechanism_rows(free, plain, harder))]
+    supervised = {n: r for n, r in everyone.items() if n not in free}
+    if supervised:
+        found.append("### Attention supervised by masks, not comparable with the others")
+        found.append(table(head, _mechanism_rows(supervised, plain, harder)))
     return "\n\n".join(found)
 
 
-def _mechanism_rows(mechanisms: dict[str, Record], scenes: str) -> list[list[str]]:
+def _mechanism_rows(
+    mechanisms: dict[str, Record], plain: str, harder: list[str]
+) -> list[list[str]]:
     rows = []
+    percent = ("true_captions", "pointing", "discrimination")
     for name, row in mechanisms.items():
-        if scenes in row["reports"]:
-            report = row["reports"][scenes]
-            taken = MISSING if row["resumed"] else number(row["training_seconds"] / 60)
-            cells = [f"{row['parameters'] / 1e6:.2f} M", taken, number(row["cider"])]
-            percent = ("true_captions", "pointing", "discrimination", "mass")
-            cells += [interval(report.get(key)) for key in percent]
-            entropy = interval(report.get("map_entropy"), 2)
-            rows.append([f"{name}: {row['mechanism']}", *cells, entropy])
+        taken = MISSING if row["resumed"] else number(row["training_seconds"] / 60)
+        cells = [f"{row['parameters'] / 1e6:.2f} M", taken, number(row["cider"])]
+        report = row["reports"][plain]
+        cells += [interval(report.get(key)) for key in (*percent, "mass")]
+        cells.append(interval(report.get("map_entropy"), 2))
+        cells += [interval(row["reports"][kind].get(key)) for kind in harder for key in percent]
+        rows.append([f"{name}: {row['mechanism']}", *cells])
     return rows
 
 

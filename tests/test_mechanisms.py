@@ -59,7 +59,7 @@ def test_every_mechanism_is_built_with_all_its_options(name, capsys):
         for name in mechanisms_table.TABLES["photos"]
     ],
 )
-def test_every_design_of_the_photos_has_two_streams(name, capsys, tmp_path):
+def test_every_design_of_the_photos_has_two_streams_and_its_own_attention(name, capsys, tmp_path):
     fit, ground = [
         line
         for line in mechanisms_table.on_photos(tmp_path, tmp_path, tmp_path)
@@ -68,14 +68,18 @@ def test_every_design_of_the_photos_has_two_streams(name, capsys, tmp_path):
     assert fit[0] == "fit"
     assert ground[:3] == ["ground", "--model", str(tmp_path / name)]
     one_process = [option for option in fit if not option.startswith("--trainer.")]
-    with pytest.raises(SystemExit) as stopped:
-        run.main([*one_process, "--print_config"])
-    assert stopped.value.code == 0
-    model = yaml.safe_load(capsys.readouterr().out)["model"]
+
+    def composed(options: list[str]) -> dict:
+        with pytest.raises(SystemExit) as stopped:
+            run.main([*options, "--print_config"])
+        assert stopped.value.code == 0
+        return yaml.safe_load(capsys.readouterr().out)["model"]
+
+    model = composed(one_process)
     assert model["encoder"]["class_path"].endswith("TwoStreamEncoder")
-    design = mechanisms_table.TABLES["photos"][name].split()[0]
-    own = yaml.safe_load((SCRIPTS.parent / "configs" / "model" / f"{design}.yaml").read_text())
-    assert model["decoder"]["class_path"].endswith(own["decoder"]["class_path"])
+    # What the design's file leaves out would be that of two-stream.yaml.
+    alone = composed([option for option in one_process if "two-stream" not in option])
+    assert model["decoder"] == alone["decoder"]
 
 
 def test_the_commands_of_the_scenes_name_every_mechanism(capsys, tmp_path):
@@ -113,7 +117,7 @@ def write(folder, supervised=0.0, generated=True):
         "mechanism": "Additive × Soft",
         "parameters": 2_000_000,
         "training_seconds": 90,
-        "scores": {"cider": 123.45},
+        "scores": {"bleu_4": 20.0, "meteor": None, "cider": 123.45},
         "supervised_by_masks": supervised,
         "resumed": False,
     }
@@ -130,14 +134,30 @@ def write(folder, supervised=0.0, generated=True):
 
 def test_the_page_has_the_figures_of_the_runs(tmp_path):
     runs = [write(tmp_path / "a"), write(tmp_path / "b", generated=False), write(tmp_path / "c", 1)]
+    for folder in runs:
+        harder = json.loads((folder / "results" / "ground.json").read_text())
+        harder["regimes"]["forced"]["scores"]["model"]["pointing"] = estimate(70.0)
+        harder = harder | {"data": "7 scenes"}
+        (folder / "results" / "harder.json").write_text(json.dumps(harder))
     output = tmp_path / "mechanisms.json"
     mechanisms_table.main(["collect", *map(str, runs), "--output", str(output)])
     lines = results_page.mechanism_tables(json.loads(output.read_text())).splitlines()
     numbers = "2.00 M | 1.5 | 123.5 | 97.0 [96.0, 98.0] | 80.0 [79.0, 81.0] | 90.0 [89.0, 91.0]"
-    rest = "40.0 [39.0, 41.0] | 1.50 [0.50, 2.50] |"
-    alone = lines.index("### 9 scenes")
+    rest = "40.0 [39.0, 41.0] | 1.50 [0.50, 2.50]"
+    rest += " | 97.0 [96.0, 98.0] | 70.0 [69.0, 71.0] | 90.0 [89.0, 91.0] |"
+    alone = lines.index("Scenes: 9 scenes. Harder: 7 scenes.")
     supervised = lines.index("### Attention supervised by masks, not comparable with the others")
     assert f"| a: Additive × Soft | {numbers} | {rest}" in lines[alone:supervised]
     [other] = [line for line in lines[alone:supervised] if line.startswith("| b:")]
     assert "| 123.5 | – | 80.0" in other
-    assert f"| c: Additive × Soft | {numbers} | {rest} 9 scenes |" in lines[supervised:]
+    assert f"| c: Additive × Soft | {numbers} | {rest}" in lines[supervised:]
+
+
+def test_the_table_of_designs_has_the_time_of_a_step(tmp_path, monkeypatch):
+    monkeypatch.setattr(mechanisms_table, "step_times", lambda runs: dict.fromkeys(runs, 12.3))
+    run_folder, output = write(tmp_path / "luong-dot", generated=False), tmp_path / "designs.json"
+    mechanisms_table.main(["collect", str(run_folder), "--time", "--output", str(output)])
+    page = results_page.Tables({"designs": json.loads(output.read_text())}).designs()
+    numbers = "2.0 M | 12 | 20.0 | – | 123.5 | 90.0 [89.0, 91.0] | 80.0 [79.0, 81.0]"
+    row = f"| luong-dot: Additive × Soft | {numbers} | 40.0 [39.0, 41.0] | 1.50 [0.50, 2.50] |"
+    assert row in page.splitlines()
