@@ -93,7 +93,7 @@ def test_every_model_uses_its_own_beam_size(scenes, run_folder, tmp_path):
 
 
 @pytest.mark.parametrize("way", ["beam", "diverse", "sampled"])
-def test_several_captions_are_those_of_the_python_interface(way, scenes, run_folder):
+def test_several_captions_are_those_of_the_python_interface(way, client, scenes, run_folder):
     models = Models([str(run_folder)], "cpu")
     options = {
         "beam": {"num_captions": 7},
@@ -108,6 +108,10 @@ def test_several_captions_are_those_of_the_python_interface(way, scenes, run_fol
             scenes[0], run_folder.name, beam_size=2 if way != "beam" else OWN, more=more
         )
         assert [caption.text for caption in answer.captions] == expected
+    settings = {"diversity": 2, "temperature": 1.5, "top_p": 0.9, "seed": 3}
+    query = {"photo": handle_file(scenes[0]), "way": way, "count": 7, **settings}
+    records = client.predict(**query, api_name="/captions")
+    assert [record["caption"] for record in records] == expected
     own = models.answer(scenes[0], run_folder.name, more=several(way, OWN, 2, 1.5, 0.9, 3))
     assert len(own.captions) == 5
     with pytest.raises(UsageError, match="captions must be a whole number from 1 to 10, got 11"):
@@ -155,7 +159,7 @@ def test_endpoints_are_named_and_documented(client):
     described = client.view_api(return_format="dict")
     named = described["named_endpoints"]
     assert set(named) == {
-        "/models", "/caption", "/explain", "/redraw", "/overlay", "/export", "/past",
+        "/models", "/caption", "/captions", "/explain", "/redraw", "/overlay", "/export", "/past",
     }  # fmt: skip
     assert not described["unnamed_endpoints"]
     for endpoint in named.values():
@@ -180,6 +184,10 @@ def test_endpoints_are_named_and_documented(client):
         ),
         ({"length_penalty": -0.5, "api_name": "/caption"}, "must be a number from 0 to 3"),
         ({"photo": None, "api_name": "/caption"}, "no photo given"),
+        ({"way": "best", "api_name": "/captions"}, "not in the list of choices"),
+        ({"count": 11, "api_name": "/captions"}, "count must be a number from -1 to 10, got 11"),
+        ({"count": 0, "api_name": "/captions"}, "captions must be a whole number from 1 to 10"),
+        ({"way": "sampled", "top_p": 0, "api_name": "/captions"}, "top_p must be a number above 0"),
     ],
 )
 def test_errors_are_one_line(options, message, client, scenes):

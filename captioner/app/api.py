@@ -4,7 +4,7 @@
     Client("http://127.0.0.1:7860").predict(handle_file("dog.jpg"), api_name="/caption")
 
 An empty sentence stands for the model's own caption. Words, layers and heads are counted from 0.
-Layer or head -1 means the average over all; beam size or length penalty -1 means the model's own.
+Layer or head -1 means the average over all; beam size, length penalty or count -1 means the model's own.
 """
 
 from collections.abc import Callable
@@ -16,8 +16,21 @@ import gradio as gr
 
 from captioner import overlay
 from captioner.app.panel import ALL, select, style_of
-from captioner.app.served_models import CONCURRENCY, MAX_BEAM, MAX_PENALTY, OWN, Models
+from captioner.app.served_models import (
+    CONCURRENCY,
+    COUNT,
+    MAX_BEAM,
+    MAX_PENALTY,
+    OWN,
+    TEMPERATURE,
+    TOP_P,
+    WAYS,
+    Models,
+    several,
+)
 from captioner.app.upload import PhotoInput, show_errors, write_export, write_image
+from captioner.decoding import Decoding
+from captioner.limits import SEED
 from captioner.overlay import Style, export
 from captioner.overlay.style import Scale, Smoothing
 
@@ -44,6 +57,20 @@ class Endpoints:
             for c in answer.captions[1:]
         ]
         return answer.caption.to_dict() | {"alternatives": alternatives}
+
+    def captions(
+        self, photo: str | None, model: str, way: str, count: int, length_penalty: Number,
+        diversity: Number, temperature: Number, top_p: Number, seed: int,
+    ) -> list[dict[str, Any]]:  # fmt: skip
+        """Caption a photo several times, best first, by beam search, diverse beam search or sampling.
+
+        The records are those of `/caption`. The way is `beam`, `diverse` or `sampled`.
+        """
+        more = several(way, count, diversity, temperature, top_p, seed)
+        answer = self._models.answer(
+            photo, model, length_penalty=length_penalty, details=False, more=more
+        )
+        return [caption.to_dict() for caption in answer.captions]
 
     def explain(
         self, photo: str | None, sentence: str, model: str, layer: int, head: int
@@ -93,6 +120,12 @@ def add_endpoints(models: Models) -> None:
             gr.Dropdown(names, value=names[0], label="model"),
             gr.Number(OWN, precision=0, minimum=OWN, maximum=MAX_BEAM, label="beam_size"),
             gr.Number(OWN, minimum=OWN, maximum=MAX_PENALTY, label="length_penalty"),
+            gr.Radio(list(WAYS), value="beam", label="way"),
+            gr.Number(OWN, precision=0, minimum=OWN, maximum=COUNT.high, label="count"),
+            gr.Number(Decoding.diversity, minimum=0, label="diversity"),
+            gr.Number(TEMPERATURE, minimum=0, label="temperature"),
+            gr.Number(TOP_P, minimum=0, maximum=1, label="top_p"),
+            gr.Number(0, precision=0, minimum=SEED.low, maximum=SEED.high, label="seed"),
             gr.Textbox("", label="sentence"),
             gr.Number(0, precision=0, label="word"),
             gr.Radio(export.names(), value="png", label="form"),
@@ -105,8 +138,8 @@ def add_endpoints(models: Models) -> None:
         file, values = gr.File(label="file"), gr.JSON(label="values")
     labelled = {component.label: component for component in inputs}
     outputs: dict[Callable[..., Any], Any] = {
-        api.models: values, api.caption: values, api.explain: values, api.redraw: values,
-        api.overlay: file, api.export: file, api.past: file,
+        api.models: values, api.caption: values, api.captions: values, api.explain: values,
+        api.redraw: values, api.overlay: file, api.export: file, api.past: file,
     }  # fmt: skip
     for function, output in outputs.items():
         trigger.click(

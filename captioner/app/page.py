@@ -11,7 +11,7 @@ import jinja2
 from captioner.app.api import add_endpoints
 from captioner.app.example_photos import Example
 from captioner.app.panel import ALL, PRIVATE, Listen, Stage
-from captioner.app.served_models import COUNT, MAX_BEAM, OWN, Models
+from captioner.app.served_models import COUNT, MAX_BEAM, OWN, TEMPERATURE, TOP_P, WAYS, Models
 from captioner.app.upload import PhotoInput, one_line_html
 from captioner.decoding import Decoding
 from captioner.errors import CaptionerError
@@ -24,7 +24,7 @@ TITLE = """<h1>captioner</h1>
 NONE = "no other"
 NUMBER: Any = ("a number", int | float)
 TYPES = {"string": ("a text", str), "number": NUMBER, "integer": NUMBER}  # by JSON schema
-WAYS = [("beam search", "beam"), ("diverse beam search", "diverse"), ("sampling", "sampled")]
+WAY_NAMES = ["beam search", "diverse beam search", "sampling"]
 LOOKS = [("glow", "glow"), ("as in the paper", "paper")]
 SCALES = [("shared by all words", "shared"), ("one for each word", "own")]
 SMOOTHINGS = [("smooth", "bicubic"), ("gaussian", "gaussian"), ("cells", "none")]
@@ -145,7 +145,12 @@ def _settings(models: Models) -> tuple[list[Any], list[Any], Listen, list[Listen
     with gr.Accordion("Search", open=False):
         sizes = [("model default", OWN), *range(1, MAX_BEAM + 1)]
         beam_size = Choice(sizes, value=OWN, label="Beam size", info="1 is greedy search.")
-        way = gr.Radio(WAYS, value="beam", label="Several captions by", elem_id="way")
+        way = gr.Radio(
+            [*zip(WAY_NAMES, WAYS, strict=True)],
+            value="beam",
+            label="Several captions by",
+            elem_id="way",
+        )
         counts = [("model default", OWN), *range(1, int(COUNT.high) + 1)]
         count = Choice(counts, value=OWN, label="Number of captions", elem_id="count")
         with gr.Column(visible=False) as diverse:
@@ -155,10 +160,10 @@ def _settings(models: Models) -> tuple[list[Any], list[Any], Listen, list[Listen
             )  # fmt: skip
         with gr.Column(visible=False) as sampled:
             temperature = gr.Slider(
-                0.1, 2, 0.7, step=0.1, label="Temperature", info="Higher is more varied."
+                0.1, 2, TEMPERATURE, step=0.1, label="Temperature", info="Higher is more varied."
             )
             top_p = gr.Slider(
-                0.05, 1, 0.95, step=0.05, label="Top-p", info="Lower leaves out improbable words."
+                0.05, 1, TOP_P, step=0.05, label="Top-p", info="Lower leaves out improbable words."
             )
             seed = gr.Number(
                 0, precision=0, minimum=SEED.low, maximum=SEED.high, label="Seed", elem_id="seed",

@@ -25,7 +25,9 @@ MAX_BEAM = 20  # for requests; a model's own beam may be larger
 MAX_PENALTY = 3
 SEARCH = {"beam_size": Number(1, MAX_BEAM), "length_penalty": Number(0, MAX_PENALTY, whole=False)}
 COUNT = Number(1, 10)  # number of captions of a photo
+WAYS = ("beam", "diverse", "sampled")  # of writing several captions
 DEFAULT_COUNT = 5  # number of captions of diverse beam search and of sampling
+TEMPERATURE, TOP_P = 0.7, 0.95  # of sampling, unless others are chosen
 MAX_WORDS = 40
 OWN = -1  # the beam size or length penalty that the model was scored with
 PREVIEW_SIDE = 1024  # longest side in pixels of the photo that an open page keeps
@@ -96,7 +98,7 @@ def several(
     """Return the options of ``BasePredictor.method`` for several captions.
 
     Args:
-        way: ``beam``, ``diverse`` or ``sampled``.
+        way: one of ``WAYS``.
         count: number of captions; -1 means those of the model's own beam, or ``DEFAULT_COUNT``.
         diversity: the penalty of diverse beam search, which has one group per caption.
         temperature, top_p, seed: options of sampling.
