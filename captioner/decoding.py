@@ -1,9 +1,9 @@
-"""Beam search, sampling and scoring of captions, with any decoder.
+"""Beam search and scoring of captions, with any decoder.
 
 A search is batched over images. Greedy search is a beam of one.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -252,7 +252,7 @@ def _allowed_log_probs(
 ) -> Float[Tensor, "B K V"]:
     """Compute log-probabilities of the next word, -inf for words that must not follow."""
     log_probs = logits.float().log_softmax(-1)
-    log_probs[..., [PAD, START, UNK]] = -torch.inf  # in place, unlike ``mask_special_tokens``
+    log_probs[..., [PAD, START, UNK]] = -torch.inf  # in place, to save memory
     if length > decoding.max_length:
         log_probs[..., :END] = log_probs[..., END + 1 :] = -torch.inf
     elif length <= decoding.min_length:  # the end would be word number ``length``
@@ -292,59 +292,6 @@ def _compact(beam: Beam, finished: list[Groups], active: list[int]) -> tuple[Bea
     """Keep only the images in the ``active`` rows."""
     rows = torch.tensor(active, device=beam.totals.device)
     return index_batch(beam, rows), [finished[row] for row in active]
-
-
-def mask_special_tokens(
-    logits: Float[Tensor, "*rows V"], first: bool | Bool[Tensor, "*rows"]
-) -> Float[Tensor, "*rows V"]:
-    """Set the logits of ``<pad>``, ``<start>``, ``<unk>``, and ``<end>`` where ``first``, to -inf."""
-    ids = torch.arange(logits.shape[-1], device=logits.device)
-    first = torch.as_tensor(first, device=logits.device).unsqueeze(-1)
-    banned = (ids == PAD) | (ids == START) | (ids == UNK) | ((ids == END) & first)
-    return logits.float().masked_fill(banned, -torch.inf)
-
-
-@torch.no_grad()
-def sample(
-    decoder: Decoder,
-    annotations: Annotations,
-    count: int,
-    max_length: int,
-    sampling: Sampling | None = None,
-    min_length: int = 1,
-    choose: Callable[[Float[Tensor, "B S V"], int], Int[Tensor, "B S"]] | None = None,
-) -> Int[Tensor, "B S T"]:
-    """Sample captions word by word, by default from the decoder's distribution.
-
-    Args:
-        decoder, annotations, sampling: as for ``search``; in training mode, the decoder applies
-            dropout.
-        count: S, the number of captions per image.
-        max_length: maximal number of words; a caption of this length has no end token.
-        min_length: least number of words.
-        choose: returns the next words, given their logits and the number of words before them.
-
-    Returns:
-        ``<start> words <end> <pad> …``, T at most ``max_length`` + 1.
-    """
-    state = decoder.init_state(annotations, count, sampling)
-    tokens = torch.full((len(annotations), count), START, device=annotations.vectors.device)
-    written = [tokens]
-    ended = torch.zeros_like(tokens, dtype=torch.bool)
-    for length in range(max_length):
-        logits, _, state = decoder.step(tokens, state)
-        logits = mask_special_tokens(logits, length < min_length)
-        if choose is None:
-            probs = logits.softmax(-1).flatten(0, 1)
-            drawn = torch.multinomial(probs, 1).view_as(tokens)
-        else:
-            drawn = choose(logits, length)
-        tokens = drawn.masked_fill(ended, PAD)
-        written.append(tokens)
-        ended = ended | (tokens == END)
-        if ended.all():
-            break
-    return torch.stack(written, -1)
 
 
 @torch.inference_mode()

@@ -1,21 +1,21 @@
 """Several captions of an image, sampled word by word: temperature, top-k and nucleus sampling."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from captioner import limits
-from captioner.decoding import Hypothesis, sample, score_captions
+from captioner.decoding import Hypothesis, score_captions
 from captioner.errors import UsageError, unknown
 from captioner.models.annotations import Annotations
 from captioner.models.decoder import Decoder, index_batch
 from captioner.models.distributions import Sampling
 from captioner.models.monte_carlo import MonteCarlo, StratifiedSampler
-from captioner.text import END
+from captioner.text import END, PAD, START, UNK
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,59 @@ def sample_words(
         [ids[: ids.index(END)] if END in ids else ids for ids in captions]
         for captions in tokens[..., 1:].tolist()
     ]
+
+
+@torch.no_grad()
+def sample(
+    decoder: Decoder,
+    annotations: Annotations,
+    count: int,
+    max_length: int,
+    sampling: Sampling | None = None,
+    min_length: int = 1,
+    choose: Callable[[Float[Tensor, "B S V"], int], Int[Tensor, "B S"]] | None = None,
+) -> Int[Tensor, "B S T"]:
+    """Sample captions word by word, by default from the decoder's distribution.
+
+    Args:
+        decoder, annotations, sampling: as for ``decoding.search``; in training mode, the decoder applies
+            dropout.
+        count: S, the number of captions per image.
+        max_length: maximal number of words; a caption of this length has no end token.
+        min_length: least number of words.
+        choose: returns the next words, given their logits and the number of words before them.
+
+    Returns:
+        ``<start> words <end> <pad> …``, T at most ``max_length`` + 1.
+    """
+    state = decoder.init_state(annotations, count, sampling)
+    tokens = torch.full((len(annotations), count), START, device=annotations.vectors.device)
+    written = [tokens]
+    ended = torch.zeros_like(tokens, dtype=torch.bool)
+    for length in range(max_length):
+        logits, _, state = decoder.step(tokens, state)
+        logits = mask_special_tokens(logits, length < min_length)
+        if choose is None:
+            probs = logits.softmax(-1).flatten(0, 1)
+            drawn = torch.multinomial(probs, 1).view_as(tokens)
+        else:
+            drawn = choose(logits, length)
+        tokens = drawn.masked_fill(ended, PAD)
+        written.append(tokens)
+        ended = ended | (tokens == END)
+        if ended.all():
+            break
+    return torch.stack(written, -1)
+
+
+def mask_special_tokens(
+    logits: Float[Tensor, "*rows V"], first: bool | Bool[Tensor, "*rows"]
+) -> Float[Tensor, "*rows V"]:
+    """Set the logits of ``<pad>``, ``<start>``, ``<unk>``, and ``<end>`` where ``first``, to -inf."""
+    ids = torch.arange(logits.shape[-1], device=logits.device)
+    first = torch.as_tensor(first, device=logits.device).unsqueeze(-1)
+    banned = (ids == PAD) | (ids == START) | (ids == UNK) | ((ids == END) & first)
+    return logits.float().masked_fill(banned, -torch.inf)
 
 
 def truncate(probs: Float[Tensor, "*rows V"], top_k: int, top_p: float) -> Float[Tensor, "*rows V"]:

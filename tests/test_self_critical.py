@@ -14,11 +14,11 @@ from pycocoevalcap.cider.cider_scorer import CiderScorer
 import runs
 from captioner.cli.main import main
 from captioner.data.dataset import Batch
-from captioner.decoding import mask_special_tokens, sample
 from captioner.errors import UsageError
 from captioner.evaluation.cider import CiderD
 from captioner.models import Additive, Annotations, Attention, LSTMDecoder
 from captioner.models.distributions import Hard
+from captioner.sampling import mask_special_tokens, sample
 from captioner.text import END, PAD, START, UNK
 from captioner.training import SelfCritical
 from captioner.training.task import CaptioningTask

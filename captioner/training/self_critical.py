@@ -10,12 +10,13 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from captioner import limits
-from captioner.decoding import Decoding, Hypothesis, mask_special_tokens, sample, search
+from captioner.decoding import Decoding, Hypothesis, search
 from captioner.errors import UsageError
 from captioner.evaluation.cider import CiderD
 from captioner.models.annotations import Annotations
 from captioner.models.decoder import Decoded, Decoder
 from captioner.models.distributions import Sampling, hard_attention
+from captioner.sampling import mask_special_tokens, sample
 from captioner.text import END, PAD, START
 from captioner.training.objective import (
     Loss,
