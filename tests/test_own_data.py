@@ -85,8 +85,9 @@ def test_tables_of_something_else_are_left_aside(tmp_path, capsys):
     used = detect(tmp_path)
     assert used[:2] == ("csv", tmp_path / "mine.csv")
     assert len(used.left_aside) == len(others) == 4
-    main(["data", "check", "--data.name", "auto", "--data.root", str(tmp_path), "--workers", "1"])
+    main(["data", "check", "--data.root", str(tmp_path), "--workers", "1"])
     output = capsys.readouterr().out
+    assert output.startswith(f"csv in {tmp_path}\n")
     assert all(f"  left aside: {reason}" in output for reason in others)
 
 

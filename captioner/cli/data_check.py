@@ -1,6 +1,6 @@
 """List all problems of a data set, and its size.
 
-captioner data check --data.name coco --data.root DIR
+captioner data check --data.root DIR
 captioner data check --data.name csv --data.root captions.csv --format json
 """
 
@@ -28,8 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     words = "words of a caption that training keeps; longer captions are listed"
     count = "how often a word must occur in the training captions to be in the vocabulary"
     processes = "processes that decode the images"
-    kinds = f"kind of data set: {', '.join(DATA)}"
-    add("--data.name", dest="name", metavar="NAME", required=True, choices=DATA, help=kinds)
+    kinds = f"kind of data set, found out by default: {', '.join(DATA)}"
+    add("--data.name", dest="name", metavar="NAME", default="auto", choices=DATA, help=kinds)
     add("--data.root", dest="root", metavar="DIR", required=True, help="folder of the data set")
     add("--data.max_words", dest="max_words", default=24, help=words, **number)
     add("--data.min_count", dest="min_count", default=5, help=count, **number)
@@ -51,11 +51,13 @@ def run(options: argparse.Namespace) -> int:
                 show("decoding images", total, 1)
 
     records, problems = scan(options.name, options.root)
-    auto = options.name == "auto"
-    left_aside = detect(Path(options.root).expanduser()).left_aside if auto else []
+    name: str = options.name
+    left_aside: list[str] = []
+    if name == "auto":
+        name, _, left_aside = detect(Path(options.root).expanduser())
     inspect(records, problems, options.workers, progress)
     report = {
-        "data": options.name,
+        "data": name,
         "root": str(options.root),
         "left_aside": left_aside,
         **statistics(records, problems, options.max_words, options.min_count),
