@@ -20,6 +20,7 @@ import yaml
 
 from captioner import limits
 from captioner.cli import checks, devices, outputs
+from captioner.cli.configuration import read_options
 from captioner.cli.parser import Parser, did_you_mean
 from captioner.errors import UsageError
 from captioner.resources import shipped_configs
@@ -164,7 +165,7 @@ def check(command: str, arguments: list[str]) -> list[str]:
     if "--print_config" in given:
         return []
     files = [*given.get("-c", ()), *given.get("--config", ())]
-    options = _options(files, given)
+    options = read_options(files, given)
     name, folder = options.get("data.name"), options.get("data.root")
     if name is None:
         raise UsageError(
@@ -258,50 +259,6 @@ def _check_value(option: str, value: str, kinds: list[str] | None) -> None:
         limits.check(option, int(number) if limit.whole else number, limit)
 
 
-def _options(files: list[str], given: dict[str, list[str]]) -> dict[str, Any]:
-    """The values of files and options, by names such as ``model.decoder`` for the class's name."""
-    trees = [_leaves("", _read(file), Path(file).parent) for file in files]
-    for option, values in given.items():
-        if option not in ("-c", "--config"):
-            trees += [_leaves(option[2:], value, Path()) for value in values]
-    options: dict[str, Any] = {}
-    for tree in trees:
-        leaves = dict(tree)
-        # A new class does not have the options of the former one.
-        replaced = {old for old in options for new in leaves if old.startswith(f"{new}.")}
-        options = {name: value for name, value in options.items() if name not in replaced} | leaves
-    return options
-
-
-def _leaves(name: str, tree: Any, folder: Path) -> Iterator[tuple[str, Any]]:
-    """The values in a tree by dotted names without ``class_path`` and ``init_args``."""
-    if isinstance(tree, str) and tree.endswith((".yaml", ".yml")) and name != "ckpt_path":
-        tree, folder = _read(str(folder / tree)), (folder / tree).parent
-    elif isinstance(tree, str) and tree.startswith("{"):
-        tree = _read(tree)
-    if isinstance(tree, dict):
-        for key, value in tree.items():
-            yield from _leaves(f"{name}.{key}", value, folder)
-    else:
-        parts = [part for part in name.split(".") if part not in ("", "class_path", "init_args")]
-        yield ".".join(parts), None if tree == "null" else tree
-
-
-def _read(file: str) -> dict[str, Any]:
-    """The options in a YAML file, or in a text in braces."""
-    try:
-        content = yaml.safe_load(file if file[:1] == "{" else Path(file).read_text("utf-8"))
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else 1
-        raise UsageError(f"'{file}' is not YAML: line {line}: {error.problem}") from error
-    except (OSError, ValueError, RecursionError, yaml.YAMLError):
-        content = None
-    if not isinstance(content, dict):
-        expected = "expected a YAML file of options, such as configs/shapes.yaml"
-        raise UsageError(f"'{file}' is not a configuration: {expected}")
-    return content
-
-
 def _checkpoint(command: str, option: Any, root: Path) -> Path | None:
     """Return the checkpoint to load; ``best`` and ``last`` are files of the run folder.
 
@@ -335,7 +292,7 @@ def _checkpoint(command: str, option: Any, root: Path) -> Path | None:
 def _check_fits(root: Path, options: dict[str, Any], training: bool) -> None:
     """Refuse options of model and data that differ from those in the configuration of the run."""
     file, fixed = root / "config.yaml", _FIXED + (_FIXED_IN_FIT if training else ())
-    saved = _options([str(file)], {}) if file.is_file() else {}
+    saved = read_options([str(file)], {}) if file.is_file() else {}
     for name in (name for name in options if f"{name}.".startswith(fixed) and name in saved):
         if _plain(options[name]) != _plain(saved[name]):
             advice = "resume with the options it began with, or start a new run with "
