@@ -122,9 +122,9 @@ class Tables(SpeedTables):
         rows.append([f"each of these {len(one)} seeds alone", *each, minutes(one[0])])
         return table("step | BLEU-4 | METEOR | CIDEr | minutes", rows)
 
-    def mechanisms(self) -> str:
-        """A table for each kind of scenes, and one of attention supervised by masks."""
-        return mechanism_tables(self.of("mechanisms"))
+    def mechanisms(self, name: str) -> str:
+        """A table of the mechanisms in a file of results, and one of attention supervised by masks."""
+        return mechanism_tables(self.of(name))
 
     def designs(self) -> str:
         """One row a design, in the order of mechanisms_table.toml."""
