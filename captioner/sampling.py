@@ -155,7 +155,7 @@ def sample(
 def mask_special_tokens(
     logits: Float[Tensor, "*rows V"], first: bool | Bool[Tensor, "*rows"]
 ) -> Float[Tensor, "*rows V"]:
-    """Set the logits of ``<pad>``, ``<start>``, ``<unk>``, and ``<end>`` where ``first``, to -inf."""
+    """Set the logits of ``<pad>``, ``<start>`` and ``<unk>`` to -inf, where ``first`` also ``<end>``."""
     ids = torch.arange(logits.shape[-1], device=logits.device)
     first = torch.as_tensor(first, device=logits.device).unsqueeze(-1)
     banned = (ids == PAD) | (ids == START) | (ids == UNK) | ((ids == END) & first)

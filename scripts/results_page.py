@@ -127,7 +127,7 @@ class Tables(SpeedTables):
         return mechanism_tables(self.of(name))
 
     def designs(self) -> str:
-        """One row a design, in the order of mechanisms_table.toml."""
+        """One row per design, in the order of mechanisms_table.toml."""
         rows = []
         for name, row in self.of("designs")["mechanisms"].items():
             [report] = row["reports"].values()

@@ -114,7 +114,7 @@ def test_several_captions_are_those_of_the_python_interface(way, client, scenes,
     assert [record["caption"] for record in records] == expected
     own = models.answer(scenes[0], run_folder.name, more=several(way, OWN, 2, 1.5, 0.9, 3))
     assert len(own.captions) == 5
-    with pytest.raises(UsageError, match="captions must be a whole number from 1 to 10, got 11"):
+    with pytest.raises(UsageError, match="count must be a whole number from 1 to 10, got 11"):
         several(way, 11, 2, 1.5, 0.9, 3)
 
 
@@ -186,7 +186,7 @@ def test_endpoints_are_named_and_documented(client):
         ({"photo": None, "api_name": "/caption"}, "no photo given"),
         ({"way": "best", "api_name": "/captions"}, "not in the list of choices"),
         ({"count": 11, "api_name": "/captions"}, "count must be a number from -1 to 10, got 11"),
-        ({"count": 0, "api_name": "/captions"}, "captions must be a whole number from 1 to 10"),
+        ({"count": 0, "api_name": "/captions"}, "count must be a whole number from 1 to 10"),
         ({"way": "sampled", "top_p": 0, "api_name": "/captions"}, "top_p must be a number above 0"),
     ],
 )

@@ -96,7 +96,7 @@ def test_intels_processors_multiply_with_mkl(monkeypatch, vendor):
 
 
 def test_slices_of_matrices_use_no_slow_kernel():
-    """A part of a wider matrix, as ``chunk`` and ``unbind`` return it, once took 5,000 times as long."""
+    """A slice, such as ``chunk`` returns, once took 5,000 times as long as its copy."""
     wide, weight = torch.randn(256, 512), torch.randn(128, 256, requires_grad=True)
 
     def seconds(rows) -> float:

@@ -77,7 +77,7 @@ def test_every_design_of_the_photos_has_two_streams_and_its_own_attention(name, 
 
     model = composed(one_process)
     assert model["encoder"]["class_path"].endswith("TwoStreamEncoder")
-    # What the design's file leaves out would be that of two-stream.yaml.
+    # If the design's file left out an option, the value of two-stream.yaml would be used.
     alone = composed([option for option in one_process if "two-stream" not in option])
     assert model["decoder"] == alone["decoder"]
 

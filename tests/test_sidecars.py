@@ -209,7 +209,7 @@ def test_a_photo_with_two_packets_is_left_as_it_is(suffix, tmp_path):
 
 
 def test_a_packet_with_a_damaged_name_is_not_hidden_behind_a_second_one(exiftool, tmp_path):
-    """A photo of COCO has one: ExifTool shows its texts, not those of a packet in front of it."""
+    """A photo of COCO has such a packet. ExifTool would show its texts, not those of a new packet."""
     content = photo(tmp_path / "a.jpg", FOREIGN).read_bytes()
     file = tmp_path / "b.jpg"
     file.write_bytes(

@@ -104,7 +104,7 @@ def several(
         temperature, top_p, seed: options of sampling.
     """
     if count != OWN:
-        check("captions", count, COUNT)
+        check("count", count, COUNT)
     elif way not in ("diverse", "sampled"):
         return {}
     number = {"num_captions": DEFAULT_COUNT if count == OWN else count}

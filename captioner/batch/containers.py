@@ -11,7 +11,7 @@ from collections.abc import Callable
 from captioner.errors import DataError
 
 _JPEG_NAME, _PNG_NAME = b"http://ns.adobe.com/xap/1.0/\0", b"XML:com.adobe.xmp\0"
-# Some programs damage the first four bytes of the name, and ExifTool reads such a packet all the same.
+# Some programs overwrite the first four bytes of the segment's name; ExifTool still reads such a packet.
 _JPEG_NAMES = (_JPEG_NAME, b"XMP\0" + _JPEG_NAME[4:])
 _XMP_FLAG, _ALPHA_FLAG = 0x04, 0x10  # of the chunk VP8X
 _TIFF_TAG, _TIFF_BYTES = 700, 1  # the tag of XMP, and its type

@@ -10,9 +10,9 @@ from captioner.errors import UsageError
 
 
 def read_options(files: list[str], given: dict[str, list[str]]) -> dict[str, Any]:
-    """Return the values of files and options, by names such as ``model.decoder`` for a class's name.
+    """Return the values from files and options by dotted name; ``model.decoder`` is the decoder's class.
 
-    Later files replace values of earlier ones, and options those of files.
+    A later file overrides an earlier one, and options override files.
 
     Raises:
         UsageError: a file is not YAML, or holds no options.
