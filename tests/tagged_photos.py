@@ -17,6 +17,7 @@ from PIL import Image, ImageCms, PngImagePlugin
 REAL = Path("../shared/data")
 PROFILE = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 SUFFIXES = {7: ".png", 14: ".webp", 21: ".tif"}  # of 24 photos in a row; the others are JPEG
+XMP = b"://ns.adobe.com/xap/1.0/\0"  # the end of the segment's name
 OWN = ("XMP-dc:Description", "XMP-iptcCore:AltTextAccessibility")  # what a caption may change
 RDF = """<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>
 <x:xmpmeta xmlns:x="adobe:ns:meta/" x:xmptk="another program">
@@ -59,14 +60,16 @@ def write(folder: Path, count: int, sidecars: bool = False) -> tuple[list[Path],
         photo = folder / f"{number % 10}" / f"{number:05}{SUFFIXES.get(number % 24, '.jpg')}"
         photo.parent.mkdir(parents=True, exist_ok=True)
         photos.append(photo)
-        packet = _packet(number) if number % 5 == 0 else None
-        if number % 25 == 0:
+        jpeg = given[number % len(given)]
+        # A file must not have two packets; some real photos have one.
+        packet = _packet(number) if number % 5 == 0 and XMP not in jpeg else None
+        if packet and number % 25 == 0:
             described.append(photo)
         if sidecars and packet:
             name = f"{photo.stem}.xmp" if number % 2 else f"{photo.name}.xmp"
             photo.with_name(name).write_bytes(packet)
             packet = None
-        _write(photo, given[number % len(given)], number, packet)
+        _write(photo, jpeg, number, packet)
     return sorted(photos), described
 
 
@@ -86,7 +89,7 @@ def _write(photo: Path, jpeg: bytes, number: int, packet: bytes | None) -> None:
     if photo.suffix == ".jpg":
         segments = [(0xE1, exif.tobytes())] if number % 7 else []
         if packet:
-            segments.append((0xE1, b"http://ns.adobe.com/xap/1.0/\0" + packet))
+            segments.append((0xE1, b"http" + XMP + packet))
         if number % 2:
             segments.append((0xED, _iptc(number)))
         if profile:
