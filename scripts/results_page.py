@@ -282,10 +282,12 @@ def _mechanism_rows(
     for name, row in mechanisms.items():
         taken = MISSING if row["resumed"] else number(row["training_seconds"] / 60)
         cells = [f"{row['parameters'] / 1e6:.2f} M", taken, number(row["cider"])]
-        report = row["reports"][plain]
+        report = row["reports"].get(plain, {})
         cells += [interval(report.get(key)) for key in (*percent, "mass")]
         cells.append(interval(report.get("map_entropy"), 2))
-        cells += [interval(row["reports"][kind].get(key)) for kind in harder for key in percent]
+        cells += [
+            interval(row["reports"].get(kind, {}).get(key)) for kind in harder for key in percent
+        ]
         rows.append([f"{name}: {row['mechanism']}", *cells])
     return rows
 

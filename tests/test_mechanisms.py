@@ -80,6 +80,7 @@ def test_every_design_of_the_photos_has_two_streams_and_its_own_attention(name, 
     # If the design's file left out an option, the value of two-stream.yaml would be used.
     alone = composed([option for option in one_process if "two-stream" not in option])
     assert model["decoder"] == alone["decoder"]
+    assert model["objective"]["class_path"] == alone["objective"]["class_path"]
 
 
 def test_the_commands_of_the_scenes_name_every_mechanism(capsys, tmp_path):
@@ -134,7 +135,7 @@ def write(folder, supervised=0.0, generated=True):
 
 def test_the_page_has_the_figures_of_the_runs(tmp_path):
     runs = [write(tmp_path / "a"), write(tmp_path / "b", generated=False), write(tmp_path / "c", 1)]
-    for folder in runs:
+    for folder in (runs[0], runs[2]):
         harder = json.loads((folder / "results" / "ground.json").read_text())
         harder["regimes"]["forced"]["scores"]["model"]["pointing"] = estimate(70.0)
         harder = harder | {"data": "7 scenes"}
@@ -150,6 +151,7 @@ def test_the_page_has_the_figures_of_the_runs(tmp_path):
     assert f"| a: Additive × Soft | {numbers} | {rest}" in lines[alone:supervised]
     [other] = [line for line in lines[alone:supervised] if line.startswith("| b:")]
     assert "| 123.5 | – | 80.0" in other
+    assert other.endswith("| – | – | – |")
     assert f"| c: Additive × Soft | {numbers} | {rest}" in lines[supervised:]
 
 

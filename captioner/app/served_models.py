@@ -180,6 +180,8 @@ class Models:
             more = more or {}
             if more.keys() - {"num_captions"}:
                 options.pop("beam_size", None)  # groups have their own size; sampling has no beam
+            if "temperature" in more:
+                options.pop("length_penalty", None)  # sampled captions are not ranked by it
             method = predictor.method(options | dict(more))
             detailed = details and not predictor.draws_locations
             known = predictor.has_confidence(method)
