@@ -228,7 +228,7 @@ def write_report(root, values, words="the same"):
     }
     (root / "results" / "ground.json").write_text(json.dumps({"regimes": {"forced": forced}}))
     image_statistics = [
-        ImageStatistics(i, ratios, part=f"forced.{part}", asked=words)
+        ImageStatistics(i, ratios, part=f"forced.{part}", scored=words)
         for i, value in enumerate(values.tolist())
         for part, ratios in (
             ("grounding", {"pointing": (value, 1.0)}),

@@ -173,8 +173,8 @@ class DeletionCurves:
             },
             "scores": scores,
         }
-        ids, asked = dict(enumerate(self._ids)), [(caption,) for caption in self._captions]
-        return Evaluation(report, of_images(ids, measures, self.regime, "faithfulness", asked))
+        ids, scored = dict(enumerate(self._ids)), [(caption,) for caption in self._captions]
+        return Evaluation(report, of_images(ids, measures, self.regime, "faithfulness", scored))
 
 
 def deterministic(decoder: Decoder) -> Decoder:

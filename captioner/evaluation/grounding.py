@@ -234,11 +234,11 @@ class GroundingData:
                 of_objects["true_captions"] = objects.true_captions()
             found["objects"] = objects.counts | bootstrap.intervals(of_objects)
             measures |= of_objects
-        asked: dict[int, list[Any]] = {image: [] for image in self.images}
+        mentioned: dict[int, list[Any]] = {image: [] for image in self.images}
         for image, mention, *_ in self.mentions:
-            asked[image].append((tuple(mention.words), tuple(mention.instances)))
+            mentioned[image].append((tuple(mention.words), tuple(mention.instances)))
         ids = {image: data.images[image].image_id for image in self.images}
-        return Evaluation(found, of_images(ids, measures, regime, "grounding", asked.values()))
+        return Evaluation(found, of_images(ids, measures, regime, "grounding", mentioned.values()))
 
 
 def _score(

@@ -38,7 +38,7 @@ class ImageStatistics:
 
     The measure of several images is the total of the sums divided by the total of the numbers. CIDEr-D
     has the document frequencies of *all* images in every resample. Two models are compared only if
-    ``asked``, the fingerprint of what was scored, is equal. It is None for generated captions.
+    ``scored``, the fingerprint of their words or mentions, is equal. It is None for generated captions.
     """
 
     image_id: int | str
@@ -48,7 +48,7 @@ class ImageStatistics:
     bleu: tuple[int, ...] | None = None
     meteor: tuple[float, ...] | None = None  # the statistics that METEOR's program prints
     part: str | None = None  # the section of a report, such as ``forced.grounding``
-    asked: str | None = None  # fingerprint of the scored words or mentions
+    scored: str | None = None  # fingerprint of the scored words or mentions
 
 
 class Evaluation(NamedTuple):
@@ -63,21 +63,21 @@ def of_images(
     measures: Mapping[str, Ratio],
     regime: Regime,
     part: str,
-    asked: Iterable[object],
+    scored: Iterable[object],
 ) -> list[ImageStatistics]:
     """Return the statistics of images.
 
-    ``ids`` maps the index of each image to its id; ``asked`` contains the scored words or mentions of
-    each image.
+    ``ids`` maps the index of each image to its id; ``scored`` contains each image's scored words or
+    mentions.
     """
     return [
         ImageStatistics(
             image_id,
             {name: (float(m.sums[i]), float(m.numbers[i])) for name, m in measures.items()},
             part=f"{regime}.{part}",
-            asked=sha256(repr(of).encode()).hexdigest()[:12] if regime == "forced" else None,
+            scored=sha256(repr(of).encode()).hexdigest()[:12] if regime == "forced" else None,
         )
-        for (i, image_id), of in zip(ids.items(), asked, strict=True)
+        for (i, image_id), of in zip(ids.items(), scored, strict=True)
     ]
 
 
