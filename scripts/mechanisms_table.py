@@ -3,7 +3,7 @@
 python scripts/mechanisms_table.py commands scenes --runs runs/mechanisms > all.sh && sh all.sh
 python scripts/mechanisms_table.py commands photos --runs runs/designs --root DIR --entities DIR > all.sh
 sh all.sh
-python scripts/mechanisms_table.py collect runs/mechanisms/* --output docs/results/mechanisms-later.json
+python scripts/mechanisms_table.py collect runs/mechanisms/* --output mechanisms.json
 python scripts/mechanisms_table.py collect runs/designs/* --time --output docs/results/designs.json
 python scripts/results_page.py
 

@@ -260,13 +260,15 @@ class Tables(SpeedTables):
 def mechanism_tables(record: Record) -> str:
     """Return a table of the mechanisms, and one of attention supervised by masks."""
     everyone = record["mechanisms"]
-    plain, *harder = dict.fromkeys(kind for row in everyone.values() for kind in row["reports"])
+    plain, harder = dict.fromkeys(kind for row in everyone.values() for kind in row["reports"])
     head = "mechanism | parameters | minutes | CIDEr | true captions, % | pointing, %"
     head += " | paired objects, % | mass in mask, % | entropy, nats"
-    head += " | harder: true captions, % | pointing, % | paired objects, %" * len(harder)
-    lines = [f"Scenes: {plain}."] + [f"Harder: {kind}." for kind in harder]
+    head += " | harder: true captions, % | pointing, % | paired objects, %"
     free = {n: r for n, r in everyone.items() if not r["supervised_by_masks"]}
-    found = [" ".join(lines), table(head, _mechanism_rows(free, plain, harder))]
+    found = [
+        f"Scenes: {plain}. Harder: {harder}.",
+        table(head, _mechanism_rows(free, plain, harder)),
+    ]
     supervised = {n: r for n, r in everyone.items() if n not in free}
     if supervised:
         found.append("### Attention supervised by masks, not comparable with the others")
@@ -274,20 +276,16 @@ def mechanism_tables(record: Record) -> str:
     return "\n\n".join(found)
 
 
-def _mechanism_rows(
-    mechanisms: dict[str, Record], plain: str, harder: list[str]
-) -> list[list[str]]:
+def _mechanism_rows(mechanisms: dict[str, Record], plain: str, harder: str) -> list[list[str]]:
     rows = []
     percent = ("true_captions", "pointing", "discrimination")
     for name, row in mechanisms.items():
         taken = MISSING if row["resumed"] else number(row["training_seconds"] / 60)
         cells = [f"{row['parameters'] / 1e6:.2f} M", taken, number(row["cider"])]
-        report = row["reports"].get(plain, {})
+        report, of_harder = (row["reports"].get(kind, {}) for kind in (plain, harder))
         cells += [interval(report.get(key)) for key in (*percent, "mass")]
         cells.append(interval(report.get("map_entropy"), 2))
-        cells += [
-            interval(row["reports"].get(kind, {}).get(key)) for kind in harder for key in percent
-        ]
+        cells += [interval(of_harder.get(key)) for key in percent]
         rows.append([f"{name}: {row['mechanism']}", *cells])
     return rows
 

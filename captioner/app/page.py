@@ -24,7 +24,6 @@ TITLE = """<h1>captioner</h1>
 NONE = "no other"
 NUMBER: Any = ("a number", int | float)
 TYPES = {"string": ("a text", str), "number": NUMBER, "integer": NUMBER}  # by JSON schema
-WAY_NAMES = ["beam search", "diverse beam search", "sampling"]
 LOOKS = [("glow", "glow"), ("as in the paper", "paper")]
 SCALES = [("shared by all words", "shared"), ("one for each word", "own")]
 SMOOTHINGS = [("smooth", "bicubic"), ("gaussian", "gaussian"), ("cells", "none")]
@@ -146,7 +145,7 @@ def _settings(models: Models) -> tuple[list[Any], list[Any], Listen, list[Listen
         sizes = [("model default", OWN), *range(1, MAX_BEAM + 1)]
         beam_size = Choice(sizes, value=OWN, label="Beam size", info="1 is greedy search.")
         way = gr.Radio(
-            [*zip(WAY_NAMES, WAYS, strict=True)],
+            [(name, way) for way, name in WAYS.items()],
             value="beam",
             label="Several captions by",
             elem_id="way",

@@ -25,7 +25,8 @@ MAX_BEAM = 20  # for requests; a model's own beam may be larger
 MAX_PENALTY = 3
 SEARCH = {"beam_size": Number(1, MAX_BEAM), "length_penalty": Number(0, MAX_PENALTY, whole=False)}
 COUNT = Number(1, 10)  # number of captions of a photo
-WAYS = ("beam", "diverse", "sampled")  # of writing several captions
+# Ways of writing several captions, with the names that the page shows.
+WAYS = {"beam": "beam search", "diverse": "diverse beam search", "sampled": "sampling"}
 DEFAULT_COUNT = 5  # number of captions of diverse beam search and of sampling
 TEMPERATURE, TOP_P = 0.7, 0.95  # of sampling, unless others are chosen
 MAX_WORDS = 40
@@ -95,7 +96,7 @@ def several(
     top_p: float | int,
     seed: int,
 ) -> dict[str, Any]:
-    """Return the options of ``BasePredictor.method`` for several captions.
+    """Return the options of ``BasePredictor.method``; those that do not apply are None.
 
     Args:
         way: one of ``WAYS``.
@@ -109,9 +110,11 @@ def several(
         return {}
     number = {"num_captions": DEFAULT_COUNT if count == OWN else count}
     if way == "diverse":
-        return number | {"diverse_groups": number["num_captions"], "diversity": diversity}
+        groups = {"diverse_groups": number["num_captions"], "diversity": diversity}
+        return number | groups | {"beam_size": None}  # groups have their own size
     if way == "sampled":
-        return number | {"temperature": temperature, "top_p": top_p, "seed": seed}
+        sampling = {"temperature": temperature, "top_p": top_p, "seed": seed}
+        return number | sampling | {"beam_size": None, "length_penalty": None}
     return number
 
 
@@ -178,10 +181,6 @@ class Models:
             for option, value in options.items():
                 check(option, value, SEARCH[option])
             more = more or {}
-            if more.keys() - {"num_captions"}:
-                options.pop("beam_size", None)  # groups have their own size; sampling has no beam
-            if "temperature" in more:
-                options.pop("length_penalty", None)  # sampled captions are not ranked by it
             method = predictor.method(options | dict(more))
             detailed = details and not predictor.draws_locations
             known = predictor.has_confidence(method)
