@@ -120,3 +120,15 @@ def test_a_fine_tuned_encoder_is_taken_with_its_decoder(tmp_path):
         assert torch.equal(whole.state_dict()[name], tensor), name
     with pytest.raises(UsageError, match="was fine-tuned together with its decoder"):
         start_from(captioner(False), str(tmp_path / "tuned"))
+
+
+def test_an_encoder_rate_of_zero_keeps_the_encoder(tuned, tmp_path, shapes_cache):
+    root, _ = tuned
+    options = [
+        f"--model.encoder.init_args.trainable={LAYERS}",
+        *("--model.encoder_learning_rate=0", "--data.cache=images", f"--model.init_from={root}"),
+    ]
+    assert main(runs.arguments(tmp_path, shapes_cache, *options, epochs=1)) == 0
+    before, after = (checkpoint.load(run).captioner.state_dict() for run in (root, tmp_path))
+    changed = {n.split(".")[0] for n, tensor in before.items() if not torch.equal(tensor, after[n])}
+    assert changed == {"neck", "decoder"}

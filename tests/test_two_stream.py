@@ -18,12 +18,13 @@ from captioner.data.pixels import ImageFiles
 from captioner.data.readers import read
 from captioner.data.records import TRAIN, Record
 from captioner.decoding import Decoding, search
-from captioner.errors import ModelError
+from captioner.errors import ModelError, UsageError
 from captioner.models import Annotations, Captioner, TwoStreamEncoder
 from captioner.models.erasure import Erasure
 from captioner.models.registry import build, names
 from captioner.resources import configs_folder
 from captioner.text import Vocabulary
+from captioner.training.warm_start import start_from
 from test_encoder import photos
 from test_grounding import ground
 
@@ -277,3 +278,30 @@ def test_a_model_folder_of_packaged_encoders_holds_neither(tmp_path):
     assert (tmp_path / "model" / "model.safetensors").stat().st_size < 1e6
     stored = checkpoint.load(tmp_path / "model").captioner
     assert stored.encoder.fingerprint() == model.encoder.fingerprint()
+
+
+def test_a_fine_tuned_stream_is_taken_with_its_decoder(tmp_path):
+    """The frozen stream must be the same; the trained one is copied."""
+    tuned = copy.deepcopy(TREE)
+    tuned["init_args"]["keys"]["init_args"] = {"image_size": 56, "layers": [2]}  # packaged weights
+    tuned["init_args"]["values"]["init_args"]["trainable"] = 1
+    other = captioner(tuned)
+    other.encoder.keys.load_pretrained()
+    with torch.no_grad():
+        for parameter in (*other.encoder.values.parameters(), *other.neck.parameters()):
+            parameter.add_(0.01)
+    checkpoint.save(other, tmp_path / "tuned", "# Tuned", Decoding())
+    model = captioner(tuned)
+    start_from(model, str(tmp_path / "tuned"))
+    for name, tensor in other.encoder.values.state_dict().items():
+        assert torch.equal(model.encoder.values.state_dict()[name], tensor), name
+    frozen = copy.deepcopy(tuned)
+    frozen["init_args"]["values"]["init_args"]["trainable"] = False
+    with pytest.raises(
+        UsageError, match=r"--model\.encoder\.init_args\.values\.init_args\.trainable"
+    ):
+        start_from(captioner(frozen), str(tmp_path / "tuned"))
+    shallower = copy.deepcopy(tuned)
+    shallower["init_args"]["keys"]["init_args"]["layers"] = [1]
+    with pytest.raises(UsageError, match=r"encoder\.keys\.layers is \[2\], here \[1\]"):
+        start_from(captioner(shallower), str(tmp_path / "tuned"))

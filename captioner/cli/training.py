@@ -11,6 +11,7 @@ import sys
 import zipfile
 from collections.abc import Iterator
 from contextlib import redirect_stdout, suppress
+from dataclasses import replace
 from io import StringIO
 from math import inf
 from pathlib import Path
@@ -80,7 +81,8 @@ _RANGES = {
     **{f"--data.shapes.{split}": limits.SCENES for split in ("train", "val", "test")},
     **{f"--model.decoding.{name}": number for name, number in limits.DECODING.items()},
     "--model.val_beam_size": limits.DECODING["beam_size"],
-    **{f"--model.{name}": limits.RATE for name in ("learning_rate", "encoder_learning_rate")},
+    "--model.learning_rate": limits.RATE,
+    "--model.encoder_learning_rate": replace(limits.RATE, above=False),  # 0 keeps the encoder
     "--trainer.max_epochs": limits.Number(1),
 }
 BEST, LAST, PREEMPTED = "checkpoints/best.ckpt", "checkpoints/last.ckpt", "hpc_ckpt_*.ckpt"

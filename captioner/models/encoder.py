@@ -250,7 +250,7 @@ class TwoStreamEncoder(Encoder):
         super().__init__()
         self.keys, self.values = keys(), values()
         sizes = [
-            e.preprocessing for e in self._streams if isinstance(e.preprocessing, Preprocessing)
+            e.preprocessing for e in self.streams if isinstance(e.preprocessing, Preprocessing)
         ]
         require(
             len(sizes) == 2 and self.keys.key_dim is None and self.values.key_dim is None,
@@ -263,23 +263,24 @@ class TwoStreamEncoder(Encoder):
 
     @property
     def external(self) -> bool:
-        return any(encoder.external for encoder in self._streams)
+        return any(encoder.external for encoder in self.streams)
 
     def load_pretrained(self) -> None:
-        for encoder in self._streams:
+        for encoder in self.streams:
             encoder.load_pretrained()
 
     def fingerprint(self) -> str:
-        fingerprints = "".join(encoder.fingerprint() for encoder in self._streams)
+        fingerprints = "".join(encoder.fingerprint() for encoder in self.streams)
         return hashlib.sha256(fingerprints.encode()).hexdigest()
 
     def forward(self, images: Images) -> Annotations:
         """Encode images, given in the larger of the two input sizes."""
-        keys, values = (encoder(_resized(images, encoder)) for encoder in self._streams)
+        keys, values = (encoder(_resized(images, encoder)) for encoder in self.streams)
         return replace(values, keys=keys)
 
     @property
-    def _streams(self) -> tuple[Encoder, Encoder]:
+    def streams(self) -> tuple[Encoder, Encoder]:
+        """The encoders of keys and values, in the order of ``parts``."""
         return self.keys, self.values
 
 

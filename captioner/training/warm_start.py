@@ -10,6 +10,7 @@ from torch import Tensor
 from captioner import checkpoint
 from captioner.errors import UsageError, plural
 from captioner.models.captioner import Captioner
+from captioner.models.encoder import Encoder, TwoStreamEncoder
 from captioner.resources import find_model
 from captioner.text import SPECIALS, Vocabulary
 
@@ -88,16 +89,21 @@ def _word_rows(
 
 def _check_encoder(captioner: Captioner, other: Captioner, model: str, skips: bool) -> None:
     """Refuse an encoder whose annotations the decoder was not trained with."""
-    if other.encoder.trainable and not captioner.encoder.trainable:
-        raise UsageError(
-            f"the encoder of '{model}' was fine-tuned together with its decoder: give "
-            "--model.encoder.init_args.trainable true, and --model.encoder_learning_rate 0 to "
-            "keep the encoder as it is"
-        )
-    if not (captioner.encoder.external and other.encoder.external):
-        return
-    captioner.encoder.load_pretrained()
-    if captioner.encoder.fingerprint() == other.encoder.fingerprint():
+    streams = [("", captioner.encoder, other.encoder)]
+    if isinstance(captioner.encoder, TwoStreamEncoder) and isinstance(
+        other.encoder, TwoStreamEncoder
+    ):
+        pairs = zip(captioner.encoder.streams, other.encoder.streams, strict=True)
+        names = (f".init_args.{name}" for name in TwoStreamEncoder.parts)
+        streams = [(name, *pair) for name, pair in zip(names, pairs, strict=True)]
+    for name, own, theirs in streams:
+        if theirs.trainable and not own.trainable:
+            raise UsageError(
+                f"the encoder of '{model}' was fine-tuned together with its decoder: give "
+                f"--model.encoder{name}.init_args.trainable true, and "
+                "--model.encoder_learning_rate 0 to keep the encoder as it is"
+            )
+    if all(_same(own, theirs) for _, own, theirs in streams):
         return
     reason = (
         f"the decoder of '{model}' was trained with another encoder: "
@@ -109,6 +115,14 @@ def _check_encoder(captioner: Captioner, other: Captioner, model: str, skips: bo
             "its weights anyway"
         )
     _LOG.warning("%s", reason)
+
+
+def _same(own: Encoder, theirs: Encoder) -> bool:
+    """Whether packaged weights are equal; those in the files of a model are copied anyway."""
+    if not (own.external and theirs.external):
+        return True
+    own.load_pretrained()
+    return own.fingerprint() == theirs.fingerprint()
 
 
 def _differences(theirs: Any, mine: Any, name: str = "encoder") -> Iterator[str]:
