@@ -4,13 +4,15 @@ python scripts/benchmark.py train --output docs/results/speed-train.json
 python scripts/benchmark.py caption --runs RUN… --data.root DIR --output docs/results/speed-caption.json
 python scripts/benchmark.py files --runs RUN… --data.root DIR --output docs/results/speed-files.json
 python scripts/benchmark.py memory --runs RUN --data.root DIR --output docs/results/speed-memory.json
+python scripts/benchmark.py gpu --data.root DIR --device cuda --output docs/results/speed-gpu.json
 
 DIR is Flickr8k as distributed; RUN is a run folder of a trained LSTM decoder. Every row
 is one line of JSON; times are medians of rounds in which all variants take turns. ``train`` and
 ``caption`` compare with ``plain``, the same model as tutorials write it (speed/plain.py), after checking
-that both compute the same. ``files`` compares with the CNN alone on decoded photos in memory.
+that both compute the same. ``files`` compares with the CNN alone on decoded photos in memory. ``gpu``
+measures larger steps and the default model in float32 and bfloat16.
 
-Every row is measured with the replacements of ``captioner.fast`` and without.
+Every other row is measured with the replacements of ``captioner.fast`` and without.
 ``--without NAME`` adds a variant that lacks one replacement; ``--without`` alone adds one for each.
 The allocator's setting is the process's: measure it with a second run under ``--without-malloc``.
 """
@@ -26,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from speed import rows
+from speed import gpu, rows
 from speed.measure import command_row, replacement_names
 
 from captioner import checkpoint
@@ -38,6 +40,7 @@ from captioner.loading import load_own
 from captioner.models.encoder import CNNEncoder
 from captioner.precision import unsupported
 from captioner.provenance import provenance
+from captioner.resources import DEFAULT_MODEL
 
 ENCODERS = ("efficientnet_lite0", "efficientnet_lite2")
 CAPTIONER = (sys.executable, "-m", "captioner")
@@ -97,6 +100,13 @@ def memory(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
             yield command_row("memory: an epoch of training", [*CAPTIONER, *fit], **about)
 
 
+def on_gpu(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Measure training steps and the default model on a GPU, in float32 and bfloat16."""
+    for cells in (49, 256):
+        yield from gpu.training(options, photos=128, cells=cells)
+    yield gpu.captioning(DEFAULT_MODEL, photos(options), options, batch=256)
+
+
 def photos(options: argparse.Namespace) -> list[str]:
     """Return paths of development photos."""
     records = list(read("flickr8k", options.root).of_split("val"))
@@ -109,7 +119,13 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parts = parser.add_subparsers(required=True)
-    kinds = {"train": train, "caption": caption, "files": from_files, "memory": memory}
+    kinds = {
+        "train": train,
+        "caption": caption,
+        "files": from_files,
+        "memory": memory,
+        "gpu": on_gpu,
+    }
     names = replacement_names()
     for name, measure in kinds.items():
         part = parts.add_parser(name, help=str(measure.__doc__).splitlines()[0])
@@ -118,6 +134,7 @@ def parse() -> argparse.Namespace:
         part.add_argument("--without-malloc", action="store_true", help="keep glibc's defaults")
         if name != "train":
             part.add_argument("--data.root", dest="root", required=True)
+        if name not in ("train", "gpu"):
             part.add_argument("--runs", type=Path, nargs="+", required=True)
         if name != "memory":
             part.add_argument("--rounds", type=int, default=7)

@@ -93,7 +93,7 @@ def untrained(design: str, words: int) -> tuple[Captioner, Objective]:
         for name in ("show-attend-tell", design)
     )
     config = base | differences
-    config["decoder"]["init_args"] |= DESIGNS[design]
+    config["decoder"]["init_args"] |= DESIGNS.get(design, {})
     vocabulary = Vocabulary([f"w{i}" for i in range(words - 4)])
     parts = {part: config[part] for part in ("encoder", "neck", "decoder")}
     model = Captioner.from_config(parts, vocabulary)
