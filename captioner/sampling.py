@@ -155,7 +155,7 @@ def sample(
 def mask_special_tokens(
     logits: Float[Tensor, "*rows V"], first: bool | Bool[Tensor, "*rows"]
 ) -> Float[Tensor, "*rows V"]:
-    """Set the logits of ``<pad>``, ``<start>`` and ``<unk>`` to -inf, where ``first`` also ``<end>``."""
+    """Ban ``<pad>``, ``<start>`` and ``<unk>`` by logits of -inf; where ``first``, ``<end>`` too."""
     ids = torch.arange(logits.shape[-1], device=logits.device)
     first = torch.as_tensor(first, device=logits.device).unsqueeze(-1)
     banned = (ids == PAD) | (ids == START) | (ids == UNK) | ((ids == END) & first)

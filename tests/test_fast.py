@@ -96,7 +96,7 @@ def test_intels_processors_multiply_with_mkl(monkeypatch, vendor):
 
 
 def test_slices_of_matrices_use_no_slow_kernel():
-    """A slice, such as ``chunk`` returns, once took 5,000 times as long as its copy."""
+    """Multiplying a slice, as from ``chunk``, once took 5,000 times as long as its copy."""
     if not linear.onednn_is_faster():
         pytest.skip("NO oneDNN PRODUCTS: they are used on AMD's processors with AVX-512")
     wide, weight = torch.randn(256, 512), torch.randn(128, 256, requires_grad=True)

@@ -4,8 +4,8 @@
     Client("http://127.0.0.1:7860").predict(handle_file("dog.jpg"), api_name="/caption")
 
 An empty sentence stands for the model's own caption. Words, layers and heads are counted from 0.
-Layer or head -1 means the average over all; beam size or length penalty -1 means the model's own. With
-count -1, ``beam`` returns as many captions as the model's beam, the other ways return five.
+Layer or head -1 means the average over all. Beam size or length penalty -1 means the model's own. With
+count -1, the way ``beam`` returns as many captions as the model's beam; the other ways return five.
 """
 
 from collections.abc import Callable
