@@ -10,7 +10,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
-from speed import measure, rows
+from speed import gpu, measure, rows
 
 from captioner.precision import unsupported
 
@@ -46,3 +46,28 @@ def test_the_peak_does_not_include_earlier_allocations(megabytes):
         held = measure.peaks(contestants)
         assert held["work"] == pytest.approx(megabytes, abs=6)
         assert held["nothing"] < 6
+
+
+def test_a_step_of_a_gpu_counts_its_operations_and_its_share_of_the_peak(monkeypatch):
+    left, right = torch.ones(3, 5, requires_grad=True), torch.ones(5, 7)
+    # Two operations for each product; backward, one more product for the gradient of ``left``.
+    assert gpu.operations(lambda: (left @ right).sum().backward()) == 2 * 2 * 3 * 5 * 7
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
+    found = gpu.shares(int(66.9e12), {"float32": 2.0, "bfloat16": 0.5})
+    assert found == pytest.approx({"float32": 0.5, "bfloat16": 0.1352}, abs=1e-4)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "unknown")
+    assert gpu.shares(1, {"float32": 1.0, "bfloat16": 1.0}) == {}
+
+
+def test_rows_of_a_gpu_on_the_cpu(monkeypatch):
+    monkeypatch.setattr(gpu, "DESIGNS", ("luong-dot",))
+    # Processors without bfloat16 take seconds for a step.
+    monkeypatch.setattr(gpu, "PRECISIONS", {"float32": torch.float32})
+    [row] = gpu.training(SimpleNamespace(rounds=1, device="cpu"), photos=2, cells=4, words=40)
+    assert (row["row"], row["captions"], row["L"]) == ("train luong-dot", 2 * rows.CAPTIONS, 4)
+    seconds = row["milliseconds"]["float32"] / 1000
+    # The times are rounded to a tenth of a millisecond.
+    assert row["captions_per_second"]["float32"] == pytest.approx(
+        row["captions"] / seconds, rel=0.1
+    )
