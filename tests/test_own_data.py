@@ -87,7 +87,7 @@ def test_tables_of_something_else_are_left_aside(tmp_path, capsys):
     assert len(used.left_aside) == len(others) == 4
     main(["data", "check", "--data.root", str(tmp_path), "--workers", "1"])
     output = capsys.readouterr().out
-    assert output.startswith(f"csv in {tmp_path}\n")
+    assert output.startswith(f"csv in {tmp_path / 'mine.csv'}\n")
     assert all(f"  left aside: {reason}" in output for reason in others)
 
 

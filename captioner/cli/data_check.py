@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Write the report; return 0, or 1 if there are problems; DataError if no data set is found."""
     from captioner.data.check import inspect, statistics
-    from captioner.data.readers import detect, scan
+    from captioner.data.readers import Found, detect, scan
 
     def progress(images: Iterable[Any], total: int) -> Iterator[Any]:
         with stages() as show:
@@ -51,16 +51,15 @@ def run(options: argparse.Namespace) -> int:
                 yield image
                 show("decoding images", total, 1)
 
-    records, problems = scan(options.name, options.root)
-    name: str = options.name
-    left_aside: list[str] = []
-    if name == "auto":
-        name, _, left_aside = detect(Path(options.root).expanduser())
+    found = Found(options.name, Path(options.root).expanduser(), [])
+    if found.name == "auto" and found.source.exists():
+        found = detect(found.source)
+    records, problems = scan(found.name, found.source)
     inspect(records, problems, options.workers, progress)
     report = {
-        "data": name,
-        "root": str(options.root),
-        "left_aside": left_aside,
+        "data": found.name,
+        "root": str(found.source),
+        "left_aside": found.left_aside,
         **statistics(records, problems, options.max_words, options.min_count),
         "problems": problems.as_list(),
     }
