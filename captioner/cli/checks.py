@@ -33,14 +33,7 @@ from captioner.cli.outputs import (
 from captioner.cli.parser import did_you_mean
 from captioner.errors import UsageError, plural, printable
 from captioner.limits import DECODING, NO_CAPTUM, NO_LAYERS, SAMPLING, SCENE
-from captioner.model_folder import (
-    BEST,
-    CARD,
-    CONFIG,
-    NOT_CALIBRATED,
-    VOCABULARY,
-    WEIGHTS,
-)
+from captioner.model_folder import BEST, CARD, CONFIG, NOT_CALIBRATED, VOCABULARY, WEIGHTS
 from captioner.text import MAX_WORD
 
 DATA = (
