@@ -52,12 +52,12 @@ def test_a_step_of_a_gpu_counts_its_operations_and_its_share_of_the_peak(monkeyp
     left, right = torch.ones(3, 5, requires_grad=True), torch.ones(5, 7)
     # Two operations for each product; backward, one more product for the gradient of ``left``.
     assert gpu.operations(lambda: (left @ right).sum().backward()) == 2 * 2 * 3 * 5 * 7
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
-    found = gpu.shares(int(66.9e12), {"float32": 2.0, "bfloat16": 0.5})
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
+    found = gpu.shares(int(66.9e12), {"float32": 2.0, "bfloat16": 0.5}, "cuda")
     assert found == pytest.approx({"float32": 0.5, "bfloat16": 0.1352}, abs=1e-4)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "unknown")
-    assert gpu.shares(1, {"float32": 1.0, "bfloat16": 1.0}) == {}
+    assert gpu.shares(1, {"float32": 1.0}, "cpu") == {}
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "unknown")
+    assert gpu.shares(1, {"float32": 1.0}, "cuda") == {}
 
 
 def test_rows_of_a_gpu_on_the_cpu(monkeypatch):

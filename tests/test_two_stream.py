@@ -305,3 +305,20 @@ def test_a_fine_tuned_stream_is_taken_with_its_decoder(tmp_path):
     shallower["init_args"]["keys"]["init_args"]["layers"] = [1]
     with pytest.raises(UsageError, match=r"encoder\.keys\.layers is \[2\], here \[1\]"):
         start_from(captioner(shallower), str(tmp_path / "tuned"))
+
+
+def test_frozen_streams_of_other_weights_are_refused(tmp_path):
+    """Frozen weights are not copied, so a stream without packaged weights must be equal, too."""
+    tree = copy.deepcopy(TREE)
+    tree["init_args"]["keys"]["init_args"] = {"image_size": 56, "layers": [2]}  # packaged weights
+    other = captioner(tree)
+    other.encoder.keys.load_pretrained()
+    checkpoint.save(other, tmp_path / "frozen", "# Frozen", Decoding())
+    equal = captioner(tree)
+    equal.encoder.values.load_state_dict(other.encoder.values.state_dict())
+    start_from(equal, str(tmp_path / "frozen"))
+    with torch.no_grad():
+        for parameter in equal.encoder.values.parameters():
+            parameter.add_(0.01)
+    with pytest.raises(UsageError, match="another encoder: its weights differ"):
+        start_from(equal, str(tmp_path / "frozen"))

@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     words = "words of a caption that training keeps; longer captions are listed"
     count = "how often a word must occur in the training captions to be in the vocabulary"
     processes = "processes that decode the images"
-    kinds = "format of the data set; auto finds your own photos or COCO (default): "
+    kinds = "format of the data set (default: auto, which detects your own photos or COCO): "
     kinds += ", ".join(DATA)
     add("--data.name", dest="name", metavar="NAME", default="auto", choices=DATA, help=kinds)
     add("--data.root", dest="root", metavar="DIR", required=True, help="folder of the data set")

@@ -103,11 +103,17 @@ def _check_encoder(captioner: Captioner, other: Captioner, model: str, skips: bo
                 f"--model.encoder{name}.init_args.trainable true, and "
                 "--model.encoder_learning_rate 0 to keep the encoder as it is"
             )
-    if all(_same(own, theirs) for _, own, theirs in streams):
+    # A trained encoder is copied, except weights of a package, which no model folder holds.
+    copied = other.encoder.trainable or not (captioner.encoder.external and other.encoder.external)
+    if all(
+        (copied and not (own.external and theirs.external)) or _same(own, theirs)
+        for _, own, theirs in streams
+    ):
         return
+    differences = ", ".join(_differences(other.config["encoder"], captioner.config["encoder"]))
     reason = (
         f"the decoder of '{model}' was trained with another encoder: "
-        f"{', '.join(_differences(other.config['encoder'], captioner.config['encoder']))}"
+        f"{differences or 'its weights differ'}"
     )
     if not skips:
         raise UsageError(
@@ -118,9 +124,7 @@ def _check_encoder(captioner: Captioner, other: Captioner, model: str, skips: bo
 
 
 def _same(own: Encoder, theirs: Encoder) -> bool:
-    """Whether packaged weights are equal; those in the files of a model are copied anyway."""
-    if not (own.external and theirs.external):
-        return True
+    """Whether two encoders have equal weights and options."""
     own.load_pretrained()
     return own.fingerprint() == theirs.fingerprint()
 

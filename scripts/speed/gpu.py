@@ -52,7 +52,7 @@ def training(options: Any, photos: int, cells: int, words: int = 2500) -> Iterat
             "captions_per_second": {
                 name: round(photos * CAPTIONS / value) for name, value in seconds.items()
             },
-            "share_of_peak": shares(flops, seconds),
+            "share_of_peak": shares(flops, seconds, options.device),
         }
 
 
@@ -109,8 +109,12 @@ def operations(work: Callable[[], Any]) -> int:
     return int(counter.get_total_flops())
 
 
-def shares(flops: int, seconds: dict[str, float]) -> dict[str, float]:
-    """Return the share of the GPU's peak in each precision; empty for an unknown processor."""
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else ""
-    peaks = PEAKS.get(name, {})
-    return {kind: round(flops / seconds[kind] / 1e12 / peak, 4) for kind, peak in peaks.items()}
+def shares(flops: int, seconds: dict[str, float], device: str) -> dict[str, float]:
+    """Return the share of the GPU's peak in each precision; empty for an unknown device or a CPU."""
+    known = torch.device(device).type == "cuda"
+    peaks = PEAKS.get(torch.cuda.get_device_name(device), {}) if known else {}
+    return {
+        kind: round(flops / value / 1e12 / peaks[kind], 4)
+        for kind, value in seconds.items()
+        if kind in peaks
+    }
