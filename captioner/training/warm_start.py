@@ -103,12 +103,11 @@ def _check_encoder(captioner: Captioner, other: Captioner, model: str, skips: bo
                 f"--model.encoder{name}.init_args.trainable true, and "
                 "--model.encoder_learning_rate 0 to keep the encoder as it is"
             )
-    # A trained encoder is copied, except weights of a package, which no model folder holds.
-    copied = other.encoder.trainable or not (captioner.encoder.external and other.encoder.external)
-    if all(
-        (copied and not (own.external and theirs.external)) or _same(own, theirs)
-        for _, own, theirs in streams
-    ):
+    # The weights of a trained encoder are copied later, except those of a package.
+    packaged = captioner.encoder.external and other.encoder.external
+    frozen = packaged and not other.encoder.trainable
+    compared = [(o, t) for _, o, t in streams if frozen or (o.external and t.external)]
+    if all(_same(own, theirs) for own, theirs in compared):
         return
     differences = ", ".join(_differences(other.config["encoder"], captioner.config["encoder"]))
     reason = (
