@@ -4,7 +4,7 @@ python scripts/benchmark.py train --output docs/results/speed-train.json
 python scripts/benchmark.py caption --runs RUN… --data.root DIR --output docs/results/speed-caption.json
 python scripts/benchmark.py files --runs RUN… --data.root DIR --output docs/results/speed-files.json
 python scripts/benchmark.py memory --runs RUN --data.root DIR --output docs/results/speed-memory.json
-python scripts/benchmark.py gpu --data.root DIR --device cuda --output docs/results/speed-gpu.json
+python scripts/benchmark.py gpu --data.root DIR --output docs/results/speed-gpu.json
 
 DIR is Flickr8k as distributed; RUN is a run folder of a trained LSTM decoder. Every row
 is one line of JSON; times are medians of rounds in which all variants take turns. ``train`` and
@@ -138,8 +138,9 @@ def parse() -> argparse.Namespace:
             part.add_argument("--runs", type=Path, nargs="+", required=True)
         if name != "memory":
             part.add_argument("--rounds", type=int, default=7)
-            part.add_argument("--device", default="cpu")
+            part.add_argument("--device", default="cuda" if name == "gpu" else "cpu")
             part.add_argument("--photos", type=int, default=256)
+        if name not in ("memory", "gpu"):
             part.add_argument("--without", nargs="*", choices=names, metavar="NAME", default=[])
     options = parser.parse_args()
     if "--without" in sys.argv and not options.without:

@@ -63,7 +63,7 @@ def test_a_step_of_a_gpu_counts_its_operations_and_its_share_of_the_peak(monkeyp
 def test_rows_of_a_gpu_on_the_cpu(monkeypatch):
     monkeypatch.setattr(gpu, "DESIGNS", ("luong-dot",))
     # Processors without bfloat16 take seconds for a step.
-    monkeypatch.setattr(gpu, "PRECISIONS", {"float32": torch.float32})
+    monkeypatch.setattr(gpu, "PRECISIONS", {"float32": gpu.PRECISIONS["float32"]})
     [row] = gpu.training(SimpleNamespace(rounds=1, device="cpu"), photos=2, cells=4, words=40)
     assert (row["row"], row["captions"], row["L"]) == ("train luong-dot", 2 * rows.CAPTIONS, 4)
     seconds = row["milliseconds"]["float32"] / 1000

@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from captioner import fast
 from captioner.data.pixels import read_batches
 from captioner.decoding import search
 from captioner.loading import load_own
@@ -17,7 +18,11 @@ from speed.measure import Contestant, medians
 from speed.rows import CAPTIONS, WIDTH, random_captions, untrained
 
 DESIGNS = ("show-attend-tell", "luong-dot", "multi-head", "adaptive", "transformer")
-PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+PRECISIONS: dict[str, Callable[[str], AbstractContextManager[Any]]] = {
+    # cuDNN's convolutions and LSTMs take TensorFloat-32 for float32 unless they are told not to.
+    "float32": lambda _: torch.backends.cudnn.flags(enabled=True, allow_tf32=False),
+    "bfloat16": lambda device: torch.autocast(torch.device(device).type, torch.bfloat16),
+}
 # Teraflop/s of dense matrix products according to NVIDIA's data sheets; float32 without TF32.
 PEAKS = {
     name: {"float32": 66.9, "bfloat16": 989.4} for name in ("NVIDIA H100 80GB HBM3", "NVIDIA H200")
@@ -33,6 +38,7 @@ def training(options: Any, photos: int, cells: int, words: int = 2500) -> Iterat
     for design in DESIGNS:
         captioner, objective = untrained(design, words)
         captioner.to(options.device)
+        fast.accelerate(captioner)
 
         def step(captioner: Any = captioner, objective: Any = objective) -> None:
             decoded = captioner.decoder(captioner.neck(annotations), tokens[..., :-1])
@@ -88,11 +94,7 @@ def captioning(name: str, paths: list[str], options: Any, batch: int) -> dict[st
 
 
 def _in_each_precision(work: Callable[[], Any], device: str) -> dict[str, Contestant]:
-    kind, settings = torch.device(device).type, {}
-    for name, dtype in PRECISIONS.items():
-        half: Callable[[], AbstractContextManager[Any]] = partial(torch.autocast, kind, dtype)
-        settings[name] = nullcontext if dtype == torch.float32 else half
-    return {name: Contestant(work, setting) for name, setting in settings.items()}
+    return {name: Contestant(work, partial(chosen, device)) for name, chosen in PRECISIONS.items()}
 
 
 def operations(work: Callable[[], Any]) -> int:
