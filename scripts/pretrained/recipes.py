@@ -54,6 +54,7 @@ class Folders:
 
 def options(step: str, folders: Folders) -> list[str]:
     """Return the options of a step for ``captioner fit``, in addition to ``COMMON``."""
-    paths = asdict(folders)
-    strings = {name: text.format(**paths) for name, text in _FILE["strings"].items()}
-    return STEPS[step].format(**paths, **strings).split()
+    known = {name: str(path) for name, path in asdict(folders).items()}
+    for name, text in _FILE["strings"].items():
+        known[name] = text.format(**known)
+    return STEPS[step].format(**known).split()
