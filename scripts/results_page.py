@@ -49,7 +49,6 @@ STEPS = {
     "show-attend-tell": "frozen CNN at 224 pixels, 12 epochs (`configs/flickr8k.yaml`)",
     "training-frozen": "frozen CNN at 256 pixels, 6 epochs",
     "training-fine-tuned": "then the last 24 CNN layers train on random crops, 7 epochs",
-    "pretrained-show-attend-tell-soft": "the same, decoded without repeated bigrams",
     "training-luong": "keys of a Vision Transformer, values of that CNN, more data",
     "pretrained-luong-dot": "then boxes, 2 seeds averaged; no repeated bigrams (`luong-dot`)",
     "pretrained-luong-dot-critical": "without boxes, but self-critical training, 5 seeds averaged",
@@ -95,17 +94,6 @@ class Tables(SpeedTables):
             f"model | {columns} | COCO CIDEr | words | beam | length penalty | paths | minutes | MB"
         )
         return table(head, rows)
-
-    def seeds(self) -> str:
-        """Mean and standard deviation over training seeds."""
-        rows = []
-        for name, record in self.matching("pretrained-").items():
-            again = self.named(f"training-{record['steps'][-1]}-seed-")
-            scores = [each["scores"] for each in (record, *again)]
-            if again:
-                cells = [spread([score[metric] for score in scores]) for metric in METRICS]
-                rows.append([name, len(scores), *cells])
-        return table(f"model | seeds | {' | '.join(METRICS.values())}", rows)
 
     def helping(self) -> list[Record]:
         """Return the records behind ``helped``."""

@@ -1,16 +1,14 @@
 """Make the bundled models again from the photos, on two CPU cores in under three hours each.
 
 python scripts/train_pretrained.py train luong-dot --root DIR --coco DIR --entities DIR
-python scripts/train_pretrained.py seed 2 show-attend-tell-soft --root DIR --coco DIR
 python scripts/train_pretrained.py measure show-attend-tell-soft --root DIR --coco DIR
 python scripts/train_pretrained.py cards
 python scripts/results_page.py
 
 ``train`` prints and runs each command, resumes after an interruption, skips finished trainings (models
-share some), and writes the model and the shared encoder to captioner/pretrained. ``seed`` repeats a
-model's last training with another seed and keeps its scores only. ``measure`` calls the shipped model
-through the public API: development scores from JPEG files, faithfulness on the same photos, grounding on
-COCO photos with masks. ``cards`` writes each model's README.md from docs/results.
+share some), and writes the model and the shared encoder to captioner/pretrained. ``measure`` calls the
+shipped model through the public API: development scores from JPEG files, faithfulness on the same photos,
+grounding on COCO photos with masks. ``cards`` writes each model's README.md from docs/results.
 """
 
 import argparse
@@ -61,20 +59,6 @@ def train(name: str, folders: Folders) -> None:
                 ends = [folders.runs / end for end in recipe.ends]
                 folder = ship(ends, ended, card(ended, RESULTS), recipe.decoding)
                 print(f"model written to {folder}")
-
-
-def seed(number: int, name: str, folders: Folders) -> None:
-    """Repeat the seeded step of a recipe, scored with the recipe's search."""
-    recipe = RECIPES[name]
-    assert recipe.seeded is not None
-    search = [f"--model.decoding.{key}={value}" for key, value in asdict(recipe.decoding).items()]
-    run = folders.runs / f"{recipe.seeded}-seed-{number}"
-    fit(
-        run,
-        folders.root,
-        [*options(recipe.seeded, folders), *search, f"--seed_everything={number}"],
-    )
-    publish(run, run.name)
 
 
 def fit(run: Path, root: Path, arguments: Sequence[str]) -> None:
@@ -180,15 +164,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    for command in ("train", "seed", "score", "measure"):
+    for command in ("train", "score", "measure"):
         sub = commands.add_parser(command)
-        if command == "seed":
-            sub.add_argument("number", type=int, choices=range(2, 100), metavar="SEED")
-        names = [name for name, recipe in RECIPES.items() if command != "seed" or recipe.seeded]
-        sub.add_argument("names", nargs="+", choices=names, metavar="NAME")
+        sub.add_argument("names", nargs="+", choices=list(RECIPES), metavar="NAME")
         sub.add_argument("--root", type=Path, required=True, help="Flickr8k as distributed")
         sub.add_argument("--coco", type=Path, required=True, help="val2014; train2017 with masks")
-        if command in ("train", "seed"):
+        if command == "train":
             sub.add_argument("--runs", type=Path, default=Folders.runs)
             boxes = (
                 "folder of Flickr30k Entities, for models whose attention is supervised by boxes"
@@ -212,8 +193,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in given.names:
         if given.command == "train":
             train(name, Folders(given.runs, given.root, given.coco, given.entities or Path()))
-        elif given.command == "seed":
-            seed(given.number, name, Folders(given.runs, given.root, given.coco))
         else:
             work = score if given.command == "score" else measure
             work(name, given.root, given.coco, given.results)

@@ -17,7 +17,8 @@ GOOD_FOR = {
     "luong-dot-critical": "the best BLEU and CIDEr; its sentences are less coherent",
     "show-attend-tell-soft": "studying soft attention as in the paper",
     "show-attend-tell-hard": "studying hard attention: one sampled region for each word",
-    "transformer": "the smallest; has maps for each layer and head",
+    "transformer": "maps for each layer and head",
+    "lite": "old processors and large libraries: one encoder instead of two",
 }
 
 

@@ -28,14 +28,16 @@ def card(name: str, results: Path) -> str:
         return f"# {name}\n\n{recipe.title}, after {recipe.paper}. Not measured yet.\n"
     seen = tomllib.loads((HERE / "seen.toml").read_text("utf-8"))[name]
     steps = [found for step in recipe.steps if (found := _read(results / f"training-{step}.json"))]
+    last = options(recipe.steps[-1], Folders())
     cells = [*figures(scored["scores"]), number(scored["mean_length"])]
     return template(HERE / "card.md.jinja").render(
         name=name,
         recipe=recipe,
         scored=scored,
         side=SIDE,
-        coco="--data.sources" in options(recipe.steps[-1], Folders()),
-        supervised="--data.entities" in options(recipe.steps[-1], Folders()),
+        two_streams="configs/model/two-stream.yaml" in last,
+        supervised="--data.entities" in last,
+        listed=any("photos.jsonl" in step["command"] for step in steps),
         scores=table(" | ".join([*METRICS.values(), "words per caption"]), [cells]),
         grounding=_grounding(name, results),
         faithfulness=_faithfulness(name, results),

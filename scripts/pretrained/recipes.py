@@ -24,7 +24,6 @@ class Recipe:
     averaged: list[str] = field(
         default_factory=list
     )  # steps to average, if not the last step alone
-    seeded: str | None = None  # the step to repeat with other seeds
     decoding: Decoding = SEARCH  # the search for captions
 
     @property
