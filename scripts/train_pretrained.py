@@ -6,9 +6,9 @@ python scripts/train_pretrained.py cards
 python scripts/results_page.py
 
 ``train`` prints and runs each command, resumes after an interruption, skips finished trainings (models
-share some), and writes the model and the shared encoder to captioner/pretrained. ``measure`` calls the
-shipped model through the public API: development scores from JPEG files, faithfulness on the same photos,
-grounding on COCO photos with masks. ``cards`` writes each model's README.md from docs/results.
+share some), and writes the model and the shared encoder to captioner/pretrained. ``measure`` calls
+the shipped model through the public API: development scores from JPEG files, faithfulness on the same
+photos, grounding on COCO photos with masks. ``cards`` writes each model's README.md from docs/results.
 """
 
 import argparse
