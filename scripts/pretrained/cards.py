@@ -46,6 +46,7 @@ def card(name: str, results: Path) -> str:
         seen=seen,
         steps=[{**step, "command": _command(step)} for step in steps],
         seconds=sum(step["training_seconds"] for step in steps),
+        machines=list(dict.fromkeys(step["machine"].rpartition(", ")[0] for step in steps)),
     )
 
 
