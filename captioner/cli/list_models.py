@@ -13,12 +13,12 @@ from captioner.cli.outputs import MODEL_FILES
 from captioner.resources import bundled_models
 
 GOOD_FOR = {
-    "luong-dot": "general use: the sharpest maps, and the most kinds of photos (the default)",
+    "luong-dot": "general use: its maps are most often on the right object (the default)",
     "luong-dot-critical": "the best BLEU and CIDEr; its sentences are less coherent",
     "show-attend-tell-soft": "studying soft attention as in the paper",
     "show-attend-tell-hard": "studying hard attention: one sampled region for each word",
     "transformer": "maps for each layer and head",
-    "lite": "old processors and large libraries: one encoder instead of two",
+    "lite": "the smallest: for old processors and large libraries",
 }
 
 

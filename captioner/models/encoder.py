@@ -171,7 +171,7 @@ class CNNEncoder(BackboneEncoder):
         image_size: side in pixels of the square to which the whole image is resized.
         stride: pixels per cell; at 224 pixels, 32 gives 7 × 7 annotation vectors and 16 gives 14 × 14.
         weights: ``DEFAULT`` or another of the library's names; ``FLICKR8K`` for the
-            ``efficientnet_lite2`` that was fine-tuned with the bundled models; None for random weights.
+            bundled ``efficientnet_lite2``, fine-tuned on Flickr8k; None for random weights.
         trainable: True trains the CNN; a number trains only that many of its last layers, batch
             norms not counted. Batch-norm statistics are always frozen.
         extra_strides: smaller strides whose feature maps are averaged over each cell and appended
