@@ -119,35 +119,27 @@ def photos_of(kind: str, root: Path, table: Path) -> dict[str, list[str]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize(("kind", "over_scratch"), [("vehicle", 5), ("sports", 15)])
-def test_a_hundred_photos_of_another_kind(kind, over_scratch, shared_data, tmp_path):
+@pytest.mark.parametrize("kind", ["vehicle", "sports"])
+def test_a_hundred_photos_of_another_kind(kind, shared_data, tmp_path):
     """``transformer`` has seen no photo of COCO; the other bundled models have."""
     start, table = "transformer", tmp_path / "captions.csv"
     held_back = photos_of(kind, shared_data / "coco", table)
-    own = captioner.load(start).caption(list(held_back))
-    texts = {photo: caption.text for photo, caption in zip(held_back, own, strict=True)}
-    cider = {"own": CaptionScorer(held_back, java=False).score(texts).cider}
-    model = "--model configs/model/show-attend-tell.yaml --model configs/model/transformer.yaml "
-    model += "--model.encoder.init_args.image_size 256 --model.encoder.init_args.weights FLICKR8K "
-    model += "--model.decoding.no_repeat 2"
-    choices = {
-        "tuned": [start, start, "--model.learning_rate", "4e-4"],
-        "scratch": ["null", "null", "--model.learning_rate", "1e-3"],
-    }
-    for name, (init, words, *rate) in choices.items():
-        run = tmp_path / name
-        call = ["fit", "--config", "configs/own.yaml", "--data.root", str(table), *model.split()]
-        call += ["--model.init_from", init, "--data.keep_vocabulary", words, *rate]
-        call += ["--data.cache_dir", str(tmp_path / "cache")]
-        call += ["--trainer.enable_progress_bar", "false"]
-        assert main([*call, "--trainer.default_root_dir", str(run), "--overlays", "0"]) == 0
-        config = str(run / "config.yaml")
-        assert main(["test", "--config", config, "--data.test_split", "test"]) == 0
-        record = json.loads((run / "results" / "test-beam5.json").read_text())
-        cider[name] = record["scores"]["cider"]
-    print(cider)
-    assert cider["tuned"] >= cider["own"] + 10
-    assert cider["tuned"] >= cider["scratch"] + over_scratch
+    captions = captioner.load(start).caption(list(held_back))
+    texts = {photo: caption.text for photo, caption in zip(held_back, captions, strict=True)}
+    own = CaptionScorer(held_back, java=False).score(texts).cider
+    call = ["fit", "--config", "configs/own.yaml", "--data.root", str(table)]
+    call += ["--model", "configs/model/show-attend-tell.yaml"]  # its encoder, instead of two
+    call += ["--model", "configs/model/transformer.yaml"]
+    call += ["--model.encoder.init_args.image_size", "256"]
+    call += ["--model.encoder.init_args.weights", "FLICKR8K", "--model.decoding.no_repeat", "2"]
+    call += ["--model.init_from", start, "--data.keep_vocabulary", start]
+    call += ["--model.learning_rate", "4e-4", "--data.cache_dir", str(tmp_path / "cache")]
+    call += ["--trainer.enable_progress_bar", "false", "--overlays", "0"]
+    assert main([*call, "--trainer.default_root_dir", str(tmp_path / "run")]) == 0
+    config = str(tmp_path / "run" / "config.yaml")
+    assert main(["test", "--config", config, "--data.test_split", "test"]) == 0
+    record = json.loads((tmp_path / "run" / "results" / "test-beam5.json").read_text())
+    assert record["scores"]["cider"] >= own + 10
 
 
 @pytest.mark.slow
