@@ -75,7 +75,7 @@ class Tables(SpeedTables):
         """Return a note on commits that results name and the history does not contain."""
         holders = tomllib.loads((SCRIPTS / "published.toml").read_text("utf-8"))
         missing, found = ", ".join(holders), ", ".join(dict.fromkeys(holders.values()))
-        return f"The history lacks commit {missing}; {found} has its changes."
+        return f"Commit {missing} is not in the history of the repository; {found} contains its changes."
 
     def bundled(self) -> str:
         """Scores of the bundled models, with published ones."""

@@ -128,7 +128,7 @@ def test_a_hundred_photos_of_another_kind(kind, shared_data, tmp_path):
     texts = {photo: caption.text for photo, caption in zip(held_back, captions, strict=True)}
     own = CaptionScorer(held_back, java=False).score(texts).cider
     call = ["fit", "--config", "configs/own.yaml", "--data.root", str(table)]
-    call += ["--model", "configs/model/show-attend-tell.yaml"]  # its encoder, instead of two
+    call += ["--model", "configs/model/show-attend-tell.yaml"]  # for its single encoder
     call += ["--model", "configs/model/transformer.yaml"]
     call += ["--model.encoder.init_args.image_size", "256"]
     call += ["--model.encoder.init_args.weights", "FLICKR8K", "--model.decoding.no_repeat", "2"]

@@ -143,7 +143,7 @@ def spent_on(command: list[str]) -> float:
 @pytest.mark.slow
 @pytest.mark.alone
 def test_processor_time_until_the_first_caption_and_until_the_app_answers(tmp_path):
-    """Compared with the time of importing the libraries, because processors differ."""
+    """Times are compared with that of importing the libraries, because processors differ."""
     photo = tmp_path / "scene.png"
     scene(3, 256).image.save(photo)
     imported, captioned, answered = [], [], []

@@ -18,7 +18,7 @@ GOOD_FOR = {
     "show-attend-tell-soft": "studying soft attention as in the paper",
     "show-attend-tell-hard": "studying hard attention: one sampled region for each word",
     "transformer": "maps for each layer and head",
-    "lite": "the smallest: for old processors and large libraries",
+    "lite": "the smallest: for old processors and large collections of photos",
 }
 
 

@@ -19,7 +19,7 @@ from speed.rows import CAPTIONS, WIDTH, random_captions, untrained
 
 DESIGNS = ("show-attend-tell", "luong-dot", "multi-head", "adaptive", "transformer")
 PRECISIONS: dict[str, Callable[[str], AbstractContextManager[Any]]] = {
-    # cuDNN's convolutions and LSTMs take TensorFloat-32 for float32 unless they are told not to.
+    # cuDNN's convolutions and LSTMs compute float32 in TensorFloat-32 unless told not to.
     "float32": lambda _: torch.backends.cudnn.flags(enabled=True, allow_tf32=False),
     "bfloat16": lambda device: torch.autocast(torch.device(device).type, torch.bfloat16),
 }
