@@ -53,8 +53,11 @@ def test_ten_kills_lose_and_repeat_nothing(kind, tiny_folder, tmp_path):
     command = libraries.command(folder, f"--write={kind}", "--model", tiny_folder, "--device=cpu")
 
     rng = random.Random(3)
-    kills = sum(killed(command, folder, rng.uniform(0, COUNT / 4000)) for _ in range(10))
-    assert kills >= 8
+    kills = tries = 0
+    while kills < 10:
+        tries += 1
+        assert tries <= 15  # a command that ends before its kill does not count
+        kills += killed(command, folder, rng.uniform(0, COUNT / 600))
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     print(f"{kind}: {kills} kills, then {done.stdout.strip()}")
@@ -102,26 +105,27 @@ def foreign(found: dict) -> dict:
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A disk of 4 MB."""
-    place = tmp_path / "disk"
+    """A disk with little more space than a library needs, and the library on it."""
+    place, photos = tmp_path / "disk", tmp_path / "photos"
+    tagged_photos.write(photos, COUNT)
+    size = sum(file.stat().st_size for file in photos.rglob("*"))
     place.mkdir()
-    call = ["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(place)]
+    call = ["mount", "-t", "tmpfs", "-o", f"size={2 * size + 2**23}", "none", str(place)]
     if subprocess.run(call, capture_output=True, check=False).returncode:
         pytest.skip("NO SMALL DISK: mounting needs root")
+    shutil.copytree(photos, place / "photos")
     yield place
     subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 @pytest.mark.parametrize("kind", ["embed", "xmp"])
-def test_a_full_disk_leaves_no_torn_photo(kind, small_disk, tiny_folder, tmp_path, capsys):
+def test_a_full_disk_leaves_no_torn_photo(kind, small_disk, tiny_folder, capsys):
     """The disk is filled up to a few blocks; with more space, the same command finishes."""
-    tagged_photos.write(tmp_path / "photos", 100)
     folder = small_disk / "photos"
-    shutil.copytree(tmp_path / "photos", folder)
     copies = sorted(file for file in folder.rglob("*") if file.is_file())
     pixels, before = digests(copies), tagged_photos.tags(folder)
     free = shutil.disk_usage(small_disk).free
-    (small_disk / "filler").write_bytes(b"\0" * max(0, free - 150_000))
+    (small_disk / "filler").write_bytes(b"\0" * max(0, free - 1_500 * COUNT))
     call = ["caption", str(folder), "--write", kind, "--model", str(tiny_folder)]
     assert main(call) == 2
     assert "No space left on device" in capsys.readouterr().err
