@@ -305,6 +305,9 @@ def test_a_fine_tuned_stream_is_taken_with_its_decoder(tmp_path):
     shallower["init_args"]["keys"]["init_args"]["layers"] = [1]
     with pytest.raises(UsageError, match=r"encoder\.keys\.layers is \[2\], here \[1\]"):
         start_from(captioner(shallower), str(tmp_path / "tuned"))
+    for one_stream in (tuned["init_args"]["values"], frozen["init_args"]["values"]):
+        with pytest.raises(UsageError, match="encoder is TwoStreamEncoder, here CNNEncoder"):
+            start_from(captioner(one_stream), str(tmp_path / "tuned"))
 
 
 def test_frozen_streams_of_other_weights_are_refused(tmp_path):

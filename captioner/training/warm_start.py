@@ -96,8 +96,9 @@ def _check_encoder(captioner: Captioner, other: Captioner, model: str, skips: bo
         pairs = zip(captioner.encoder.streams, other.encoder.streams, strict=True)
         names = (f".init_args.{name}" for name in TwoStreamEncoder.parts)
         streams = [(name, *pair) for name, pair in zip(names, pairs, strict=True)]
+    same_kind = type(captioner.encoder) is type(other.encoder)
     for name, own, theirs in streams:
-        if theirs.trainable and not own.trainable:
+        if same_kind and theirs.trainable and not own.trainable:
             raise UsageError(
                 f"the encoder of '{model}' was fine-tuned together with its decoder: give "
                 f"--model.encoder{name}.init_args.trainable true, and "
@@ -107,7 +108,7 @@ def _check_encoder(captioner: Captioner, other: Captioner, model: str, skips: bo
     packaged = captioner.encoder.external and other.encoder.external
     frozen = packaged and not other.encoder.trainable
     compared = [(o, t) for _, o, t in streams if frozen or (o.external and t.external)]
-    if all(_same(own, theirs) for own, theirs in compared):
+    if same_kind and all(_same(own, theirs) for own, theirs in compared):
         return
     differences = ", ".join(_differences(other.config["encoder"], captioner.config["encoder"]))
     reason = (

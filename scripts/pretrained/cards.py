@@ -35,7 +35,6 @@ def card(name: str, results: Path) -> str:
         recipe=recipe,
         scored=scored,
         side=SIDE,
-        coco="--data.sources" in last,
         two_streams="configs/model/two-stream.yaml" in last,
         supervised="--data.entities" in last,
         listed=any("photos.jsonl" in step["command"] for step in steps),
