@@ -105,7 +105,7 @@ def foreign(found: dict) -> dict:
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A disk with little more space than a library needs, and the library on it."""
+    """A disk twice as large as the library on it."""
     place, photos = tmp_path / "disk", tmp_path / "photos"
     tagged_photos.write(photos, COUNT)
     size = sum(file.stat().st_size for file in photos.rglob("*"))
@@ -120,7 +120,7 @@ def small_disk(tmp_path):
 
 @pytest.mark.parametrize("kind", ["embed", "xmp"])
 def test_a_full_disk_leaves_no_torn_photo(kind, small_disk, tiny_folder, capsys):
-    """The disk is filled up to a few blocks; with more space, the same command finishes."""
+    """The disk has room for some photos only; with more space, the same command finishes."""
     folder = small_disk / "photos"
     copies = sorted(file for file in folder.rglob("*") if file.is_file())
     pixels, before = digests(copies), tagged_photos.tags(folder)

@@ -305,9 +305,17 @@ def test_a_fine_tuned_stream_is_taken_with_its_decoder(tmp_path):
     shallower["init_args"]["keys"]["init_args"]["layers"] = [1]
     with pytest.raises(UsageError, match=r"encoder\.keys\.layers is \[2\], here \[1\]"):
         start_from(captioner(shallower), str(tmp_path / "tuned"))
-    for one_stream in (tuned["init_args"]["values"], frozen["init_args"]["values"]):
-        with pytest.raises(UsageError, match="encoder is TwoStreamEncoder, here CNNEncoder"):
-            start_from(captioner(one_stream), str(tmp_path / "tuned"))
+    of_keys = copy.deepcopy(tuned)
+    of_keys["init_args"]["values"] = of_keys["init_args"]["keys"]
+    for tree, others in (
+        (tuned["init_args"]["values"], "encoder is TwoStreamEncoder, here CNNEncoder"),
+        (frozen["init_args"]["values"], "encoder is TwoStreamEncoder, here CNNEncoder"),
+        (of_keys, "encoder.values is CNNEncoder, here ViTEncoder"),
+    ):
+        with pytest.raises(UsageError, match=others):
+            start_from(captioner(tree), str(tmp_path / "tuned"))
+        _, summary = start_from(captioner(tree), str(tmp_path / "tuned"), "skip")
+        assert "encoder." not in summary, "no weight of an encoder of another kind is taken"
 
 
 def test_frozen_streams_of_other_weights_are_refused(tmp_path):

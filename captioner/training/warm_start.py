@@ -43,9 +43,10 @@ def start_from(
     """
     stored = checkpoint.load(find_model(model))
     other, skips = stored.captioner, mismatch == "skip"
-    _check_encoder(captioner, other, model, skips)
+    fits = _check_encoder(captioner, other, model, skips)
+    parts = ["encoder"] if fits and other.encoder.trainable else []
     left_out: list[str] = []
-    for part in ("encoder", "neck", "decoder")[0 if other.encoder.trainable else 1 :]:
+    for part in (*parts, "neck", "decoder"):
         module = getattr(captioner, part)
         given, own = getattr(other, part).state_dict(), module.state_dict()
         if part == "decoder":
@@ -87,8 +88,12 @@ def _word_rows(
     return rows
 
 
-def _check_encoder(captioner: Captioner, other: Captioner, model: str, skips: bool) -> None:
-    """Refuse an encoder whose annotations the decoder was not trained with."""
+def _check_encoder(captioner: Captioner, other: Captioner, model: str, skips: bool) -> bool:
+    """Refuse an encoder whose annotations the decoder was not trained with.
+
+    Returns:
+        Whether the encoders are of the same kind. With ``skips``, another kind is accepted.
+    """
     streams = [("", captioner.encoder, other.encoder)]
     if isinstance(captioner.encoder, TwoStreamEncoder) and isinstance(
         other.encoder, TwoStreamEncoder
@@ -96,7 +101,7 @@ def _check_encoder(captioner: Captioner, other: Captioner, model: str, skips: bo
         pairs = zip(captioner.encoder.streams, other.encoder.streams, strict=True)
         names = (f".init_args.{name}" for name in TwoStreamEncoder.parts)
         streams = [(name, *pair) for name, pair in zip(names, pairs, strict=True)]
-    same_kind = type(captioner.encoder) is type(other.encoder)
+    same_kind = all(type(own) is type(theirs) for _, own, theirs in streams)
     for name, own, theirs in streams:
         if same_kind and theirs.trainable and not own.trainable:
             raise UsageError(
@@ -109,7 +114,7 @@ def _check_encoder(captioner: Captioner, other: Captioner, model: str, skips: bo
     frozen = packaged and not other.encoder.trainable
     compared = [(o, t) for _, o, t in streams if frozen or (o.external and t.external)]
     if same_kind and all(_same(own, theirs) for own, theirs in compared):
-        return
+        return True
     differences = ", ".join(_differences(other.config["encoder"], captioner.config["encoder"]))
     reason = (
         f"the decoder of '{model}' was trained with another encoder: "
@@ -121,6 +126,7 @@ def _check_encoder(captioner: Captioner, other: Captioner, model: str, skips: bo
             "its weights anyway"
         )
     _LOG.warning("%s", reason)
+    return same_kind
 
 
 def _same(own: Encoder, theirs: Encoder) -> bool:
