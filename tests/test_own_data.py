@@ -131,7 +131,7 @@ ENCODER += [
 ]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def start(shared_data, tmp_path_factory) -> Path:
     """A model trained on Flickr8k alone: the bundled models know the photos used here."""
     run = tmp_path_factory.mktemp("start")
@@ -150,10 +150,9 @@ def start(shared_data, tmp_path_factory) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-@pytest.mark.parametrize("kind", ["vehicle", "animal"])
-def test_a_hundred_photos_of_another_kind(kind, start, shared_data, tmp_path):
+def test_a_hundred_photos_of_another_kind(start, shared_data, tmp_path):
     """Fine-tuning is better than the model as it was, and than training from scratch."""
-    held_back = photos_of(kind, shared_data / "coco", tmp_path / "captions.csv")
+    held_back = photos_of("vehicle", shared_data / "coco", tmp_path / "captions.csv")
     captions = captioner.load(start).caption(list(held_back))
     texts = {photo: caption.text for photo, caption in zip(held_back, captions, strict=True)}
     own = CaptionScorer(held_back, java=False).score(texts).cider
@@ -176,9 +175,7 @@ def test_a_hundred_photos_of_another_kind(kind, start, shared_data, tmp_path):
         assert main(["test", "--config", config, "--data.test_split", "test"]) == 0
         record = json.loads((run / "results" / "test-beam5.json").read_text())
         ciders.append(record["scores"]["cider"])
-    print(
-        f"{kind}: CIDEr {own:.1f} before, {ciders[0]:.1f} fine-tuned, {ciders[1]:.1f} from scratch"
-    )
+    print(f"CIDEr {own:.1f} before, {ciders[0]:.1f} fine-tuned, {ciders[1]:.1f} from scratch")
     assert ciders[0] >= own + 10
     assert ciders[0] >= ciders[1] + 5
 
