@@ -117,34 +117,19 @@ def photos_of(kind: str, root: Path, table: Path) -> dict[str, list[str]]:
     return {str(Path(r.path).resolve()): list(r.captions) for r in photos[100:]}
 
 
-ENCODER = [
-    "--model",
-    "configs/model/show-attend-tell.yaml",
-    "--model",
-    "configs/model/luong-dot.yaml",
-]
-ENCODER += [
-    "--model.encoder.init_args.name",
-    "efficientnet_lite0",
-    "--model.decoding.no_repeat",
-    "2",
-]
+DESIGN = shlex.split("""--model configs/model/show-attend-tell.yaml --model configs/model/luong-dot.yaml
+--model.encoder.init_args.name efficientnet_lite0 --model.decoding.no_repeat 2
+--trainer.enable_progress_bar false --overlays 0""")
 
 
 @pytest.fixture
 def start(shared_data, tmp_path_factory) -> Path:
     """A model trained on Flickr8k alone: the bundled models know the photos used here."""
     run = tmp_path_factory.mktemp("start")
-    call = [
-        "fit",
-        "--config",
-        "configs/flickr8k.yaml",
-        "--data.root",
-        str(shared_data / "flickr8k"),
-    ]
-    call += [*ENCODER, "--data.cache_dir", str(run / "cache"), "--trainer.max_epochs", "2"]
-    call += ["--trainer.check_val_every_n_epoch", "2", "--trainer.enable_progress_bar", "false"]
-    assert main([*call, "--overlays", "0", "--trainer.default_root_dir", str(run)]) == 0
+    call = ["fit", "--config", "configs/flickr8k.yaml", *DESIGN, "--trainer.max_epochs", "2"]
+    call += ["--data.root", str(shared_data / "flickr8k"), "--data.cache_dir", str(run / "cache")]
+    call += ["--trainer.check_val_every_n_epoch", "2", "--trainer.default_root_dir", str(run)]
+    assert main(call) == 0
     return run
 
 
@@ -157,20 +142,14 @@ def test_a_hundred_photos_of_another_kind(start, shared_data, tmp_path):
     texts = {photo: caption.text for photo, caption in zip(held_back, captions, strict=True)}
     own = CaptionScorer(held_back, java=False).score(texts).cider
     call = ["fit", "--config", "configs/own.yaml", "--data.root", str(tmp_path / "captions.csv")]
-    call += [*ENCODER, "--data.cache_dir", str(tmp_path / "cache"), "--overlays", "0"]
-    call += ["--trainer.enable_progress_bar", "false"]
-    scratch = ["null", "--model.learning_rate", "1.2e-3", "--data.keep_vocabulary", "null"]
+    call += [*DESIGN, "--data.cache_dir", str(tmp_path / "cache")]
+    tuned = [str(start), "--data.keep_vocabulary", str(start), "--model.learning_rate", "4e-4"]
+    scratch = ["null", "--data.keep_vocabulary", "null", "--model.learning_rate", "1.2e-3"]
     ciders = []
-    for name, options in (
-        (
-            "tuned",
-            [str(start), "--model.learning_rate", "4e-4", "--data.keep_vocabulary", str(start)],
-        ),
-        ("scratch", scratch),
-    ):
+    for name, options in (("tuned", tuned), ("scratch", scratch)):
         run = tmp_path / name
-        tuned = [*call, "--model.init_from", *options, "--trainer.default_root_dir", str(run)]
-        assert main(tuned) == 0
+        options = ["--model.init_from", *options, "--trainer.default_root_dir", str(run)]
+        assert main([*call, *options]) == 0
         config = str(run / "config.yaml")
         assert main(["test", "--config", config, "--data.test_split", "test"]) == 0
         record = json.loads((run / "results" / "test-beam5.json").read_text())
