@@ -125,7 +125,7 @@ def test_a_full_disk_leaves_no_torn_photo(kind, small_disk, tiny_folder, capsys)
     copies = sorted(file for file in folder.rglob("*") if file.is_file())
     pixels, before = digests(copies), tagged_photos.tags(folder)
     free = shutil.disk_usage(small_disk).free
-    (small_disk / "filler").write_bytes(b"\0" * max(0, free - 1_500 * COUNT))
+    (small_disk / "filler").write_bytes(b"\0" * max(0, free - 150_000 - 300 * COUNT))
     call = ["caption", str(folder), "--write", kind, "--model", str(tiny_folder)]
     assert main(call) == 2
     assert "No space left on device" in capsys.readouterr().err
