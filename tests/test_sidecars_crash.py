@@ -57,7 +57,7 @@ def test_ten_kills_lose_and_repeat_nothing(kind, tiny_folder, tmp_path):
     while kills < 10:
         tries += 1
         assert tries <= 15  # a command that ends before its kill does not count
-        kills += killed(command, folder, rng.uniform(0, COUNT / 600))
+        kills += killed(command, folder, rng.uniform(0, COUNT / 1200))
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     print(f"{kind}: {kills} kills, then {done.stdout.strip()}")
