@@ -31,15 +31,14 @@ def states(folder: Path) -> dict[Path, tuple[int, int, int]]:
     return {f: (s.st_ino, s.st_size, s.st_ctime_ns) for f in files for s in [f.stat()]}
 
 
-def killed(command: list[str], folder: Path, seconds: float) -> bool:
-    """Kill a command some seconds after it has written another file."""
-    before = states(folder)
+def killed(command: list[str], folder: Path, files: int) -> bool:
+    """Kill a command when it has written so many files."""
+    before = states(folder).items()
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     limit = time.monotonic() + 300
-    while process.poll() is None and states(folder) == before:
+    while process.poll() is None and len(states(folder).items() - before) < files:
         assert time.monotonic() < limit
         time.sleep(0.01)
-    time.sleep(seconds)
     process.send_signal(signal.SIGKILL)
     return process.wait() == -signal.SIGKILL
 
@@ -57,7 +56,7 @@ def test_ten_kills_lose_and_repeat_nothing(kind, tiny_folder, tmp_path):
     while kills < 10:
         tries += 1
         assert tries <= 15  # a command that ends before its kill does not count
-        kills += killed(command, folder, rng.uniform(0, COUNT / 1200))
+        kills += killed(command, folder, rng.randint(1, COUNT // 15))
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     print(f"{kind}: {kills} kills, then {done.stdout.strip()}")
