@@ -141,7 +141,8 @@ def page(record: dict[str, Any]) -> str:
     machine = record["machine"].replace(" 1 threads", " 1 thread")
     conditions = (
         f"{photos} photos with {mentions} phrases in boxes. Bold: the interval of the paired difference "
-        f"from attention excludes 0. Commits {', '.join(record['commits'])}; the last on {machine}."
+        f"from attention excludes 0. Commits {', '.join(record['commits'])}. The last was "
+        f"measured on {machine}."
     )
     head = ["model", "method", *MEASURES.values(), "seconds a photo"]
     return "\n".join([*table(head, rows), "", conditions])

@@ -104,7 +104,7 @@ def foreign(found: dict) -> dict:
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A disk twice as large as the library on it."""
+    """A disk with a library, and as much free space as the library has, or more."""
     place, photos = tmp_path / "disk", tmp_path / "photos"
     tagged_photos.write(photos, COUNT)
     size = sum(file.stat().st_size for file in photos.rglob("*"))

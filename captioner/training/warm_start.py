@@ -89,10 +89,13 @@ def _word_rows(
 
 
 def _check_encoder(captioner: Captioner, other: Captioner, model: str, skips: bool) -> bool:
-    """Refuse an encoder whose annotations the decoder was not trained with.
+    """Check that the decoder was trained with this encoder; with ``skips``, only warn if it was not.
 
     Returns:
-        Whether the encoders are of the same kind. With ``skips``, another kind is accepted.
+        Whether the encoders have the same classes.
+
+    Raises:
+        UsageError: the encoders differ, or a fine-tuned encoder would be frozen (with ``skips``, too).
     """
     streams = [("", captioner.encoder, other.encoder)]
     if isinstance(captioner.encoder, TwoStreamEncoder) and isinstance(
