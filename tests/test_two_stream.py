@@ -102,6 +102,41 @@ def test_values_are_interpolated_to_the_grid_of_the_keys():
     torch.testing.assert_close(result.keys.vectors, neck.key_layers(both.keys.vectors))
 
 
+def test_added_keys_are_a_linear_map_of_their_patch_that_starts_at_zero():
+    tree = {"class_path": "Projection", "init_args": {"dim": 6, "add_keys": True}}
+    torch.manual_seed(4)
+    neck, both = build("neck", tree, in_dim=12, key_dim=16).eval(), annotations()
+    without = build("neck", {**tree, "init_args": {"dim": 6}}, in_dim=12, key_dim=16).eval()
+    without.load_state_dict(neck.state_dict(), strict=False)
+    plain, start = without(both), neck(both)
+    assert torch.equal(start.vectors, plain.vectors)
+    assert torch.equal(start.keys.vectors, plain.keys.vectors)
+
+    weight, bias = torch.randn(6, 16), torch.randn(6)
+    neck.added[1].load_state_dict({"weight": weight, "bias": bias})
+    result = neck(both)
+    for image in range(2):
+        for region in range(20):
+            key = both.keys.vectors[image, region]
+            normed = (key - key.mean()) / (key.var(correction=0) + 1e-5).sqrt()
+            expected = plain.vectors[image, region] + weight @ normed + bias
+            torch.testing.assert_close(result.vectors[image, region], expected)
+    assert torch.equal(result.keys.vectors, plain.keys.vectors)
+
+
+def test_added_keys_are_trained_from_the_first_step():
+    tree = {"class_path": "Projection", "init_args": {"dim": 6, "add_keys": True}}
+    neck = build("neck", tree, in_dim=12, key_dim=16)
+    neck(annotations()).vectors.square().sum().backward()
+    assert neck.added[1].weight.grad.abs().max() > 0
+
+
+def test_one_stream_has_no_keys_to_add():
+    tree = {"class_path": "Projection", "init_args": {"add_keys": True}}
+    with pytest.raises(ModelError, match="add_keys: true adds the keys of a second stream"):
+        build("neck", tree, in_dim=12, key_dim=None)
+
+
 @pytest.mark.parametrize("name", sorted(set(names("neck")) - {"Identity"}))
 def test_every_neck_takes_two_streams(name):
     neck = build("neck", {"class_path": name, "init_args": {"dim": 16}}, in_dim=12, key_dim=16)

@@ -62,6 +62,8 @@ class Projection(Neck):
         dropout: probability of dropping a component of the result.
         positions: number of cosines of the row, and as many of the column, that are appended to
             every vector before the linear map, so that similar regions differ by their position.
+        add_keys: add a layer norm and a linear map of the second stream to the vectors, so that the
+            decoder reads what both encoders see. The map starts at 0.
     """
 
     def __init__(
@@ -70,22 +72,32 @@ class Projection(Neck):
         dim: int = 512,
         dropout: float = 0.0,
         positions: int = 0,
+        add_keys: bool = False,
         *,
         key_dim: int | None = None,
     ) -> None:
         super().__init__()
         require(positions >= 0, f"Projection needs 0 positions or more, got {positions}")
+        require(
+            key_dim is not None or not add_keys,
+            "add_keys: true adds the keys of a second stream, and this encoder has one stream: choose "
+            "TwoStreamEncoder, or leave add_keys at false",
+        )
         self.out_dim = dim
         self.positions = positions
         self.layers = _projection(in_dim, dim, dropout, positions)
         self.key_layers = _projection(key_dim, dim, dropout, positions) if key_dim else None
+        self.added = _map_from_zero(key_dim, dim, dropout) if add_keys and key_dim else None
 
     def forward(self, annotations: Annotations) -> Annotations:
         projected = self._project(self.layers, annotations)
         if annotations.keys is None or self.key_layers is None:
             return projected
         keys = self._project(self.key_layers, annotations.keys)
-        return replace(projected.resampled(keys.grid), mask=keys.mask, keys=keys)
+        vectors = projected.resampled(keys.grid).vectors
+        if self.added is not None:
+            vectors = vectors + self.added(annotations.keys.vectors)
+        return replace(keys, vectors=vectors, keys=keys)
 
     def _project(self, layers: nn.Sequential, annotations: Annotations) -> Annotations:
         vectors = layers[0](annotations.vectors)
@@ -99,6 +111,13 @@ class Projection(Neck):
 def _projection(in_dim: int, dim: int, dropout: float, positions: int) -> nn.Sequential:
     linear = nn.Linear(in_dim + 2 * positions, dim)
     return nn.Sequential(nn.LayerNorm(in_dim), linear, nn.ReLU(), nn.Dropout(dropout))
+
+
+def _map_from_zero(in_dim: int, dim: int, dropout: float) -> nn.Sequential:
+    linear = nn.Linear(in_dim, dim)
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return nn.Sequential(nn.LayerNorm(in_dim), linear, nn.Dropout(dropout))
 
 
 class Blind(Projection):

@@ -131,7 +131,7 @@ class _PackagedTransformer(TransformerBackbone):
         self.channels = [DINOv2Small.dim * len(layers)]
 
     def _fetch(self) -> dict[str, Tensor]:
-        tensors = load_file(self.file or next(iter(encoder_weights(DINOV2_SMALL).values())))
+        tensors = load_file(self.file or encoder_weights(DINOV2_SMALL)["SALIENCY"])
         tensors["pos_embed"] = resample(tensors["pos_embed"].float(), self.side)
         return tensors
 
