@@ -340,6 +340,13 @@ def test_a_fine_tuned_stream_is_taken_with_its_decoder(tmp_path):
     shallower["init_args"]["keys"]["init_args"]["layers"] = [1]
     with pytest.raises(UsageError, match=r"encoder\.keys\.layers is \[2\], here \[1\]"):
         start_from(captioner(shallower), str(tmp_path / "tuned"))
+    larger = copy.deepcopy(tuned)
+    larger["init_args"]["values"]["init_args"]["image_size"] = 96
+    with pytest.raises(UsageError, match=r"encoder\.values\.image_size is 64, here 96"):
+        start_from(captioner(larger), str(tmp_path / "tuned"))
+    start_from(larger := captioner(larger), str(tmp_path / "tuned"), "skip")
+    for name, tensor in other.encoder.values.state_dict().items():
+        assert torch.equal(larger.encoder.values.state_dict()[name], tensor), name
     of_keys = copy.deepcopy(tuned)
     of_keys["init_args"]["values"] = of_keys["init_args"]["keys"]
     for tree, others in (

@@ -116,7 +116,11 @@ def _check_encoder(captioner: Captioner, other: Captioner, model: str, skips: bo
     packaged = captioner.encoder.external and other.encoder.external
     frozen = packaged and not other.encoder.trainable
     compared = [(o, t) for _, o, t in streams if frozen or (o.external and t.external)]
-    if same_kind and all(_same(own, theirs) for own, theirs in compared):
+    if (
+        same_kind
+        and all(own.preprocessing == theirs.preprocessing for _, own, theirs in streams)
+        and all(_same(own, theirs) for own, theirs in compared)
+    ):
         return True
     differences = ", ".join(_differences(other.config["encoder"], captioner.config["encoder"]))
     reason = (
