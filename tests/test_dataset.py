@@ -7,8 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from captioner.data.dataset import cropped
-from captioner.data.records import TRAIN, VAL
+from captioner.data.crops import Crop
+from captioner.data.dataset import CaptionDataset, Draw
+from captioner.data.pixels import ImageFiles
+from captioner.data.records import TRAIN, VAL, Record
+from captioner.data.supervision import Supervision
 from captioner.errors import DataError
 from data_modules import HEIGHT, WIDTH, direct, epoch, ids, rows, same, texts, values
 
@@ -82,7 +85,9 @@ def test_a_crop_keeps_the_aspect_ratio():
     pixels = torch.stack([row, column, torch.full_like(row, 77)]).to(torch.uint8)
     areas = []
     for seed in range(40):
-        crop = cropped(pixels, 0.5, np.random.default_rng(seed)).float()
+        crop = (
+            Crop.draw(0.5, (height, width), np.random.default_rng(seed)).of_pixels(pixels).float()
+        )
         assert crop.shape == pixels.shape
         assert (crop[2] == 77).all(), "colours stay"
         down = float(crop[0, -10, 50] - crop[0, 10, 50]) / (height - 20)  # old rows per new row
@@ -91,7 +96,56 @@ def test_a_crop_keeps_the_aspect_ratio():
         areas.append(down * right)
     assert 0.47 < min(areas) < 0.6
     assert 0.9 < max(areas) <= 1.02
-    assert torch.equal(cropped(pixels, 1.0, np.random.default_rng(0)), pixels)
+    assert torch.equal(Crop(0.0, 0.0, 1.0, 1.0).of_pixels(pixels), pixels)
+
+
+def test_a_target_is_cropped_like_its_pixels():
+    """Every cell is painted as 30 × 30 pixels, which are cropped and averaged."""
+    target = torch.rand(2, 4, 6, generator=torch.Generator().manual_seed(0))
+    painted = target.repeat_interleave(30, 1).repeat_interleave(30, 2)
+    crop = Crop(13 / 120, 41 / 180, 100 / 120, 120 / 180)
+    cells = painted[:, 13:113, 41:161].unflatten(1, (4, 25)).unflatten(3, (6, 20))
+    torch.testing.assert_close(crop.of_target(target), cells.mean((2, 4)))
+    torch.testing.assert_close(Crop(0.0, 0.0, 1.0, 1.0).of_target(target), target)
+
+
+def test_a_target_that_fills_the_crop_is_left_out():
+    target = torch.zeros(1, 4, 6)
+    target[:, 1:, 2:] = 1
+    assert Crop(0.25, 0.5, 0.5, 0.5).of_target(target).abs().max() == 0
+    assert Crop(0.1, 0.5, 0.5, 0.5).of_target(target).max() == 1
+
+
+class Painted(ImageFiles):
+    """A photo that shows its own target: white where the object is."""
+
+    def __init__(self):
+        self.target = torch.zeros(1, 4, 6)
+        self.target[:, 1:3, 1:3] = 1
+
+    def __getitem__(self, path):
+        one = self.target.repeat_interleave(16, 1).repeat_interleave(16, 2)
+        return (255 * one).to(torch.uint8).expand(3, -1, -1)
+
+
+@pytest.mark.parametrize("mirror", [0.0, 1.0])
+def test_pixels_and_targets_of_an_item_have_the_same_crop(mirror):
+    class EveryWord(Supervision):
+        def __call__(self, record, number, ids):
+            return photo.target.flatten(1).numpy().repeat(len(ids), 0)
+
+    photo = Painted()
+    record = Record("a", "a.jpg", ("a dog",), TRAIN)
+    data = CaptionDataset([record], [[[1, 5, 2]]], photo, 1, mirror, 0.4, EveryWord((4, 6)))
+    crops = set()
+    for seed in range(20):
+        item = data[Draw(0, seed)]
+        seen = item.values[0].float().div(255).unflatten(0, (4, 16)).unflatten(2, (6, 16))
+        (mask,) = item.masks
+        assert mask.shape == (3, 24)
+        torch.testing.assert_close(mask[1].view(4, 6), seen.mean((1, 3)), atol=0.05, rtol=0)
+        crops.add(tuple(mask[1].tolist()))
+    assert len(crops) > 15
 
 
 def test_vectors_cannot_be_cropped(shapes):

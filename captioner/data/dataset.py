@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float16, Float32, Int, UInt8
+from jaxtyping import Float16, Float32, Int
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
-from torchvision.transforms.v2.functional import resized_crop
 
 from captioner import distributed
 from captioner.data.cache import AnnotationCache
+from captioner.data.crops import Crop
 from captioner.data.pixels import ImageFiles
 from captioner.data.records import Record
 from captioner.data.supervision import Supervision
@@ -35,7 +35,7 @@ class Batch(NamedTuple):
     vectors: Float16[Tensor, "B L D"] | None
     grid: tuple[int, int]  # (rows, columns) of the vectors
     pixels: Inputs | None  # at the encoder's input size, or region features
-    # For supervised attention, the mask of the object that each token names; it sums to 1, or is zero.
+    # For supervised attention, the fraction of every region that the object named by a token covers.
     masks: Float32[Tensor, "B R T L"] | None = None
     keys: Float16[Tensor, "B _ K"] | None = None  # of a second stream
     key_grid: tuple[int, int] | None = None
@@ -101,7 +101,7 @@ class CaptionDataset(Dataset[Item | None]):
             return None
         stored = self.source.keys(record.path)
         keys = None if stored is None else torch.as_tensor(stored)
-        chosen, mirrored = list(range(len(captions))), False
+        chosen, mirrored, crop = list(range(len(captions))), False, None
         if draw.seed is not None:
             rng = np.random.default_rng(draw.seed)
             mirrored = rng.random() < self.mirror * (not self._has_side[draw.row])
@@ -110,14 +110,17 @@ class CaptionDataset(Dataset[Item | None]):
                 values = _mirrored(values, self.source.grid)
                 keys = None if keys is None else _mirrored(keys, self.source.key_grid)
             if self.crop < 1:
-                values = cropped(values, self.crop, rng)
+                height, width = values.shape[-2:]
+                crop = Crop.draw(self.crop, (height, width), rng)
+                values = crop.of_pixels(values)
         chosen = sorted(chosen[: self.rows], key=lambda i: -len(captions[i]))
         masks: list[Tensor] = []
         if self.supervision is not None:
             grid = self.supervision.grid
             for i in chosen:
                 target = torch.from_numpy(self.supervision(record, i, captions[i])).view(-1, *grid)
-                masks.append((target.flip(-1) if mirrored else target).flatten(1))
+                target = target.flip(-1) if mirrored else target
+                masks.append((crop.of_target(target) if crop else target).flatten(1))
         return Item(record.image_id, values, keys, [captions[i] for i in chosen], masks)
 
     def collate(self, items: Sequence[Item | None]) -> Batch:
@@ -149,21 +152,6 @@ def _mirrored(values: Tensor, grid: tuple[int, int] | None) -> Tensor:
     if not grid or grid == (0, 0):  # pixels (3, H, W)
         return values.flip(-1)
     return values.view(*grid, -1).flip(1).flatten(0, 1)
-
-
-def cropped(
-    pixels: UInt8[Tensor, "3 H W"], least: float, rng: np.random.Generator
-) -> UInt8[Tensor, "3 H W"]:
-    """A random crop of at least this fraction of the area, resized to the size of the image.
-
-    The aspect ratio is kept, so that nothing gets thinner or wider.
-    """
-    height, width = pixels.shape[-2:]
-    side = float(np.sqrt(rng.uniform(least, 1)))
-    rows, columns = max(1, round(side * height)), max(1, round(side * width))
-    top, left = int(rng.integers(height - rows + 1)), int(rng.integers(width - columns + 1))
-    crop: Tensor = resized_crop(pixels, top, left, rows, columns, [height, width], antialias=True)
-    return crop
 
 
 class EpochSampler(DistributedSampler[Any]):

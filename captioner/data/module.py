@@ -224,10 +224,6 @@ class CaptionDataModule(pl.LightningDataModule):
             raise DataError(
                 "data.crop needs pixels, and annotation vectors are cached: give --data.cache images"
             )
-        if self.crop < 1 and supervised:
-            raise DataError(
-                "attention supervised by masks needs whole photos: leave data.crop at 1"
-            )
         device = self.trainer.strategy.root_device
         if self._cache is None and caches:
             self.fill_cache(encoder, device)

@@ -1,0 +1,61 @@
+"""Random crops of training images and of the targets of attention."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Float32, UInt8
+from torch import Tensor
+from torchvision.transforms.v2.functional import resized_crop
+
+
+@dataclass(frozen=True)
+class Crop:
+    """The part of an image that stays, as fractions of its height and width."""
+
+    top: float
+    left: float
+    rows: float
+    columns: float
+
+    @classmethod
+    def draw(cls, least: float, size: tuple[int, int], rng: np.random.Generator) -> "Crop":
+        """Draw a crop of at least this fraction of the area of an image of (height, width) pixels.
+
+        Its sides are whole pixels. It has the image's aspect ratio, so that nothing gets thinner or
+        wider.
+        """
+        height, width = size
+        side = float(np.sqrt(rng.uniform(least, 1)))
+        rows, columns = max(1, round(side * height)), max(1, round(side * width))
+        top, left = int(rng.integers(height - rows + 1)), int(rng.integers(width - columns + 1))
+        return cls(top / height, left / width, rows / height, columns / width)
+
+    def of_pixels(self, pixels: UInt8[Tensor, "3 H W"]) -> UInt8[Tensor, "3 H W"]:
+        """Return the crop, resized to the size of the image."""
+        height, width = pixels.shape[-2:]
+        sides = (self.top * height, self.left * width, self.rows * height, self.columns * width)
+        cropped: Tensor = resized_crop(pixels, *map(round, sides), [height, width], antialias=True)
+        return cropped
+
+    def of_target(self, target: Float32[Tensor, "T r c"]) -> Float32[Tensor, "T r c"]:
+        """Return the fraction of every cell of the cropped grid that an object covers.
+
+        ``target`` is this fraction for the cells of the whole image; within a cell, the object is taken
+        to be spread evenly. An object that fills the crop gives zeros, because it carries no
+        information.
+        """
+        rows = _shares(target.shape[1], self.top, self.rows)
+        columns = _shares(target.shape[2], self.left, self.columns)
+        covered = rows @ target @ columns.T
+        informative = covered.amin((1, 2), keepdim=True) < 1 - 1e-5
+        return covered * informative
+
+
+def _shares(cells: int, start: float, length: float) -> Float32[Tensor, "new old"]:
+    """Return the share of every cell of the cropped axis that lies in each cell of the whole axis."""
+    old = torch.arange(cells + 1, dtype=torch.float64) / cells
+    new = start + length * old
+    first = torch.maximum(new[:-1, None], old[:-1])
+    last = torch.minimum(new[1:, None], old[1:])
+    return ((last - first).clamp(min=0) / (length / cells)).float()
