@@ -96,7 +96,9 @@ def test_a_crop_keeps_the_aspect_ratio():
         areas.append(down * right)
     assert 0.47 < min(areas) < 0.6
     assert 0.9 < max(areas) <= 1.02
-    assert torch.equal(Crop(0.0, 0.0, 1.0, 1.0).of_pixels(pixels), pixels)
+    whole = Crop.draw(1.0, (height, width), np.random.default_rng(0))
+    assert whole == Crop(0.0, 0.0, 1.0, 1.0)
+    assert torch.equal(whole.of_pixels(pixels), pixels)
 
 
 def test_a_target_is_cropped_like_its_pixels():
@@ -114,6 +116,16 @@ def test_a_target_that_fills_the_crop_is_left_out():
     target[:, 1:, 2:] = 1
     assert Crop(0.25, 0.5, 0.5, 0.5).of_target(target).abs().max() == 0
     assert Crop(0.1, 0.5, 0.5, 0.5).of_target(target).max() == 1
+
+
+def test_an_object_outside_the_crop_has_no_target():
+    """The last row begins where the crop ends, up to a rounding error."""
+    target = torch.zeros(1, 7, 7)
+    target[:, -1] = 1
+    for height in range(60, 192):  # of 224; the last cell begins at 192
+        crop = Crop((192 - height) / 224, 0.0, height / 224, 1.0)
+        assert not crop.of_target(target).any(), height
+    assert Crop(0.5, 0.0, 0.5, 1.0).of_target(target).any()
 
 
 class Painted(ImageFiles):

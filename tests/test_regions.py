@@ -33,6 +33,7 @@ from captioner.overlay.heatmap import draw_map
 from captioner.predictor import Predictor
 from captioner.region_files import RegionFiles
 from captioner.text import Vocabulary
+from captioner.training.warm_start import start_from
 from known_maps import gray, make_caption
 
 SIZE = 200, 100  # of the photo, (width, height)
@@ -154,6 +155,13 @@ def captioner(folder, *, dim=D, regions=N, positions=2, decoder="TopDownDecoder"
         "decoder": {"class_path": decoder, "init_args": {"hidden": 8, "embedding": 8}},
     }
     return Captioner.from_config(config, Vocabulary(WORDS)).eval()
+
+
+def test_a_model_can_start_from_one_with_other_region_files(tmp_path):
+    checkpoint.save(captioner(tmp_path / "mine"), tmp_path / "model", "# Regions", Decoding())
+    start_from(captioner(tmp_path / "yours", regions=N + 1), str(tmp_path / "model"))
+    with pytest.raises(UsageError, match=rf"encoder\.dim is {D}, here {D + 1}"):
+        start_from(captioner(tmp_path / "mine", dim=D + 1), str(tmp_path / "model"))
 
 
 @pytest.fixture

@@ -131,10 +131,36 @@ def test_added_keys_are_trained_from_the_first_step():
     assert neck.added[1].weight.grad.abs().max() > 0
 
 
-def test_one_stream_has_no_keys_to_add():
-    tree = {"class_path": "Projection", "init_args": {"add_keys": True}}
-    with pytest.raises(ModelError, match="add_keys: true adds the keys of a second stream"):
-        build("neck", tree, in_dim=12, key_dim=None)
+@pytest.mark.parametrize(
+    ("name", "key_dim", "message"),
+    [
+        ("Projection", None, "add_keys: true adds the keys of a second stream"),
+        ("Blind", 16, "Blind ignores the keys of a second stream: leave add_keys at false"),
+    ],
+)
+def test_keys_that_are_not_there_cannot_be_added(name, key_dim, message):
+    with pytest.raises(ModelError, match=message):
+        build(
+            "neck",
+            {"class_path": name, "init_args": {"add_keys": True}},
+            in_dim=12,
+            key_dim=key_dim,
+        )
+
+
+def test_a_model_without_added_keys_can_be_the_start_of_one_with_them(tmp_path):
+    other = captioner()
+    checkpoint.save(other, tmp_path / "plain", "# Plain", Decoding())
+    model = captioner(neck={"class_path": "Projection", "init_args": {"dim": 16, "add_keys": True}})
+    model.encoder.load_state_dict(other.encoder.state_dict())
+    with pytest.raises(
+        UsageError, match=r"neck of .*added.*missing, here .*--model\.init_mismatch"
+    ):
+        start_from(model, str(tmp_path / "plain"))
+    _, summary = start_from(model, str(tmp_path / "plain"), "skip")
+    assert "neck.added" in summary
+    encoded = model.encoder(photos(64))
+    assert torch.equal(model.neck(encoded).vectors, other.neck(encoded).vectors)
 
 
 @pytest.mark.parametrize("name", sorted(set(names("neck")) - {"Identity"}))
@@ -340,6 +366,17 @@ def test_a_fine_tuned_stream_is_taken_with_its_decoder(tmp_path):
     shallower["init_args"]["keys"]["init_args"]["layers"] = [1]
     with pytest.raises(UsageError, match=r"encoder\.keys\.layers is \[2\], here \[1\]"):
         start_from(captioner(shallower), str(tmp_path / "tuned"))
+    of_both = copy.deepcopy(tuned)
+    of_both["init_args"]["values"]["init_args"]["extra_strides"] = [8, 4]
+    swapped = copy.deepcopy(of_both)
+    swapped["init_args"]["values"]["init_args"]["extra_strides"] = [4, 8]
+    trained = captioner(of_both)
+    trained.encoder.keys.load_pretrained()
+    checkpoint.save(trained, tmp_path / "of-both", "# Both", Decoding())
+    with pytest.raises(
+        UsageError, match=r"encoder\.values\.extra_strides is \[8, 4\], here \[4, 8\]"
+    ):
+        start_from(captioner(swapped), str(tmp_path / "of-both"))
     larger = copy.deepcopy(tuned)
     larger["init_args"]["values"]["init_args"]["image_size"] = 96
     with pytest.raises(UsageError, match=r"encoder\.values\.image_size is 64, here 96"):
@@ -375,3 +412,26 @@ def test_frozen_streams_of_other_weights_are_refused(tmp_path):
             parameter.add_(0.01)
     with pytest.raises(UsageError, match="another encoder: its weights differ"):
         start_from(equal, str(tmp_path / "frozen"))
+
+
+def test_a_trained_encoder_starts_with_the_weights_that_the_decoder_knows(tmp_path):
+    """The decoder was trained with a frozen encoder, whose weights come with the package."""
+    tree = {"class_path": "ViTEncoder", "init_args": {"image_size": 56, "layers": [1]}}
+    other = captioner_of_packaged(tree)
+    checkpoint.save(other, tmp_path / "frozen", "# Frozen", Decoding())
+    tree["init_args"]["trainable"] = True
+    start_from(captioner_of_packaged(tree), str(tmp_path / "frozen"))
+    tree["init_args"]["weights"] = None
+    with pytest.raises(UsageError, match="another encoder: its weights differ"):
+        start_from(captioner(tree), str(tmp_path / "frozen"))
+
+
+def captioner_of_packaged(tree):
+    config = {
+        "encoder": tree,
+        "neck": {"class_path": "Projection", "init_args": {"dim": 16}},
+        "decoder": DECODER,
+    }
+    model = Captioner.from_config(config, Vocabulary(("a", "dog", "cat")))
+    model.encoder.load_pretrained()
+    return model

@@ -8,6 +8,8 @@ from jaxtyping import Float32, UInt8
 from torch import Tensor
 from torchvision.transforms.v2.functional import resized_crop
 
+ROUNDING = 1e-5  # smaller shares of a cell are rounding errors
+
 
 @dataclass(frozen=True)
 class Crop:
@@ -15,15 +17,15 @@ class Crop:
 
     top: float
     left: float
-    rows: float
-    columns: float
+    height: float
+    width: float
 
     @classmethod
     def draw(cls, least: float, size: tuple[int, int], rng: np.random.Generator) -> "Crop":
         """Draw a crop of at least this fraction of the area of an image of (height, width) pixels.
 
-        Its sides are whole pixels. It has the image's aspect ratio, so that nothing gets thinner or
-        wider.
+        It has the image's aspect ratio, so that nothing gets thinner or wider. Its sides are rounded to
+        whole pixels.
         """
         height, width = size
         side = float(np.sqrt(rng.uniform(least, 1)))
@@ -34,8 +36,8 @@ class Crop:
     def of_pixels(self, pixels: UInt8[Tensor, "3 H W"]) -> UInt8[Tensor, "3 H W"]:
         """Return the crop, resized to the size of the image."""
         height, width = pixels.shape[-2:]
-        sides = (self.top * height, self.left * width, self.rows * height, self.columns * width)
-        cropped: Tensor = resized_crop(pixels, *map(round, sides), [height, width], antialias=True)
+        part = (self.top * height, self.left * width, self.height * height, self.width * width)
+        cropped: Tensor = resized_crop(pixels, *map(round, part), [height, width], antialias=True)
         return cropped
 
     def of_target(self, target: Float32[Tensor, "T r c"]) -> Float32[Tensor, "T r c"]:
@@ -45,11 +47,11 @@ class Crop:
         to be spread evenly. An object that fills the crop gives zeros, because it carries no
         information.
         """
-        rows = _shares(target.shape[1], self.top, self.rows)
-        columns = _shares(target.shape[2], self.left, self.columns)
+        rows = _shares(target.shape[1], self.top, self.height)
+        columns = _shares(target.shape[2], self.left, self.width)
         covered = rows @ target @ columns.T
-        informative = covered.amin((1, 2), keepdim=True) < 1 - 1e-5
-        return covered * informative
+        informative = covered.amin((1, 2), keepdim=True) < 1 - ROUNDING
+        return covered * (informative & (covered > ROUNDING))
 
 
 def _shares(cells: int, start: float, length: float) -> Float32[Tensor, "new old"]:

@@ -55,7 +55,7 @@ class Item(NamedTuple):
     values: Tensor
     keys: Tensor | None
     captions: list[list[int]]
-    masks: list[Tensor]  # of each caption; empty without supervision
+    masks: list[Tensor]  # the targets of attention of each caption; empty without supervision
 
 
 class CaptionDataset(Dataset[Item | None]):
@@ -69,7 +69,7 @@ class CaptionDataset(Dataset[Item | None]):
         mirror: the probability of mirroring an image in training, unless one of its captions contains
             "left" or "right". Colours are not augmented, because captions name them.
         crop: the smallest fraction of the area that a random crop keeps; 1 disables cropping.
-        supervision: gives the target masks of captions, if attention is supervised.
+        supervision: gives the targets of attention, which are mirrored and cropped like the pixels.
     """
 
     def __init__(

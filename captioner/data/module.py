@@ -80,7 +80,8 @@ class CaptionDataModule(pl.LightningDataModule):
         mirror: probability of mirroring a training image left to right. Images whose captions say left
             or right are never mirrored.
         crop: least fraction of a training image's area that a random crop keeps; 1 does not crop.
-            Cropping needs pixels: a trainable encoder, or ``cache`` images or false.
+            Masks and boxes that supervise attention are cropped, too. Cropping needs pixels: a trainable
+            encoder, or ``cache`` images or false.
         cache: true keeps the annotation vectors of a frozen encoder on disk; images keeps resized
             images, for a trainable encoder; false reads the image files in every epoch.
         cache_dir: the cache folder; by default ``$CAPTIONER_CACHE``, or ``captioner`` in the user's

@@ -49,6 +49,11 @@ class Encoder(Component, kind="encoder"):
         return {"in_dim": self.out_dim, "key_dim": self.key_dim}
 
     @property
+    def design(self) -> object:
+        """What determines the vectors besides the weights; designs can be compared."""
+        return self.preprocessing
+
+    @property
     def external(self) -> bool:
         """Whether weights come from an installed package and are left out of state dicts."""
         return False
@@ -102,6 +107,10 @@ class BackboneEncoder(Encoder, abstract=True):
             self.register_buffer(buffer, 255 * torch.tensor(values).view(3, 1, 1), persistent=False)
         self._ready = weights is None
         self.register_load_state_dict_pre_hook(_before_load)  # type: ignore[no-untyped-call]
+
+    @property
+    def design(self) -> object:
+        return self.name, self.cuts, self.preprocessing
 
     @property
     def external(self) -> bool:

@@ -62,8 +62,8 @@ class Projection(Neck):
         dropout: probability of dropping a component of the result.
         positions: number of cosines of the row, and as many of the column, that are appended to
             every vector before the linear map, so that similar regions differ by their position.
-        add_keys: add a layer norm and a linear map of the second stream to the vectors, so that the
-            decoder reads what both encoders see. The map starts at 0.
+        add_keys: add a linear map of the normalised keys to the result, so that the decoder reads what
+            both encoders of a ``TwoStreamEncoder`` see. The map starts at 0.
     """
 
     def __init__(
@@ -130,6 +130,10 @@ class Blind(Projection):
     batches: Tensor
 
     def __init__(self, in_dim: int, *, key_dim: int | None = None, **options: Any) -> None:
+        require(
+            not options.get("add_keys"),
+            "Blind ignores the keys of a second stream: leave add_keys at false",
+        )
         super().__init__(in_dim, **options)
         self.register_buffer("mean", torch.zeros(in_dim))
         self.register_buffer("batches", torch.zeros(()))

@@ -52,6 +52,10 @@ class RegionFeatures(Encoder):
     def load_pretrained(self) -> None:
         """Do nothing: there are no weights."""
 
+    @property
+    def design(self) -> object:
+        return self.out_dim  # the folders and the number of regions may differ
+
     def fingerprint(self) -> str:
         return hashlib.sha256(f"regions {self.out_dim}".encode()).hexdigest()
 

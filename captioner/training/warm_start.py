@@ -113,12 +113,11 @@ def _check_encoder(captioner: Captioner, other: Captioner, model: str, skips: bo
                 "--model.encoder_learning_rate 0 to keep the encoder as it is"
             )
     # The weights of a trained encoder are copied later, except those of a package.
-    packaged = captioner.encoder.external and other.encoder.external
-    frozen = packaged and not other.encoder.trainable
+    frozen = other.encoder.external and not other.encoder.trainable
     compared = [(o, t) for _, o, t in streams if frozen or (o.external and t.external)]
     if (
         same_kind
-        and all(own.preprocessing == theirs.preprocessing for _, own, theirs in streams)
+        and all(own.design == theirs.design for _, own, theirs in streams)
         and all(_same(own, theirs) for own, theirs in compared)
     ):
         return True
@@ -143,11 +142,11 @@ def _same(own: Encoder, theirs: Encoder) -> bool:
 
 
 def _differences(theirs: Any, mine: Any, name: str = "encoder") -> Iterator[str]:
-    """The options in which two configuration trees differ."""
+    """The options in which two configuration trees differ; whether they are trained does not matter."""
     if isinstance(theirs, Mapping) and isinstance(mine, Mapping):
         if theirs.get("class_path") != mine.get("class_path"):  # their options cannot be compared
             theirs, mine = {"": theirs["class_path"]}, {"": mine["class_path"]}
-        for key in dict.fromkeys([*theirs, *mine]):
+        for key in (key for key in dict.fromkeys([*theirs, *mine]) if key != "trainable"):
             inner = name if key in ("", "init_args") else f"{name}.{key}"
             yield from _differences(theirs.get(key), mine.get(key), inner)
     elif theirs != mine:
