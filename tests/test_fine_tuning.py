@@ -127,6 +127,14 @@ def test_a_fine_tuned_encoder_is_taken_with_its_decoder(tmp_path):
         start_from(larger, str(tmp_path / "tuned"))
 
 
+def test_a_frozen_model_can_be_the_start(tmp_path):
+    frozen = captioner(False)
+    checkpoint.save(frozen, tmp_path / "frozen", "# Frozen", Decoding())
+    start_from(trained := captioner(2), str(tmp_path / "frozen"))
+    for name, tensor in frozen.state_dict().items():
+        assert torch.equal(trained.state_dict()[name], tensor), name
+
+
 def test_an_encoder_rate_of_zero_keeps_the_encoder(tuned, tmp_path, shapes_cache):
     root, _ = tuned
     options = [
