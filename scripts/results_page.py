@@ -10,7 +10,6 @@ import json
 import math
 import re
 import sys
-import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -70,12 +69,6 @@ class Tables(SpeedTables):
     def named(self, pattern: str) -> list[Record]:
         """Return the files whose name begins with a pattern."""
         return list(self.matching(pattern).values())
-
-    def published(self) -> str:
-        """Return a note on commits that results name and the history does not contain."""
-        holders = tomllib.loads((SCRIPTS / "published.toml").read_text("utf-8"))
-        missing, found = ", ".join(holders), ", ".join(dict.fromkeys(holders.values()))
-        return f"Commit {missing} is not in the history of the repository; {found} contains its changes."
 
     def bundled(self) -> str:
         """Scores of the bundled models, with published ones."""
