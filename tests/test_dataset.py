@@ -119,7 +119,7 @@ def test_a_target_that_fills_the_crop_is_left_out():
 
 
 def test_an_object_outside_the_crop_has_no_target():
-    """The last row begins where the crop ends, up to a rounding error."""
+    """The crops in the loop end where the object begins, up to a rounding error."""
     target = torch.zeros(1, 7, 7)
     target[:, -1] = 1
     for height in range(60, 192):  # of 224; the last cell begins at 192

@@ -414,7 +414,7 @@ def test_frozen_streams_of_other_weights_are_refused(tmp_path):
         start_from(equal, str(tmp_path / "frozen"))
 
 
-def test_a_trained_encoder_starts_with_the_weights_that_the_decoder_knows(tmp_path):
+def test_a_trainable_encoder_must_start_from_the_weights_of_the_frozen_one(tmp_path):
     """The decoder was trained with a frozen encoder, whose weights come with the package."""
     tree = {"class_path": "ViTEncoder", "init_args": {"image_size": 56, "layers": [1]}}
     other = captioner_of_packaged(tree)

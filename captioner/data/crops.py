@@ -8,7 +8,7 @@ from jaxtyping import Float32, UInt8
 from torch import Tensor
 from torchvision.transforms.v2.functional import resized_crop
 
-ROUNDING = 1e-5  # smaller shares of a cell are rounding errors
+ROUNDING = 1e-5  # shares of a cell below this count as 0, and those above 1 minus this as 1
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,8 @@ class Crop:
     def of_target(self, target: Float32[Tensor, "T r c"]) -> Float32[Tensor, "T r c"]:
         """Return the fraction of every cell of the cropped grid that an object covers.
 
-        ``target`` is this fraction for the cells of the whole image; within a cell, the object is taken
-        to be spread evenly. An object that fills the crop gives zeros, because it carries no
-        information.
+        ``target`` holds these fractions for the whole image. The object is assumed to cover each cell
+        evenly. An object that fills the crop gives zeros, because it carries no information.
         """
         rows = _shares(target.shape[1], self.top, self.height)
         columns = _shares(target.shape[2], self.left, self.width)

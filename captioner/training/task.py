@@ -51,8 +51,8 @@ class CaptioningTask(pl.LightningModule):
         decoder: generates the caption.
         objective: the training objective.
         init_from: a bundled model, or a run, checkpoint or model folder, whose neck and decoder weights
-            initialise the training, and the encoder's weights if they were trained. The vocabulary may
-            differ, and parts without weights may, e.g. soft and hard attention.
+            initialise the training. A trained encoder's weights are taken, too. The vocabulary may
+            differ, and so may parts without weights, e.g. soft or hard attention.
         init_mismatch: ``refuse`` raises an error if the encoder or weights of ``init_from`` do not fit;
             ``skip`` takes the weights that fit.
         learning_rate: peak learning rate of AdamW.

@@ -142,7 +142,7 @@ def _same(own: Encoder, theirs: Encoder) -> bool:
 
 
 def _differences(theirs: Any, mine: Any, name: str = "encoder") -> Iterator[str]:
-    """The options in which two configuration trees differ; whether they are trained does not matter."""
+    """The options in which two configuration trees differ, except ``trainable``."""
     if isinstance(theirs, Mapping) and isinstance(mine, Mapping):
         if theirs.get("class_path") != mine.get("class_path"):  # their options cannot be compared
             theirs, mine = {"": theirs["class_path"]}, {"": mine["class_path"]}
