@@ -32,7 +32,9 @@ class StubEncoder(FakeEncoder):
         return self
 
 
-def prepared(data: CaptionDataModule, trainable=False, supervision=0.0) -> CaptionDataModule:
+def prepared(
+    data: CaptionDataModule, trainable=False, supervision=0.0, stage="fit"
+) -> CaptionDataModule:
     """Set up as by Lightning, with an encoder whose annotation vectors are the means of cells."""
     encoder = StubEncoder()
     encoder.trainable = trainable
@@ -42,7 +44,7 @@ def prepared(data: CaptionDataModule, trainable=False, supervision=0.0) -> Capti
     progress = SimpleNamespace(current=SimpleNamespace(ready=0))
     loop = SimpleNamespace(epoch_loop=SimpleNamespace(batch_progress=progress))
     data.trainer = SimpleNamespace(lightning_module=task, strategy=strategy, fit_loop=loop)
-    data.setup("fit")
+    data.setup(stage)
     return data
 
 
@@ -65,13 +67,17 @@ def shapes(cache_dir):
 def photos(tmp_path):
     """A data module of Flickr8k's layout with the given captions; every image is different."""
 
-    def make(splits, broken=(), trainable=False, **options) -> CaptionDataModule:
-        root = flickr8k(tmp_path / "data", splits)
+    def make(
+        splits, broken=(), trainable=False, stage="fit", keep=False, **options
+    ) -> CaptionDataModule:
+        """With ``keep``, use the photos of an earlier call."""
+        root = tmp_path / "data" if keep else flickr8k(tmp_path / "data", splits)
         for seed, file in enumerate(sorted((root / "Flicker8k_Dataset").iterdir())):
-            if file.name not in broken:
+            if file.name not in broken and not keep:
                 picture(file, seed)
         defaults = {"batch_size": 4, "min_count": 1, "cache_dir": str(tmp_path / "cache")}
-        return prepared(CaptionDataModule("flickr8k", str(root), **defaults | options), trainable)
+        data = CaptionDataModule("flickr8k", str(root), **defaults | options)
+        return prepared(data, trainable, stage=stage)
 
     return make
 

@@ -12,6 +12,7 @@ import torch
 
 from captioner import images
 from captioner.data.cache import AnnotationCache, PixelEncoder
+from captioner.data.crops import FixedCrop
 from captioner.data.pixels import to_tensor
 from captioner.errors import DataError
 from captioner.models.encoder import Preprocessing
@@ -163,6 +164,17 @@ def test_unreadable_images_are_left_out(indices, damage, size, tmp_path, paths):
     again = open_cache(tmp_path, paths, FakeEncoder(at=0, act=must_not_run), shard_size=size)
     assert again.failed == cache.failed
     assert all(path in message for path, message in cache.failed.items())
+
+
+def test_every_image_of_a_cache_of_crops_has_its_own_crop(tmp_path, paths):
+    """This also holds for images after the first batch and after an unreadable image."""
+    broken(paths[1])
+    crop = FixedCrop(0.4, 1, (24, 36))
+    cache = open_cache(tmp_path, paths, shard_size=4, crop=crop)
+    for path in paths[:1] + paths[2:]:
+        pixels = crop.of(path).of_pixels(to_tensor(images.load(path), (24, 36), "bilinear"))
+        assert np.array_equal(cache[path], FakeEncoder()(pixels[None]).vectors[0].half().numpy())
+    assert len({crop.of(path) for path in paths}) > PICTURES / 2
 
 
 @pytest.mark.parametrize("size", [2, PICTURES])

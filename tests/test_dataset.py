@@ -1,19 +1,21 @@
 """Captions, augmentation and unreadable images in the batches of a split."""
 
 import itertools
+import os
 from collections import Counter
 
 import numpy as np
 import pytest
 import torch
 
-from captioner.data.crops import Crop
+from captioner.data.crops import Crop, FixedCrop
 from captioner.data.dataset import CaptionDataset, Draw
 from captioner.data.pixels import ImageFiles
 from captioner.data.records import TRAIN, VAL, Record
 from captioner.data.supervision import Supervision
 from captioner.errors import DataError
 from data_modules import HEIGHT, WIDTH, direct, epoch, ids, rows, same, texts, values
+from test_cache import FakeEncoder
 
 # ── Captions ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -140,29 +142,148 @@ class Painted(ImageFiles):
         return (255 * one).to(torch.uint8).expand(3, -1, -1)
 
 
+class PaintedCrop(Painted):
+    """Gives the pixels of a cropped photo in the shape of annotation vectors."""
+
+    def __init__(self, number):
+        super().__init__()
+        self.grid, self.crop = (64, 96), FixedCrop(0.4, number, (64, 96))
+
+    def __getitem__(self, path):
+        return self.crop.of(path).of_pixels(super().__getitem__(path)).flatten(1).T
+
+
 @pytest.mark.parametrize("mirror", [0.0, 1.0])
-def test_pixels_and_targets_of_an_item_have_the_same_crop(mirror):
+@pytest.mark.parametrize("cached", [0, 15])
+def test_the_targets_of_an_item_have_the_crop_of_the_item(mirror, cached):
     class EveryWord(Supervision):
         def __call__(self, record, number, ids):
             return photo.target.flatten(1).numpy().repeat(len(ids), 0)
 
     photo = Painted()
     record = Record("a", "a.jpg", ("a dog",), TRAIN)
-    data = CaptionDataset([record], [[[1, 5, 2]]], photo, 1, mirror, 0.4, EveryWord((4, 6)))
+    sources = [PaintedCrop(number) for number in range(cached)]
+    photo = sources.pop() if cached else photo
+    target = EveryWord((4, 6))
+    data = CaptionDataset([record], [[[1, 5, 2]]], photo, 1, mirror, 0.4, target, sources)
     crops = set()
-    for seed in range(20):
+    for seed in range(40):
         item = data[Draw(0, seed)]
-        seen = item.values[0].float().div(255).unflatten(0, (4, 16)).unflatten(2, (6, 16))
+        pixels = item.values.T[0].view(64, 96) if cached else item.values[0]
+        seen = pixels.float().div(255).unflatten(0, (4, 16)).unflatten(2, (6, 16))
         (mask,) = item.masks
         assert mask.shape == (3, 24)
         torch.testing.assert_close(mask[1].view(4, 6), seen.mean((1, 3)), atol=0.05, rtol=0)
         crops.add(tuple(mask[1].tolist()))
-    assert len(crops) > 15
+    assert len(crops) > (10 if cached else 30)
 
 
-def test_vectors_cannot_be_cropped(shapes):
-    with pytest.raises(DataError, match=r"give --data\.cache images"):
-        shapes(crop=0.8)
+def test_an_epoch_has_vectors_of_whole_images_and_of_crops(shapes, tmp_path):
+    data = shapes(crop=0.5, cached_crops=2, cache_dir=str(tmp_path))
+    paths = {record.image_id: record.path for record in data.of_split(TRAIN)}
+    size, seen = (HEIGHT, WIDTH), Counter()
+    for number in range(4):
+        for image_id, vectors in values(epoch(data, number)).items():
+            pixels = direct(paths[image_id], cache=False)
+            crops = [FixedCrop(0.5, n, size).of(paths[image_id]) for n in (1, 2)]
+            images = [pixels, *(crop.of_pixels(pixels) for crop in crops)]
+            known = [FakeEncoder()(image[None]).vectors[0].half() for image in images]
+            matches = [torch.equal(vectors, one) for one in known]
+            assert any(matches)
+            seen[matches.index(True)] += 1
+    assert min(seen[n] for n in range(3)) > 5  # of 44
+    whole = values(data.val_dataloader())
+    for record in data.of_split(VAL):
+        assert torch.equal(whole[record.image_id], direct(record.path))
+
+
+def test_a_fixed_crop_depends_on_the_end_of_the_path_and_on_its_number():
+    """If the first crop changes, raise the version in ``FixedCrop.__str__``."""
+    size = (320, 320)
+    crop = FixedCrop(0.5, 1, size).of("/home/photos/a.jpg")
+    assert crop == Crop(25 / 320, 54 / 320, 261 / 320, 261 / 320)
+    assert crop == FixedCrop(0.5, 1, size).of("/elsewhere/photos/a.jpg")
+    assert crop != FixedCrop(0.5, 2, size).of("/home/photos/a.jpg")
+    assert crop != FixedCrop(0.5, 1, size).of("/home/photos/b.jpg")
+    assert crop != FixedCrop(0.5, 1, size).of("/home/others/a.jpg")
+
+
+def test_caches_of_crops_are_used_again_and_not_mixed(shapes, tmp_path):
+    for options in ({}, {}, {"crop": 0.6, "cached_crops": 1}, {"crop": 0.5, "cached_crops": 2}):
+        shapes(**{"crop": 0.5, "cached_crops": 1} | options, cache_dir=str(tmp_path))
+    # Whole images; crops 1 and 2 of at least 0.5; crop 1 of at least 0.6.
+    assert len(list((tmp_path / "annotations").iterdir())) == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"crop": 0.8}, r"give --data\.cached_crops 3 .* or --data\.cache images"),
+        (
+            {"cached_crops": 2},
+            r"data\.cached_crops needs data\.crop below 1: change that, or leave out",
+        ),
+        ({"crop": 0.8, "cached_crops": 2, "cache": "images"}, r"needs data\.cache true"),
+        ({"crop": 0.8, "cached_crops": 2, "cache": False}, r"needs data\.cache true"),
+        ({"crop": 0.8, "cached_crops": 2, "trainable": True}, r"needs a frozen encoder"),
+    ],
+)
+def test_crops_that_cannot_be_made(photos, options, message):
+    with pytest.raises(DataError, match=message):
+        photos({TRAIN: {"a.jpg": ["a"]}, VAL: {"v.jpg": ["a"]}}, **options)
+
+
+def test_only_training_reads_crops(photos, tmp_path):
+    """Testing and validation cache no crops. Testing accepts a ``cache`` that training would refuse."""
+    captions = {TRAIN: {"a.jpg": ["a"]}, VAL: {"v.jpg": ["a"]}}
+    options = {"crop": 0.5, "cached_crops": 2}
+    photos(captions, stage="test", cache=False, **options)
+    data = photos(captions, stage="validate", **options)
+    assert len(list((tmp_path / "cache" / "annotations").iterdir())) == 1
+    data.setup("fit")
+    assert len(list((tmp_path / "cache" / "annotations").iterdir())) == 3
+    read = [values(epoch(data, number))["a.jpg"].numpy().tobytes() for number in range(20)]
+    assert len(set(read)) == 3
+
+
+def test_a_photo_that_only_the_cache_of_crops_lacks_is_left_out(photos, tmp_path, caplog):
+    """It was readable when whole images were cached. Training uses it again once it is readable."""
+    captions = {TRAIN: {f"{i}.jpg": ["a"] for i in range(3)}, VAL: {"v.jpg": ["a"]}}
+    photos(captions)
+    folder = tmp_path / "data" / "Flicker8k_Dataset"
+    whole, times = (folder / "1.jpg").read_bytes(), (folder / "1.jpg").stat()
+
+    def write(content):
+        (folder / "1.jpg").write_bytes(content)
+        os.utime(folder / "1.jpg", ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    write(bytes(len(whole)))
+    options = {"crop": 0.5, "cached_crops": 1, "keep": True}
+    data = photos(captions, **options)
+    assert caplog.text.count("left out: ") == 1
+    assert set(values(epoch(data, 0))) == {"0.jpg", "2.jpg"}
+    write(whole)
+    assert set(values(epoch(photos(captions, **options), 0))) == {"0.jpg", "1.jpg", "2.jpg"}
+    assert len(list((tmp_path / "cache" / "annotations").iterdir())) == 2
+
+
+def test_keys_are_those_of_the_crop(photos):
+    class Numbered(ImageFiles):
+        grid, key_grid = (1, 1), (1, 1)
+
+        def __init__(self, number):
+            self.number = number
+
+        def __getitem__(self, path):
+            return torch.full((1, 2), self.number)
+
+        keys = __getitem__
+
+    record, caches = Record("a", "a.jpg", ("a dog",), TRAIN), [Numbered(n) for n in range(3)]
+    data = CaptionDataset([record], [[[1, 5, 2]]], caches[0], 1, 1.0, 0.5, None, caches[1:])
+    items = [data[Draw(0, seed)] for seed in range(30)]
+    assert all(torch.equal(item.keys, item.values) for item in items)
+    assert {int(item.values[0, 0]) for item in items} == {0, 1, 2}
 
 
 # ── Unreadable images ──────────────────────────────────────────────────────────────────

@@ -164,6 +164,9 @@ def test_prepare_fills_the_cache(tmp_path, capsys):
     assert file.read_bytes() == whole
     assert f"68 photos × {runs.SIDE} × {runs.SIDE} pixels" in prepare("--data.cache=images")
     assert "give --data.cache images" in prepare("--data.cache=false", status=2)
+    crops = prepare("--data.crop=0.7", "--data.cached_crops=2")
+    assert ", and 2 crops of each training photo" in crops
+    assert len(list((tmp_path / "cache" / "annotations").iterdir())) == 4
 
 
 @pytest.mark.slow

@@ -4,6 +4,8 @@
                                    for an encoder of two streams also the keys and their grid
     CACHE/KEY/00000.lock           held while a process computes the shard
 
+The whole images share one KEY. Crop 1 of the training images has another KEY, crop 2 a third, and so on.
+
 A shard is written under another name and renamed when it is complete. The operating system releases
 the lock of a killed process, so a killed process loses only the shard that it was computing.
 """
@@ -30,6 +32,7 @@ from safetensors.numpy import save
 from torch import Tensor
 
 from captioner import images
+from captioner.data.crops import FixedCrop
 from captioner.data.pixels import PixelBatch, read_batches
 from captioner.errors import DataError, ImageError, plural
 from captioner.fast.malloc import give_back_memory
@@ -74,6 +77,7 @@ class AnnotationCache:
     failed: dict[str, str]  # the error of each unreadable image, by path
     shard_size: int  # images per file
     key_grid: tuple[int, int] | None  # of the keys of a second stream
+    crop: FixedCrop | None = None  # how each image is cropped; None for whole images
 
     @classmethod
     def open(
@@ -87,6 +91,7 @@ class AnnotationCache:
         progress: Callable[[Iterable[Any], int], Iterable[Any]] = lambda batches, _: batches,
         verify: bool = False,
         shard_size: int = SHARD_SIZE,
+        crop: FixedCrop | None = None,
     ) -> "AnnotationCache":
         """Open the cache of these images under this encoder, and compute what is missing.
 
@@ -99,11 +104,12 @@ class AnnotationCache:
             encoder: an ``Encoder`` or a `PixelEncoder`, which computes what is missing.
             progress: wraps the batches, given their number, to show the progress.
             verify: compute the shards again whose checksum is wrong.
+            crop: how each image is cropped before it is encoded; None encodes whole images.
 
         Raises:
             DataError: no image can be read, or the folder cannot be written.
         """
-        folder /= _key(paths, encoder, shard_size)
+        folder /= _key(paths, encoder, shard_size, crop)
         shards = [
             _Shard(_file(folder, first // shard_size), first, paths[first : first + shard_size])
             for first in range(0, len(paths), shard_size)
@@ -114,7 +120,7 @@ class AnnotationCache:
                 shard.delete_if_damaged()
             if missing := [shard for shard in shards if not shard.is_finished()]:
                 total = sum(math.ceil(len(shard.paths) / batch_size) for shard in missing)
-                for _ in progress(_fill(missing, encoder, batch_size, device), total):
+                for _ in progress(_fill(missing, _Work(encoder, batch_size, device, crop)), total):
                     pass
                 give_back_memory()
             for lock in folder.glob("*.lock"):
@@ -136,7 +142,7 @@ class AnnotationCache:
         rows = {path: row for row, path in enumerate(paths) if path not in failed}
         grids = next(n for n in notes if n["grid"] is not None)
         key_grid = grids.get("key_grid") and tuple(grids["key_grid"])
-        return cls(folder, rows, tuple(grids["grid"]), failed, shard_size, key_grid)
+        return cls(folder, rows, tuple(grids["grid"]), failed, shard_size, key_grid, crop)
 
     @property
     def bytes(self) -> int:
@@ -206,9 +212,30 @@ class _Shard:
         return notes is not None
 
 
-def _fill(
-    missing: Sequence[_Shard], encoder: Any, batch_size: int, device: torch.device | str
-) -> Iterator[PixelBatch]:
+@dataclass(frozen=True)
+class _Work:
+    """How the images of a cache are read and encoded."""
+
+    encoder: Any
+    batch_size: int
+    device: torch.device | str
+    crop: FixedCrop | None
+
+    def batches(self, paths: Sequence[str]) -> Iterator[PixelBatch]:
+        """Read images in batches; crop them if ``crop`` is given."""
+        for batch in read_batches(paths, self.batch_size, self.encoder.preprocessing):
+            if self.crop is not None:
+                for pixels, index in zip(batch.pixels, batch.indices, strict=True):
+                    pixels.copy_(self.crop.of(paths[index]).of_pixels(pixels))
+            yield batch
+
+    def encoded(self, pixels: Tensor) -> Any:
+        """Return what the encoder gives for a batch."""
+        with torch.inference_mode():
+            return self.encoder(pixels.to(self.device, non_blocking=True))
+
+
+def _fill(missing: Sequence[_Shard], work: _Work) -> Iterator[PixelBatch]:
     """Yield every computed batch: first of unlocked shards, then of those left unfinished."""
     for timeout in (0, -1):  # -1 waits until another process releases its lock
         for shard in missing:
@@ -216,16 +243,10 @@ def _fill(
                 continue
             with suppress(Timeout), FileLock(shard.file.with_suffix(".lock"), timeout=timeout):
                 if not shard.is_finished():
-                    yield from _fill_shard(shard, missing, encoder, batch_size, device)
+                    yield from _fill_shard(shard, missing, work)
 
 
-def _fill_shard(
-    shard: _Shard,
-    missing: Sequence[_Shard],
-    encoder: Any,
-    batch_size: int,
-    device: torch.device | str,
-) -> Iterator[PixelBatch]:
+def _fill_shard(shard: _Shard, missing: Sequence[_Shard], work: _Work) -> Iterator[PixelBatch]:
     """Compute and write one shard; the rows of unreadable images are zeros.
 
     Raises:
@@ -234,12 +255,11 @@ def _fill_shard(
     size = len(shard.paths)
     notes: dict[str, Any] = {"grid": None, "failed": {}}
     arrays: dict[str, np.ndarray] = {}
-    for batch in read_batches(shard.paths, batch_size, encoder.preprocessing):
+    for batch in work.batches(shard.paths):
         for index, error in batch.failed.items():
             notes["failed"][shard.first + index] = str(error)
         if batch.indices:
-            with torch.inference_mode():
-                encoded = encoder(batch.pixels.to(device, non_blocking=True))
+            encoded = work.encoded(batch.pixels)
             rows = {"values": encoded.vectors}
             notes["grid"] = encoded.grid
             if encoded.keys is not None:
@@ -283,9 +303,11 @@ def _sha256(arrays: dict[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def _key(paths: Sequence[str], encoder: Any, shard_size: int) -> str:
-    """A hash of the encoder, the list of files, and the size and time of each file."""
+def _key(paths: Sequence[str], encoder: Any, shard_size: int, crop: FixedCrop | None) -> str:
+    """A hash of the encoder, the crop, the list of files, and the size and time of each file."""
     digest = hashlib.sha256(f"{FORMAT_VERSION} {shard_size} {encoder.fingerprint()}".encode())
+    if crop is not None:
+        digest.update(str(crop).encode())
     for path in paths:
         try:
             stat = os.stat(path)  # noqa: PTH116 - called for every image of a data set

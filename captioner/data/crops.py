@@ -1,6 +1,8 @@
-"""Random crops of training images and of the targets of attention."""
+"""Random crops of training images and of the targets of attention, and crops that can be cached."""
 
+import hashlib
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -51,6 +53,29 @@ class Crop:
         covered = rows @ target @ columns.T
         informative = covered.amin((1, 2), keepdim=True) < 1 - ROUNDING
         return covered * (informative & (covered > ROUNDING))
+
+
+@dataclass(frozen=True)
+class FixedCrop:
+    """Gives each image one crop of its own that never changes, so that its vectors can be cached.
+
+    The crop depends only on the attributes below and on the names of the file and its folder. Change the
+    version in ``__str__`` if new code or a new NumPy release draws other crops. Otherwise, old cached
+    vectors would be used with targets of attention that are cropped differently.
+    """
+
+    least: float  # the smallest fraction of the area that a crop keeps
+    number: int  # tells apart the crops of one image; counts from 1
+    size: tuple[int, int]  # (height, width) of the encoder's input in pixels
+
+    def of(self, path: str) -> Crop:
+        """Return the crop of an image."""
+        text = "/".join([str(self.number), *Path(path).parts[-2:]])
+        seed = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+        return Crop.draw(self.least, self.size, np.random.default_rng(list(seed)))
+
+    def __str__(self) -> str:
+        return f"crop version 1, {self.least}, {self.number}, {self.size}"
 
 
 def _shares(cells: int, start: float, length: float) -> Float32[Tensor, "new old"]:

@@ -68,8 +68,11 @@ class CaptionDataset(Dataset[Item | None]):
         rows: R, the number of captions per image in a batch.
         mirror: the probability of mirroring an image in training, unless one of its captions contains
             "left" or "right". Colours are not augmented, because captions name them.
-        crop: the smallest fraction of the area that a random crop keeps; 1 disables cropping.
-        supervision: gives the targets of attention, which are mirrored and cropped like the pixels.
+        crop: the smallest fraction of the area that a random crop of pixels keeps; 1 disables cropping.
+            It has no effect if ``source`` gives vectors.
+        supervision: gives the targets of attention, which are mirrored and cropped like the image.
+        cropped: caches of cropped images; in training, each image is read from one of them or from
+            ``source``, at random.
     """
 
     def __init__(
@@ -81,9 +84,10 @@ class CaptionDataset(Dataset[Item | None]):
         mirror: float = 0.0,
         crop: float = 1.0,
         supervision: Supervision | None = None,
+        cropped: Sequence[AnnotationCache | ImageFiles] = (),
     ) -> None:
         self.records, self.captions, self.source, self.rows = records, captions, source, rows
-        self.mirror, self.crop, self.supervision = mirror, crop, supervision
+        self.mirror, self.crop, self.supervision, self.cropped = mirror, crop, supervision, cropped
         self._has_side = np.array([any(map(_SIDE.search, r.captions)) for r in records], bool)
 
     def __len__(self) -> int:
@@ -94,33 +98,35 @@ class CaptionDataset(Dataset[Item | None]):
         if draw is None:
             return None
         record, captions = self.records[draw.row], self.captions[draw.row]
+        source, chosen, mirrored = self.source, list(range(len(captions))), False
+        rng = None if draw.seed is None else np.random.default_rng(draw.seed)
+        if rng is not None:
+            mirrored = rng.random() < self.mirror * (not self._has_side[draw.row])
+            chosen = rng.permutation(len(captions)).tolist()
+            source = [source, *self.cropped][rng.integers(len(self.cropped) + 1)]
         try:
-            values = torch.as_tensor(self.source[record.path])
+            values = torch.as_tensor(source[record.path])
         except ImageError as error:
             _LOG.warning("left out: %s", error)
             return None
-        stored = self.source.keys(record.path)
+        stored = source.keys(record.path)
         keys = None if stored is None else torch.as_tensor(stored)
-        chosen, mirrored, crop = list(range(len(captions))), False, None
-        if draw.seed is not None:
-            rng = np.random.default_rng(draw.seed)
-            mirrored = rng.random() < self.mirror * (not self._has_side[draw.row])
-            chosen = rng.permutation(len(captions)).tolist()
-            if mirrored:
-                values = _mirrored(values, self.source.grid)
-                keys = None if keys is None else _mirrored(keys, self.source.key_grid)
-            if self.crop < 1:
-                height, width = values.shape[-2:]
-                crop = Crop.draw(self.crop, (height, width), rng)
-                values = crop.of_pixels(values)
+        crop = source.crop.of(record.path) if source.crop else None
+        if rng is not None and source.grid == (0, 0) and self.crop < 1:
+            height, width = values.shape[-2:]
+            crop = Crop.draw(self.crop, (height, width), rng)
+            values = crop.of_pixels(values)
+        if mirrored:
+            values = _mirrored(values, source.grid)
+            keys = None if keys is None else _mirrored(keys, source.key_grid)
         chosen = sorted(chosen[: self.rows], key=lambda i: -len(captions[i]))
         masks: list[Tensor] = []
         if self.supervision is not None:
             grid = self.supervision.grid
             for i in chosen:
                 target = torch.from_numpy(self.supervision(record, i, captions[i])).view(-1, *grid)
-                target = target.flip(-1) if mirrored else target
-                masks.append((crop.of_target(target) if crop else target).flatten(1))
+                target = crop.of_target(target) if crop else target
+                masks.append((target.flip(-1) if mirrored else target).flatten(1))
         return Item(record.image_id, values, keys, [captions[i] for i in chosen], masks)
 
     def collate(self, items: Sequence[Item | None]) -> Batch:

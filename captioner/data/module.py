@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 from captioner import checkpoint, distributed, limits
 from captioner.data import shapes_dataset
 from captioner.data.cache import AnnotationCache, PixelEncoder, default_folder
+from captioner.data.crops import FixedCrop
 from captioner.data.dataset import CaptionDataset, EpochSampler, ResumableLoader
 from captioner.data.pixels import ImageFiles
 from captioner.data.readers import READERS, detect, read
@@ -80,8 +81,11 @@ class CaptionDataModule(pl.LightningDataModule):
         mirror: probability of mirroring a training image left to right. Images whose captions say left
             or right are never mirrored.
         crop: least fraction of a training image's area that a random crop keeps; 1 does not crop.
-            Masks and boxes that supervise attention are cropped, too. Cropping needs pixels: a trainable
-            encoder, or ``cache`` images or false.
+            Masks and boxes that supervise attention are cropped, too. With a trainable encoder, or
+            ``cache`` images or false, every epoch draws new crops.
+        cached_crops: the number of crops of each training image whose annotation vectors are cached.
+            Above 0, it needs ``crop`` below 1, a frozen encoder and ``cache`` true. In every epoch,
+            training reads either the whole image or one of its crops, with equal probabilities.
         cache: true keeps the annotation vectors of a frozen encoder on disk; images keeps resized
             images, for a trainable encoder; false reads the image files in every epoch.
         cache_dir: the cache folder; by default ``$CAPTIONER_CACHE``, or ``captioner`` in the user's
@@ -106,6 +110,7 @@ class CaptionDataModule(pl.LightningDataModule):
         min_count: int = 5,
         mirror: float = 0.0,
         crop: float = 1.0,
+        cached_crops: int = 0,
         cache: bool | Literal["images"] = True,
         cache_dir: str | None = None,
         test_split: Literal["train", "val", "test"] = "test",
@@ -116,14 +121,15 @@ class CaptionDataModule(pl.LightningDataModule):
         sources: list[Source] | None = None,
     ) -> None:
         super().__init__()
-        numbers = (batch_size, captions_per_image, max_words, min_count, mirror, crop)
+        numbers = (batch_size, captions_per_image, max_words, min_count, mirror, crop, cached_crops)
         for (option, expected), value in zip(limits.DATA.items(), numbers, strict=True):
             if not expected.accepts(value):
                 raise DataError(f"data.{option} must be {expected}, got {value}")
         self.name = " + ".join([name, *(source.name for source in sources or [])])
         self.test_split, self.num_workers = test_split, num_workers
         self.batch_size, self.captions_per_image = batch_size, captions_per_image
-        self.max_words, self.mirror, self.crop, self.cache = max_words, mirror, crop, cache
+        self.max_words, self.mirror, self.cache = max_words, mirror, cache
+        self.crop, self.cached_crops = crop, cached_crops
         self.entities = Path(entities).expanduser() if entities else None
         self.cache_dir = Path(cache_dir).expanduser() if cache_dir else default_folder()
         self.scenes = shapes.write(root, self.cache_dir) if name == "shapes" else None
@@ -134,13 +140,14 @@ class CaptionDataModule(pl.LightningDataModule):
             raise DataError(unknown("data set", name, [*READERS, "shapes"]))
         elif not root:
             raise DataError(f"data set {name!r} needs its folder: give --data.root DIR")
-        self.records = join(read(name, root), sources or [])
+        self._all = self.records = join(read(name, root), sources or [])
         if name == "auto" and distributed.rank() == 0:
             print(self._found(Path(root).expanduser()))
         self._tokenized: dict[str, TokenizedCaptions] = {}
         kept = checkpoint.words_of(find_model(keep_vocabulary)) if keep_vocabulary else []
         self.vocabulary = Vocabulary.build(self._captions(TRAIN), min_count, kept)
         self._cache: AnnotationCache | None = None
+        self._cropped: list[AnnotationCache] = []
 
     def _found(self, root: Path) -> str:
         found = detect(root)
@@ -182,52 +189,85 @@ class CaptionDataModule(pl.LightningDataModule):
         return {image_id: captions[image_id] for image_id in ids if image_id in captions}
 
     def fill_cache(
-        self, encoder: Any, device: torch.device | str, verify: bool = False
-    ) -> AnnotationCache:
+        self, encoder: Any, device: torch.device | str, verify: bool = False, crops: bool = True
+    ) -> list[AnnotationCache]:
         """Cache the annotation vectors of all images, or, with ``cache: images``, the resized images.
 
-        With ``verify``, check the checksums of existing files and compute damaged ones again.
+        Images that cannot be read, whole or cropped, are removed from ``records`` with a warning.
+
+        Args:
+            verify: check the checksums of existing files and compute damaged ones again.
+            crops: cache the vectors of ``cached_crops`` crops of the training images, too.
+
+        Returns:
+            The cache of whole images, then those of the crops.
         """
-        self._cache = AnnotationCache.open(
-            self.cache_dir / "annotations",
-            [record.path for record in self.records],
-            PixelEncoder(encoder.preprocessing) if self.cache == "images" else encoder.to(device),
-            device=device,
-            progress=_progress if distributed.rank() == 0 else lambda batches, _: batches,
-            verify=verify,
-        )
-        if failed := self._cache.failed:
-            for path, message in failed.items():
-                _LOG.warning("left out: %s (%s)", printable(path), message)
-            readable = [i for i, record in enumerate(self.records) if record.path not in failed]
-            self.records = self.records.take(readable)
+        size, count = encoder.preprocessing, self.cached_crops if crops else 0
+        encoder = PixelEncoder(size) if self.cache == "images" else encoder.to(device)
+        caches = []
+        for number in range(count + 1):
+            crop = FixedCrop(self.crop, number, (size.height, size.width)) if number else None
+            records = self._all.of_split(TRAIN) if number else self._all
+            what = f"crop {number} of {count}" if number else "whole images"
+            show = partial(_progress, title=f"caching {what}")
+            cache = AnnotationCache.open(
+                self.cache_dir / "annotations",
+                [record.path for record in records],
+                encoder,
+                device=device,
+                progress=show if distributed.rank() == 0 else lambda batches, _: batches,
+                verify=verify,
+                crop=crop,
+            )
+            caches.append(cache)
+        self._cache, *self._cropped = caches
+        failed = {path: message for cache in caches for path, message in cache.failed.items()}
+        for path, message in failed.items():
+            _LOG.warning("left out: %s (%s)", printable(path), message)
+        if failed or len(self.records) < len(self._all):
+            readable = [i for i, record in enumerate(self._all) if record.path not in failed]
+            self.records = self._all.take(readable)
             self._tokenized.clear()
-        return self._cache
+        return caches
 
     def caches(self, trainable: bool) -> bool:
         """Whether annotations or pixels are cached, given whether the encoder is trainable."""
         return self.cache == "images" or (bool(self.cache) and not trainable)
 
-    def setup(self, stage: str) -> None:  # noqa: ARG002 - the same for every stage
+    def check_crops(self, trainable: bool) -> None:
+        """Raise DataError if ``crop`` and ``cached_crops`` do not fit the encoder and ``cache``."""
+        if self.crop < 1 and self.cache is True and not trainable and not self.cached_crops:
+            raise DataError(
+                "cached annotation vectors cannot be cropped: give --data.cached_crops 3 to cache 3 "
+                "crops of each training photo, or --data.cache images to run the encoder in every epoch"
+            )
+        names = ("data.crop below 1", "a frozen encoder", "data.cache true")
+        met = (self.crop < 1, not trainable, self.cache is True)
+        if self.cached_crops and not all(met):
+            needed = names[met.index(False)]
+            raise DataError(
+                f"data.cached_crops needs {needed}: change that, or leave out data.cached_crops"
+            )
+
+    def setup(self, stage: str) -> None:
         """Open the cache; the processes share the work of filling it."""
         assert self.trainer is not None
         task: Any = self.trainer.lightning_module
         encoder, supervised = task.captioner.encoder, task.objective.needs_masks
         encoder.load_pretrained()
         regions = isinstance(encoder.preprocessing, RegionFiles)
-        if regions and (self.mirror or self.crop < 1 or self.cache == "images" or supervised):
+        crops = self.crop < 1 or self.cached_crops
+        if regions and (self.mirror or crops or self.cache == "images" or supervised):
             raise DataError(
-                "region features are of whole photos and not of a grid: give --data.mirror 0, and "
-                "leave out data.crop, data.cache images and the objective's supervision"
+                "region features are of whole photos and not of a grid: give --data.mirror 0, and leave "
+                "out data.crop, data.cached_crops, data.cache images and the objective's supervision"
             )
-        caches = self.caches(encoder.trainable or regions)
-        if self.crop < 1 and caches and self.cache != "images":
-            raise DataError(
-                "data.crop needs pixels, and annotation vectors are cached: give --data.cache images"
-            )
-        device = self.trainer.strategy.root_device
-        if self._cache is None and caches:
-            self.fill_cache(encoder, device)
+        device, training = self.trainer.strategy.root_device, stage == "fit"
+        if training:
+            self.check_crops(encoder.trainable or regions)
+        unfinished = self._cache is None or (training and len(self._cropped) < self.cached_crops)
+        if unfinished and self.caches(encoder.trainable or regions):
+            self.fill_cache(encoder, device, crops=training)
         self._source = self._cache or ImageFiles(encoder.preprocessing)
         self._mask_grid = _grid(encoder, device) if supervised else None
 
@@ -238,7 +278,7 @@ class CaptionDataModule(pl.LightningDataModule):
             supervision = BoxSupervision(self.entities, self._mask_grid)
         elif self._mask_grid is not None:
             supervision = MaskSupervision(self.of_split(TRAIN), self._mask_grid)
-        dataset = self._dataset(TRAIN, self.mirror, self.crop, supervision)
+        dataset = self._dataset(TRAIN, self.mirror, self.crop, supervision, self._cropped)
         options = self._options(dataset, global_seed())
         return ResumableLoader(completed_batches=self._completed_batches, **options)
 
@@ -299,9 +339,7 @@ def _grid(encoder: Any, device: torch.device) -> tuple[int, int]:
     return (annotations.keys or annotations).grid
 
 
-def _progress(
-    items: Iterable[Any], total: int, title: str = "filling the annotation cache"
-) -> Iterable[Any]:
+def _progress(items: Iterable[Any], total: int, title: str = "caching") -> Iterable[Any]:
     from rich.console import Console
     from rich.progress import track
 

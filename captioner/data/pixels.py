@@ -28,7 +28,7 @@ class PixelBatch(NamedTuple):
 class ImageFiles:
     """Reads the pixels of images by path; has the interface of an ``AnnotationCache``."""
 
-    grid, key_grid = (0, 0), None
+    grid, key_grid, crop = (0, 0), None, None
 
     def __init__(self, preprocessing: Preprocessing | RegionFiles) -> None:
         self.preprocessing = preprocessing

@@ -96,9 +96,10 @@ class Trainer(pl.Trainer):
                 "annotations are not cached for a trainable encoder or with data.cache false: give "
                 "--data.cache images to cache the photos at the size of the encoder's input"
             )
+        datamodule.check_crops(encoder.trainable)
         encoder.load_pretrained()
         device = self.strategy.root_device
-        cache = datamodule.fill_cache(encoder.to(device), device, verify)
+        cache, *crops = datamodule.fill_cache(encoder.to(device), device, verify)
         size, (rows, columns) = encoder.preprocessing, cache.grid
         content = f"{rows} × {columns} annotation vectors of width {encoder.out_dim}"
         if datamodule.cache == "images":
@@ -106,9 +107,13 @@ class Trainer(pl.Trainer):
         elif cache.key_grid:
             rows, columns = cache.key_grid
             content += f" and {rows} × {columns} keys of width {encoder.key_dim}"
+        if crops:
+            content += f", and {plural(len(crops), 'crop')} of each training photo"
+        size_on_disk = sum(each.bytes for each in (cache, *crops))
+        left_out = len(set().union(*(each.failed for each in (cache, *crops))))
         print(
-            f"{plural(len(cache.rows), 'photo')} × {content}, {cache.bytes / 1e9:.2f} GB, "
-            f"{len(cache.failed)} left out, in {datamodule.cache_dir}"
+            f"{plural(len(datamodule.records), 'photo')} × {content}, {size_on_disk / 1e9:.2f} GB, "
+            f"{left_out} left out, in {datamodule.cache_dir}"
             f"{', all checksums match' if verify else ''}"
         )
 
