@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from pretrained.cards import card
-from pretrained.recipes import COMMON, ENCODER_STEP, RECIPES, Folders, options
-from pretrained.shipping import ship, ship_encoder
+from pretrained.recipes import COMMON, ENCODER_STEP, MEANS, RECIPES, Folders, options
+from pretrained.shipping import save_mean, ship, ship_encoder
 
 from captioner import resources
 from captioner.data.readers import read
@@ -54,6 +54,9 @@ def train(name: str, folders: Folders) -> None:
         publish(run, step)
         if step == ENCODER_STEP:
             print(f"encoder written to {ship_encoder(run)}")
+        for averaged, parts in MEANS.items():
+            if parts[-1] == step:
+                save_mean([folders.runs / part for part in parts], folders.runs / averaged)
         for ended, recipe in RECIPES.items():
             if recipe.steps[-1] == step:
                 ends = [folders.runs / end for end in recipe.ends]

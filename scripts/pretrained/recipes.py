@@ -35,6 +35,7 @@ class Recipe:
 _FILE: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 COMMON: list[str] = _FILE["common"].split()
 STEPS: dict[str, str] = _FILE["steps"]
+MEANS: dict[str, list[str]] = _FILE["means"]  # name of a model → steps whose weights are averaged
 RECIPES = {
     name: Recipe(**about | {"decoding": SEARCH.with_options(about.get("decoding", {}))})
     for name, about in _FILE["models"].items()

@@ -43,6 +43,13 @@ def ship(runs: Sequence[Path], name: str, card: str, decoding: Decoding) -> Path
     return folder
 
 
+def save_mean(runs: Sequence[Path], folder: Path) -> None:
+    """Write the mean of several runs as a model that a training can start from."""
+    stored = [checkpoint.load(run) for run in runs]
+    found = mean([one.captioner for one in stored])
+    checkpoint.save(found, folder, "", stored[0].decoding, max(one.supervision for one in stored))
+
+
 def mean(captioners: Sequence[Captioner]) -> Captioner:
     """Return a captioner whose weights are the mean of those of captioners of one design."""
     found = copy.deepcopy(captioners[0])
