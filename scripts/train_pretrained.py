@@ -1,4 +1,4 @@
-"""Make the bundled models again from the photos, on two CPU cores in under three hours each.
+"""Make the bundled models again from the photos, on two CPU cores in three and a quarter hours or less.
 
 python scripts/train_pretrained.py train luong-dot --root DIR --coco DIR --entities DIR
 python scripts/train_pretrained.py measure show-attend-tell-soft --root DIR --coco DIR

@@ -141,7 +141,7 @@ def test_shared_and_own_scale():
     lightest = (252, 255, 164)  # inferno at 1
     assert color(0, "shared", 50, 50) == color(0, "own", 50, 50) == lightest
     assert color(1, "own", 150, 120) == lightest
-    level = round(255 * (0.2 - 1 / 9) / (0.5 - 1 / 9))
+    level = round(255 * (0.2 - 1 / 9) / ((0.5 + 0.2) / 2 - 1 / 9))  # the mean of the maxima
     *expected, alpha = heatmap.color_table("glow")[level] / 255
     painted = (1 - alpha) * 90 + alpha * 255 * np.array(expected)
     np.testing.assert_allclose(color(1, "shared", 150, 120), painted, atol=1)
@@ -196,7 +196,8 @@ def test_a_visual_sentinel_shows_how_much_a_word_looked():
     drawn = [np.asarray(overlay.blend(caption, index, PHOTO), int) for index in range(4)]
     strength = [np.abs(image - np.asarray(PHOTO, int)).max() for image in drawn]
     assert sorted(strength, reverse=True) == strength
-    assert strength[0] > strength[1] > strength[2] > 10 * max(strength[3], 1)
+    assert strength[0] == strength[1]  # above the mean of the maxima, all have the lightest colour
+    assert strength[1] > strength[2] > 10 * max(strength[3], 1)
 
     words = overlay.record(caption)["words"]
     assert [word["visual_grounding"] for word in words] == shares

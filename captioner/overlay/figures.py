@@ -218,7 +218,7 @@ def _draw_legend(axes: Axes, caption: Caption, style: Style, y: float) -> None:
     bar = color_table(style.look)[None]
     axes.imshow(bar, extent=(MARGIN, right, y + 0.12, y + 0.02), aspect="auto")
     axes.text(MARGIN, y + 0.15, f"even ({low:.2g})" if low else "0", va="top")
-    axes.text(right, y + 0.15, "own" if own else f"{high:.2g}", va="top", ha="right")
+    axes.text(right, y + 0.15, "own" if own else f"{high:.2g} or more", va="top", ha="right")
     outside = ""
     if caption.outside is not None:
         outside = f"; {caption.outside.mean():.0%} of the attention is on no cell"

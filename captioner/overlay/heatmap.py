@@ -181,16 +181,18 @@ def lowest(caption: Caption, style: Style) -> float:
 
 
 def peaks(caption: Caption, style: Style) -> list[float]:
-    """Return for each word the weight of the lightest colour: its own maximum or the caption's.
+    """Return for each word the least weight of the lightest colour.
 
-    The maximum is taken after smoothing, because a gaussian lowers it. In ``glow``, it is at least
-    three times even attention, so that nearly even maps hardly glow.
+    With a shared scale, it is the mean of the maxima of all words, so that one very sharp map does not
+    make the others pale. Maxima are taken after smoothing, because a gaussian lowers them. In ``glow``,
+    it is at least three times even attention, so that nearly even maps hardly glow.
     """
     size, smoothing = caption.geometry.grid[::-1], effective_smoothing(caption, style)
     maxima = [float(upsample(cells, size, smoothing).max()) for cells in maps(caption, style)]
     if style.scale == "own":
         return [max(maximum, 1.05 * lowest(caption, style)) for maximum in maxima]
-    return [max([*maxima, LEAST_PEAK * lowest(caption, style)])] * len(maxima)
+    shared = max(float(np.mean(maxima)), LEAST_PEAK * lowest(caption, style))
+    return [shared] * len(maxima)
 
 
 def effective_smoothing(caption: Caption, style: Style) -> Smoothing:

@@ -197,7 +197,7 @@ class AttentionMap extends HTMLElement {
     this.tiles.forEach((tile) => tile.classList.toggle("shown", Number(tile.dataset.word) === index));
     this.live.textContent = index === null ? "No word chosen." : this.data.words[index].description;
     this.drawWord(this.surface, index);
-    const own = this.own ? "own" : this.data.peak.toPrecision(2);
+    const own = this.own ? "own" : `${this.data.peak.toPrecision(2)} or more`;
     const peak = this.own && index !== null ? `own: ${this.data.words[index].peak.toPrecision(2)}` : own;
     this.querySelector(".peak").textContent = peak;
   }
