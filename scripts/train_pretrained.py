@@ -1,4 +1,4 @@
-"""Make the bundled models again from the photos, on two CPU cores in three and a quarter hours or less.
+"""Make the bundled models again from the photos. Each takes at most 3¼ hours on two CPU cores.
 
 python scripts/train_pretrained.py train luong-dot --root DIR --coco DIR --entities DIR
 python scripts/train_pretrained.py measure show-attend-tell-soft --root DIR --coco DIR

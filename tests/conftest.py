@@ -30,14 +30,14 @@ def pytest_addoption(parser):
         "--slow-minutes",
         type=float,
         default=float("inf"),
-        help="skip slow tests that have not begun after this time, for slow machines with a time limit",
+        help="skip slow tests that have not started after this many minutes, for slow machines",
     )
 
 
 def pytest_runtest_setup(item):
     minutes = item.config.getoption("--slow-minutes")
     if item.get_closest_marker("slow") and time.monotonic() - BEGAN > 60 * minutes:
-        pytest.skip(f"OUT OF TIME: slow tests must begin in the first {minutes:g} minutes")
+        pytest.skip(f"OUT OF TIME: slow tests do not start after {minutes:g} minutes")
 
 
 @pytest.fixture(scope="session")

@@ -120,7 +120,7 @@ def captions_of(name, records, common) -> dict[int | str, str]:
     """The captions of a bundled model, by image id.
 
     The default reads the photos. The others read cached annotations: models with the same encoders
-    share them, because encoding the photos takes most of the time.
+    share them, because encoding takes most of the time. So only the default tests ``caption``.
     """
     model = captioner.load(name)
     if name == NAMES[0]:

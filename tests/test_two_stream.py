@@ -153,14 +153,19 @@ def test_a_model_without_added_keys_can_be_the_start_of_one_with_them(tmp_path):
     checkpoint.save(other, tmp_path / "plain", "# Plain", Decoding())
     model = captioner(neck={"class_path": "Projection", "init_args": {"dim": 16, "add_keys": True}})
     model.encoder.load_state_dict(other.encoder.state_dict())
-    with pytest.raises(
-        UsageError, match=r"neck of .*added.*missing, here .*--model\.init_mismatch"
-    ):
-        start_from(model, str(tmp_path / "plain"))
-    _, summary = start_from(model, str(tmp_path / "plain"), "skip")
-    assert "neck.added" in summary
+    _, summary = start_from(model, str(tmp_path / "plain"))
+    assert "do not fit" not in summary
     encoded = model.encoder(photos(64))
     assert torch.equal(model.neck(encoded).vectors, other.neck(encoded).vectors)
+
+
+def test_added_keys_are_not_dropped_silently(tmp_path):
+    other = captioner(neck={"class_path": "Projection", "init_args": {"dim": 16, "add_keys": True}})
+    checkpoint.save(other, tmp_path / "added", "# Added", Decoding())
+    model = captioner()
+    model.encoder.load_state_dict(other.encoder.state_dict())
+    with pytest.raises(UsageError, match=r"neck of .*added.*, here missing.*init_mismatch"):
+        start_from(model, str(tmp_path / "added"))
 
 
 @pytest.mark.parametrize("name", sorted(set(names("neck")) - {"Identity"}))

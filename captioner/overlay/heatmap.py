@@ -181,11 +181,12 @@ def lowest(caption: Caption, style: Style) -> float:
 
 
 def peaks(caption: Caption, style: Style) -> list[float]:
-    """Return for each word the least weight of the lightest colour.
+    """Return for each word the smallest weight that is drawn in the lightest colour.
 
-    With a shared scale, it is the mean of the maxima of all words, so that one very sharp map does not
-    make the others pale. Maxima are taken after smoothing, because a gaussian lowers them. In ``glow``,
-    it is at least three times even attention, so that nearly even maps hardly glow.
+    With a shared scale, this is the mean of the maxima of all words, so that one very sharp map does not
+    make the others faint. In ``glow``, it is at least three times even attention, so that nearly even
+    maps hardly glow. With the scale ``own``, it is the maximum of the word's own map. Maxima are taken
+    after smoothing, because a gaussian lowers them.
     """
     size, smoothing = caption.geometry.grid[::-1], effective_smoothing(caption, style)
     maxima = [float(upsample(cells, size, smoothing).max()) for cells in maps(caption, style)]

@@ -28,7 +28,7 @@ class Style:
     Attributes:
         opacity: of the colours; 0 shows only the photo, 1 only the map where it is strongest.
         scale: ``shared`` uses one colour scale for all words of a caption, so that a flat map looks
-            flat; ``own`` scales each map to its own maximum.
+            flat; it ends at the mean of the maps' maxima. ``own`` scales each map to its own maximum.
         smoothing: interpolation between cells in images: ``bicubic``; ``gaussian``, as in Xu et al.
             2015; or ``none``. It does not change exported weights.
         layer: layer to show, from 0; None for the weights that the decoder reports, or for the mean

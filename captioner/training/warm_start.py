@@ -17,6 +17,8 @@ from captioner.text import SPECIALS, Vocabulary
 _LOG = logging.getLogger(__name__)
 # The weights of a ``WordDecoder`` that have a row for every word.
 _WORD_ROWS = ("embedding.weight", "output.weight", "output.bias")
+# The map of the option ``add_keys`` of necks. It starts at 0, so a model without it computes the same.
+_ZERO_MAP = "added."
 
 
 def start_from(
@@ -53,6 +55,9 @@ def start_from(
             given |= _word_rows(given, other.vocabulary, captioner.vocabulary)
         differing = {n: (_shape(given, n), _shape(own, n)) for n in own | given}
         differing = {name: shapes for name, shapes in differing.items() if len(set(shapes)) > 1}
+        if part == "neck":
+            new = [name for name in differing if name.startswith(_ZERO_MAP) and name not in given]
+            differing = {name: differing[name] for name in differing if name not in new}
         if differing and not skips:
             reason = ", ".join(f"{n} ({a}, here {b})" for n, (a, b) in [*differing.items()][:3])
             raise UsageError(

@@ -40,8 +40,8 @@ def card(name: str, results: Path) -> str:
         supervised="--data.entities" in last,
         start=[
             part
-            for name, parts in MEANS.items()
-            if str(Folders.runs / name) in last
+            for mean, parts in MEANS.items()
+            if str(Folders.runs / mean) in last
             for part in parts
         ],
         listed=any("photos.jsonl" in step["command"] for step in steps),
@@ -57,7 +57,7 @@ def card(name: str, results: Path) -> str:
 
 
 def _command(step: Record) -> str:
-    """Return the command of a step; a start from ``luong-dot`` means before its training with boxes."""
+    """Return the command of a step; in old records, ``luong-dot`` is the model before boxes."""
     start = "--model.init_from "
     return command(step).replace(f"{start}luong-dot ", f"{start}runs/pretrained/luong ")
 

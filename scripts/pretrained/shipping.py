@@ -44,7 +44,7 @@ def ship(runs: Sequence[Path], name: str, card: str, decoding: Decoding) -> Path
 
 
 def save_mean(runs: Sequence[Path], folder: Path) -> None:
-    """Write the mean of several runs as a model that a training can start from."""
+    """Average the weights of several runs, and save them as a model to start from."""
     stored = [checkpoint.load(run) for run in runs]
     found = mean([one.captioner for one in stored])
     checkpoint.save(found, folder, "", stored[0].decoding, max(one.supervision for one in stored))
