@@ -50,7 +50,7 @@ STEPS = {
     "training-fine-tuned": "then the last 24 CNN layers train on random crops, 7 epochs",
     "training-luong": "keys of a Vision Transformer, values of that CNN, more data",
     "training-boxes-1": "then boxes, 3 epochs, one of two runs; no repeated bigrams",
-    "pretrained-luong-dot": "then `add_keys` and crops, from the mean of both; mean of two (`luong-dot`)",
+    "pretrained-luong-dot": "then `add_keys` and crops from the mean of both; mean of two (`luong-dot`)",
     "pretrained-luong-dot-critical": "without boxes, but self-critical training, 5 seeds averaged",
 }
 

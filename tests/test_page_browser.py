@@ -142,8 +142,8 @@ def test_opacity_and_scale(visit):
         return 90 + alpha / 255 * (np.array(painted) - 90)
 
     word(page, 1).click()
-    assert np.abs(color() - expected(round(255 * (0.3 - 0.25) / (0.65 - 0.25)))).max() <= 2
-    assert page.locator(".peak").text_content() == "0.65 or more"
+    assert np.abs(color() - expected(round(255 * (0.3 - 0.25) / (0.75 - 0.25)))).max() <= 2
+    assert page.locator(".peak").text_content() == "0.75 or more"
     page.get_by_label("one for each word").check()
     assert np.abs(color() - expected(255)).max() <= 2
     assert page.locator(".peak").text_content() == "own: 0.30"

@@ -23,7 +23,7 @@ STD = torch.tensor((0.229, 0.224, 0.225)).view(3, 1, 1)
 @pytest.fixture(scope="module")
 def reference():
     """Timm's network with the shipped weights, which are all of it but the last two blocks."""
-    network = timm.create_model(TIMM, num_classes=0, img_size=518)
+    network = timm.create_model(TIMM, num_classes=0, img_size=224)
     network.prune_intermediate_layers([9], prune_norm=False, prune_head=True)
     [file] = encoder_weights(DINOV2_SMALL).values()
     network.load_state_dict({name: tensor.float() for name, tensor in load_file(file).items()})
