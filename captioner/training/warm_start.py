@@ -56,8 +56,9 @@ def start_from(
         differing = {n: (_shape(given, n), _shape(own, n)) for n in own | given}
         differing = {name: shapes for name, shapes in differing.items() if len(set(shapes)) > 1}
         if part == "neck":
-            new = [name for name in differing if name.startswith(_ZERO_MAP) and name not in given]
-            differing = {name: differing[name] for name in differing if name not in new}
+            for name in own.keys() - given.keys():
+                if name.startswith(_ZERO_MAP):
+                    del differing[name]
         if differing and not skips:
             reason = ", ".join(f"{n} ({a}, here {b})" for n, (a, b) in [*differing.items()][:3])
             raise UsageError(
