@@ -119,8 +119,8 @@ def test_all_caption_without_a_network(tmp_path):
 def captions_of(name, records, common) -> dict[int | str, str]:
     """The captions of a bundled model, by image id.
 
-    The default reads the photos. The others read cached annotations: models with the same encoders
-    share them, because encoding takes most of the time. So only the default tests ``caption``.
+    The default model captions the photos with ``caption``. The others read cached annotations. Models
+    with the same encoders share a cache, because encoding takes most of the time.
     """
     model = captioner.load(name)
     if name == NAMES[0]:

@@ -59,13 +59,13 @@ class Crop:
 class FixedCrop:
     """Gives each image one crop of its own that never changes, so that its vectors can be cached.
 
-    The crop depends only on the attributes below and on the names of the file and its folder. Change the
-    version in ``__str__`` if new code or a new NumPy release draws other crops. Otherwise, old cached
-    vectors would be used with targets of attention that are cropped differently.
+    The crop depends only on the attributes below and on the names of the file and its folder. If new
+    code or a new NumPy release draws other crops, change the version in ``__str__``. Otherwise, the cached
+    vectors would be those of the old crops, and the targets of attention those of the new ones.
     """
 
     least: float  # the smallest fraction of the area that a crop keeps
-    number: int  # tells apart the crops of one image; counts from 1
+    number: int  # of the crop among those of its image, from 1
     size: tuple[int, int]  # (height, width) of the encoder's input in pixels
 
     def of(self, path: str) -> Crop:

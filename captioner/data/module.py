@@ -81,10 +81,10 @@ class CaptionDataModule(pl.LightningDataModule):
         mirror: probability of mirroring a training image left to right. Images whose captions say left
             or right are never mirrored.
         crop: least fraction of a training image's area that a random crop keeps; 1 does not crop.
-            Masks and boxes that supervise attention are cropped, too. With a trainable encoder, or
-            ``cache`` images or false, every epoch draws new crops.
+            Masks and boxes that supervise attention are cropped, too. Every epoch
+            draws new crops if the encoder is trainable, or if ``cache`` is images or false.
         cached_crops: the number of crops of each training image whose annotation vectors are cached.
-            Above 0, it needs ``crop`` below 1, a frozen encoder and ``cache`` true. In every epoch,
+            A number above 0 needs ``crop`` below 1, a frozen encoder and ``cache`` true. In every epoch,
             training reads either the whole image or one of its crops, with equal probabilities.
         cache: true keeps the annotation vectors of a frozen encoder on disk; images keeps resized
             images, for a trainable encoder; false reads the image files in every epoch.

@@ -184,9 +184,9 @@ def peaks(caption: Caption, style: Style) -> list[float]:
     """Return for each word the smallest weight that is drawn in the lightest colour.
 
     With a shared scale, this is the mean of the maxima of all words, so that one very sharp map does not
-    make the others faint. In ``glow``, it is at least three times even attention, so that nearly even
-    maps hardly glow. With the scale ``own``, it is the maximum of the word's own map. Maxima are taken
-    after smoothing, because a gaussian lowers them.
+    make the others faint. In ``glow``, it is at least three times even attention, so a nearly even map
+    hardly glows. With the scale ``own``, it is the maximum of the word's own map. The maxima are those
+    of the smoothed maps, because a gaussian lowers them.
     """
     size, smoothing = caption.geometry.grid[::-1], effective_smoothing(caption, style)
     maxima = [float(upsample(cells, size, smoothing).max()) for cells in maps(caption, style)]

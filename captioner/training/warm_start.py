@@ -17,7 +17,8 @@ from captioner.text import SPECIALS, Vocabulary
 _LOG = logging.getLogger(__name__)
 # The weights of a ``WordDecoder`` that have a row for every word.
 _WORD_ROWS = ("embedding.weight", "output.weight", "output.bias")
-# The map of the option ``add_keys`` of necks. It starts at 0, so a model without it computes the same.
+# Begins the names of the parameters that ``add_keys`` adds to a neck. Their map starts at 0, so adding
+# it does not change the output of a model.
 _ZERO_MAP = "added."
 
 
