@@ -28,13 +28,13 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from captioner import models, overlay
-    from captioner.adapter import Adapter, AdapterPredictor, Reading
-    from captioner.caption import Caption
-    from captioner.decoding import Decoding
-    from captioner.loading import load
     from captioner.overlay import Style
-    from captioner.predictor import Predictor
+    from captioner.predict.adapter import Adapter, AdapterPredictor, Reading
+    from captioner.predict.caption import Caption
+    from captioner.predict.load import load
+    from captioner.predict.predictor import Predictor
     from captioner.resources import bundled_models
+    from captioner.search.beam import Decoding
 
 __all__ = [
     "Adapter",
@@ -60,15 +60,15 @@ __all__ = [
 
 # Imported at the first use, because importing torch takes seconds.
 _LAZY = {
-    "Adapter": "captioner.adapter",
-    "AdapterPredictor": "captioner.adapter",
-    "Reading": "captioner.adapter",
-    "Caption": "captioner.caption",
-    "Decoding": "captioner.decoding",
-    "Predictor": "captioner.predictor",
+    "Adapter": "captioner.predict.adapter",
+    "AdapterPredictor": "captioner.predict.adapter",
+    "Reading": "captioner.predict.adapter",
+    "Caption": "captioner.predict.caption",
+    "Decoding": "captioner.search.beam",
+    "Predictor": "captioner.predict.predictor",
     "Style": "captioner.overlay",
     "bundled_models": "captioner.resources",
-    "load": "captioner.loading",
+    "load": "captioner.predict.load",
 }
 
 

@@ -90,7 +90,7 @@ SCENES = Number(1, 999_999)
 # Hypotheses × paths that are searched together. Each takes memory for every word of the vocabulary,
 # so a larger beam means that fewer images are searched together.
 MAX_ROWS = 1000
-# How the words of a caption are explained (``captioner.explanations``): the methods, and what they show.
+# How the words of a caption are explained: the methods, and what they show.
 METHODS = {
     "attention": "attention weight",
     "grad-cam": "share of Grad-CAM",

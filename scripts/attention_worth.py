@@ -39,10 +39,10 @@ from captioner.evaluation.interventions import (
     own,
 )
 from captioner.files import write_text
+from captioner.language.vocabulary import Tokenizer
 from captioner.models.decoder import Decoder
 from captioner.provenance import provenance
 from captioner.resources import bundled_models
-from captioner.text import Tokenizer
 
 EVERY = 10  # of the development photos
 REFERENCES = 2  # captions of each photo that are fed in; CIDEr compares with all

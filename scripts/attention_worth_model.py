@@ -10,16 +10,16 @@ from torch.nn.functional import pad
 
 from captioner.cli.ground_images import open_cache
 from captioner.data.records import Record
-from captioner.decoding import search
 from captioner.evaluation.attention_maps import batches
 from captioner.evaluation.interventions import Intervened, Plan, log_probs, record
-from captioner.loading import load_own
+from captioner.language.vocabulary import END, PAD, SPECIALS, START, UNK
+from captioner.language.word_classes import FUNCTION_WORDS
 from captioner.models.annotations import Annotations
 from captioner.models.decoder import Decoder, index_batch, map_tensors
 from captioner.models.distributions import Sampling
-from captioner.predictor import Predictor
-from captioner.text import END, PAD, SPECIALS, START, UNK
-from captioner.word_classes import FUNCTION_WORDS
+from captioner.predict.load import load_own
+from captioner.predict.predictor import Predictor
+from captioner.search.beam import search
 
 BEAM = 5  # the widest search
 ROWS = 100  # captions computed together

@@ -31,16 +31,16 @@ import torch
 from speed import gpu, rows
 from speed.measure import command_row, replacement_names
 
-from captioner import checkpoint
 from captioner.data.pixels import read_batches
 from captioner.data.readers import read
 from captioner.fast.malloc import keep_memory
 from captioner.files import write_text
-from captioner.loading import load_own
 from captioner.models.encoder import CNNEncoder
-from captioner.precision import unsupported
+from captioner.predict.load import load_own
 from captioner.provenance import provenance
 from captioner.resources import DEFAULT_MODEL
+from captioner.store import checkpoint
+from captioner.training.precision import unsupported
 
 ENCODERS = ("efficientnet_lite0", "efficientnet_lite2")
 CAPTIONER = (sys.executable, "-m", "captioner")

@@ -22,9 +22,9 @@ from train_pretrained import generated
 from captioner.data.readers import read
 from captioner.evaluation.metrics import CaptionScorer
 from captioner.files import write_text
-from captioner.loading import load_own
+from captioner.language.word_classes import fluency
+from captioner.predict.load import load_own
 from captioner.provenance import provenance
-from captioner.word_classes import fluency
 
 VALUES: dict[str, Sequence[Any]] = {
     "beam_size": (1, 3, 5, 10, 15, 20),

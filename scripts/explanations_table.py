@@ -34,13 +34,13 @@ from captioner.evaluation.grounding import GroundingData
 from captioner.evaluation.image_statistics import ImageStatistics
 from captioner.evaluation.localisation import normalised
 from captioner.evaluation.randomisation import randomised, rank_correlation
-from captioner.explanations import METHODS, explain
 from captioner.files import write_text
-from captioner.loading import load_own
+from captioner.language.vocabulary import UNK, Tokenizer
 from captioner.markdown import interval, table
+from captioner.predict.explanations import METHODS, explain
+from captioner.predict.load import load_own
 from captioner.provenance import provenance
 from captioner.resources import bundled_models
-from captioner.text import UNK, Tokenizer
 
 MEASURES = {
     "pointing": "pointing, %",
@@ -183,7 +183,7 @@ def main(arguments: list[str] | None = None) -> None:
     record = {
         "command": shlex.join(["python", *sys.argv]),
         "data": f"flickr8k, split val, first photos and captions, boxes of {data.source}",
-        "settings": "see captioner.explanations and captioner.evaluation.deletion",
+        "settings": "see captioner.predict.explanations and captioner.evaluation.deletion",
         "models": {name: found[name] for name in bundled_models() if name in found},
         "commits": list(dict.fromkeys(commits)),
         **provenance(),

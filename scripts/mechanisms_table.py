@@ -29,11 +29,12 @@ import yaml
 from speed.measure import Contestant, medians
 from speed.rows import random_captions
 
-from captioner import checkpoint, fast
+from captioner import fast
 from captioner.files import write_text
 from captioner.models.distributions import Sampling
 from captioner.models.registry import build
 from captioner.provenance import provenance
+from captioner.store import checkpoint
 
 TABLES: dict[str, dict[str, str]] = tomllib.loads(
     Path(__file__).with_suffix(".toml").read_text("utf-8")

@@ -31,14 +31,14 @@ from captioner import resources
 from captioner.data.readers import read
 from captioner.data.records import TEST, Record, Records
 from captioner.data.sources import Source, join
-from captioner.decoding import Decoding
 from captioner.errors import ImageError
 from captioner.evaluation.metrics import CaptionScorer
 from captioner.files import write_text
-from captioner.loading import load_own
-from captioner.predictor import Predictor
+from captioner.language.word_classes import fluency
+from captioner.predict.load import load_own
+from captioner.predict.predictor import Predictor
 from captioner.provenance import provenance
-from captioner.word_classes import fluency
+from captioner.search.beam import Decoding
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 SPLIT = "val"

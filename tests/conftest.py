@@ -15,10 +15,11 @@ from filelock import FileLock
 
 import apps
 import runs
-from captioner import checkpoint, load
+from captioner import load
 from captioner.cli import caption_outputs
 from captioner.cli.main import main
 from captioner.models.captioner import Captioner
+from captioner.store import checkpoint
 from data_modules import cache_dir, photos, shapes  # noqa: F401 - fixtures
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"

@@ -14,7 +14,7 @@ from captioner.data.pixels import to_tensor
 from captioner.data.records import TEST, TRAIN, VAL
 from captioner.training.likelihood import Likelihood
 from layouts import flickr8k, picture
-from test_cache import FakeEncoder
+from tests.data.test_cache import FakeEncoder
 
 L, D = 6, 3
 HEIGHT, WIDTH = FakeEncoder.preprocessing.height, FakeEncoder.preprocessing.width

@@ -23,9 +23,10 @@ from typing import Any
 import torch
 from PIL import Image
 
-from captioner import checkpoint, load, schema
+from captioner import load
 from captioner.errors import CaptionerError
 from captioner.models import registry
+from captioner.store import checkpoint, schema
 
 SECONDS, BYTES = 60, 1 << 30  # limits of a case, above the start
 VALUES = [

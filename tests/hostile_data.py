@@ -21,12 +21,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from captioner import images
 from captioner.cli.main import main
 from captioner.data import masks
 from captioner.data.readers import read
 from captioner.errors import CaptionerError
 from captioner.evaluation import metrics
+from captioner.photos import images
 from layouts import captions_txt, coco, csv_text, entry, flickr8k, karpathy, picture, write
 from mutations import cut, flip, grow, mutants
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 from PIL import Image
 
-from captioner.caption import Caption
-from captioner.images import Geometry
+from captioner.photos.images import Geometry
+from captioner.predict.caption import Caption
 
 SOFT = "LSTMDecoder: Additive × Soft"
 HARD = "LSTMDecoder: Additive × Hard (argmax)"

@@ -11,12 +11,12 @@ import pytorch_lightning as pl
 import torch
 import yaml
 
-from captioner import checkpoint
-from captioner.decoding import Decoding
 from captioner.evaluation.metrics import CaptionScorer
+from captioner.language.vocabulary import Vocabulary
 from captioner.models.captioner import Captioner
 from captioner.resources import configs_folder
-from captioner.text import Vocabulary
+from captioner.search.beam import Decoding
+from captioner.store import checkpoint
 
 SIDE = 64
 TRAIN = 48

@@ -74,7 +74,7 @@ def test_imports_follow_the_order_of_the_documentation():
 
 def test_only_training_needs_lightning_and_only_the_app_needs_gradio():
     for name, imported in MODULES.items():
-        if name.split(".")[0] in ("models", "decoding", "checkpoint", "predictor", "overlay"):
+        if name.split(".")[0] in ("models", "search", "store", "predict", "overlay"):
             assert not any("lightning" in module for module in imported), name
     needing = {
         n for n, imported in MODULES.items() if any(m.startswith("gradio") for m in imported)
@@ -86,11 +86,13 @@ def test_transformers_is_imported_only_for_its_models():
     needing = {
         n for n, imported in MODULES.items() if any(m.startswith("transformers") for m in imported)
     }
-    assert needing == {"hf.loading", "hf.quiet"}
-    body = ast.parse((PACKAGE / "loading.py").read_text()).body  # without what functions import
+    assert needing == {"hf.hub", "hf.quiet"}
+    body = ast.parse(
+        (PACKAGE / "predict" / "load.py").read_text()
+    ).body  # without what functions import
     imported = {node.module for node in body if isinstance(node, ast.ImportFrom)}
     assert "captioner.hf.families" in imported
-    assert not imported & {"captioner.hf.loading", "captioner.hf.model", "captioner.hf.quiet"}
+    assert not imported & {"captioner.hf.hub", "captioner.hf.model", "captioner.hf.quiet"}
 
 
 @pytest.mark.parametrize("arguments", [["-c", "import captioner"], ["-m", "captioner", "--help"]])

@@ -30,10 +30,10 @@ from captioner.app.served_models import (
     several,
 )
 from captioner.app.upload import PhotoInput, show_errors, write_export, write_image
-from captioner.decoding import Decoding
 from captioner.limits import SEED
 from captioner.overlay import Style, export
 from captioner.overlay.style import Scale, Smoothing
+from captioner.search.beam import Decoding
 
 Number = float | int  # JSON writes 1.0 as 1
 

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from captioner import images
 from captioner.app.served_models import Models
 from captioner.data.scene_grammar import SHAPES
 from captioner.data.shapes import scene
 from captioner.errors import ImageError
+from captioner.photos import images
 
 HELD_OUT = 3  # a seed other than the default of training
 FOLDER = Path(__file__).parent / "examples"

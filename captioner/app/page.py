@@ -13,11 +13,11 @@ from captioner.app.example_photos import Example
 from captioner.app.panel import ALL, PRIVATE, Listen, Stage
 from captioner.app.served_models import COUNT, MAX_BEAM, OWN, TEMPERATURE, TOP_P, WAYS, Models
 from captioner.app.upload import PhotoInput, one_line_html
-from captioner.decoding import Decoding
 from captioner.errors import CaptionerError
 from captioner.limits import METHODS, SEED, Number, check
 from captioner.overlay import Style
 from captioner.overlay.html import FOLDER as OVERLAY
+from captioner.search.beam import Decoding
 
 TITLE = """<h1>captioner</h1>
 <p>Describes a photo and shows where the model looked for each word. Point at a word.</p>"""

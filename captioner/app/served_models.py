@@ -10,14 +10,14 @@ from typing import Any
 
 from PIL import Image
 
-from captioner import images
-from captioner.base_predictor import BasePredictor, sentence_words
-from captioner.caption import Caption
 from captioner.errors import ImageError, ModelError, UsageError, unknown
 from captioner.limits import Number, check
-from captioner.loading import load
-from captioner.model_folder import BEST, MODEL
+from captioner.photos import images
+from captioner.predict.base_predictor import BasePredictor, sentence_words
+from captioner.predict.caption import Caption
+from captioner.predict.load import load
 from captioner.resources import bundled_models
+from captioner.store.model_folder import BEST, MODEL
 
 CONCURRENCY = max(2, min(4, os.cpu_count() or 1))  # requests computed at the same time
 MAX_PIXELS = 50_000_000  # 150 MB in 8-bit RGB

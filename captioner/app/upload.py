@@ -14,10 +14,10 @@ from gradio.data_classes import ImageData
 from gradio.utils import get_upload_folder
 from PIL import Image
 
-from captioner.caption import Caption
 from captioner.errors import CaptionerError, one_line
-from captioner.images import Source
 from captioner.overlay import Style, export
+from captioner.photos.images import Source
+from captioner.predict.caption import Caption
 
 MAX_FILE = "25mb"  # the largest accepted upload
 

@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
+from captioner.batch.inputs import Sources
 from captioner.batch.rows import (
     CONFIDENCE,
     FIELDS,
@@ -15,9 +16,8 @@ from captioner.batch.rows import (
     failure,
     from_columns,
 )
-from captioner.batch.sources import Sources
 from captioner.errors import ImageError
-from captioner.loading import load
+from captioner.predict.load import load
 
 FETCH_THREADS = 8
 """Concurrent downloads from an object store per process."""

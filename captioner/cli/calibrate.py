@@ -12,8 +12,8 @@ from captioner.cli.arguments import add_device
 from captioner.cli.checks import DATA
 from captioner.cli.progress import stages
 from captioner.errors import UsageError, plural
-from captioner.model_folder import CONFIG, NOT_CALIBRATED, find
 from captioner.resources import HF, bundled_models, find_model
+from captioner.store.model_folder import CONFIG, NOT_CALIBRATED, find
 
 MIN_PHOTOS = 50
 """With fewer photos, the standard error of the share of right captions can exceed 7.1 points."""
@@ -64,10 +64,10 @@ def run(options: argparse.Namespace) -> int:
         from dataclasses import asdict
 
         from captioner.cli.ground_images import open_cache
-        from captioner.confidence import calibrate, calibration_error, reliability
-        from captioner.evaluation.confidence import measure
+        from captioner.evaluation.correctness import measure
         from captioner.files import write_text
-        from captioner.loading import load_own
+        from captioner.predict.confidence import calibrate, calibration_error, reliability
+        from captioner.predict.load import load_own
 
         model = load_own(folder, options.device)
         if options.check and model.calibration is None:

@@ -14,17 +14,17 @@ from itertools import chain, islice, repeat
 from pathlib import Path, PurePath
 from typing import Any
 
-from captioner import paths
+from captioner.batch.inputs import Sources
 from captioner.batch.output_folder import MANIFEST, Shards
 from captioner.batch.rows import Row, encodable, failure
 from captioner.batch.sidecars import PAGE, SHARDS, TABLE, Sidecars
-from captioner.batch.sources import Sources
 from captioner.cli.arguments import open_output
 from captioner.cli.progress import captioning, loading, report_failures
 from captioner.cli.writers import WRITERS
 from captioner.errors import DataError, ImageError, os_error, plural, printable
 from captioner.files import write_text
 from captioner.limits import SAMPLING
+from captioner.photos import paths
 from captioner.resources import HF
 
 FEW = 128
@@ -62,7 +62,7 @@ def write_file(options: argparse.Namespace, file_format: str) -> int:
 
 def _unreadable(photo: Path) -> Row | None:
     """Return the row of a file that is not a photo; None if it is one."""
-    from captioner import images
+    from captioner.photos import images
 
     try:
         if not photo.is_fifo():  # a pipe can be read only once

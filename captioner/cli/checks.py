@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from captioner import model_folder, paths, resources, untrusted
+from captioner import resources
+from captioner.batch.inputs import INSTALL
 from captioner.batch.output_folder import refuse_foreign
 from captioner.batch.sidecars import MAX_PHOTOS, PAGE
-from captioner.batch.sources import INSTALL
 from captioner.cli import devices
 from captioner.cli.arguments import writes_folder
 from captioner.cli.outputs import (
@@ -32,9 +32,11 @@ from captioner.cli.outputs import (
 )
 from captioner.cli.parser import did_you_mean
 from captioner.errors import UsageError, plural, printable
+from captioner.language.vocabulary import MAX_WORD
 from captioner.limits import DECODING, NO_CAPTUM, NO_LAYERS, SAMPLING, SCENE
-from captioner.model_folder import BEST, CARD, CONFIG, NOT_CALIBRATED, VOCABULARY, WEIGHTS
-from captioner.text import MAX_WORD
+from captioner.photos import paths
+from captioner.store import model_folder, untrusted
+from captioner.store.model_folder import BEST, CARD, CONFIG, NOT_CALIBRATED, VOCABULARY, WEIGHTS
 
 DATA = (
     *("auto", "coco", "coco2014", "coco2017", "csv", "flickr30k", "flickr8k", "folder", "jsonl"),

@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
         from captioner.app.served_models import Models
         from captioner.app.server import run as serve
         from captioner.fast.malloc import keep_memory
-        from captioner.paths import find
+        from captioner.photos.paths import find
 
         keep_memory()
         models = Models(options.model, options.device)

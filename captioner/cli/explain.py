@@ -18,7 +18,7 @@ from captioner.cli.progress import loading, report_failures
 from captioner.errors import ImageError, UsageError, printable
 from captioner.limits import SHARE, SIGNED
 from captioner.overlay import export
-from captioner.paths import find
+from captioner.photos.paths import find
 from captioner.resources import HF
 
 ADVANCED = ("batch_size", "beam_size", "overwrite", "scale", "smoothing", "layer", "head", "sign")
@@ -84,9 +84,9 @@ def run(options: argparse.Namespace) -> int:
     with loading():
         from captioner.fast.malloc import keep_memory
         from captioner.files import write_bytes
-        from captioner.loading import load
+        from captioner.language.vocabulary import Tokenizer
         from captioner.overlay import Style
-        from captioner.text import Tokenizer
+        from captioner.predict.load import load
 
         keep_memory()
         model = load(options.model, options.device)

@@ -104,7 +104,7 @@ def run(options: argparse.Namespace) -> int:
         images = READERS[kind](options, Path(scratch))  # before torch is imported
         show("loading the model")
         from captioner.cli.ground_tables import page
-        from captioner.loading import load
+        from captioner.predict.load import load
 
         model = load(options.model, options.device)
         model.decoding = model.decoding.with_options({"beam_size": options.beam_size})

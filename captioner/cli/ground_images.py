@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import yaml
 
 from captioner.data import entity_images, masks, readers, shapes_dataset
-from captioner.data.readers.files import MALFORMED
+from captioner.data.readers.text_files import MALFORMED
 from captioner.data.records import SPLITS, VAL, Record, Records
 from captioner.errors import UsageError
 from captioner.evaluation.image_statistics import Evaluation, Regime
 from captioner.evaluation.metrics import read_references
 from captioner.limits import SCENE
-from captioner.model_folder import MODEL
-from captioner.region_files import RegionFiles
+from captioner.photos.region_files import RegionFiles
 from captioner.resources import find_model
+from captioner.store.model_folder import MODEL
 
 if TYPE_CHECKING:
-    from captioner.base_predictor import BasePredictor
     from captioner.data.cache import AnnotationCache
-    from captioner.predictor import Predictor
+    from captioner.predict.base_predictor import BasePredictor
+    from captioner.predict.predictor import Predictor
 
 SCENES = 200  # size of the test split of configs/data/shapes.yaml
 OPTIONS = {"image_size": 112, "max_objects": 3}
@@ -121,12 +121,12 @@ def evaluate(
     model: "BasePredictor", images: Images, options: argparse.Namespace, show: Callable[..., None]
 ) -> Evaluation:
     """Evaluate every regime and describe the model, the data and the settings."""
-    from captioner.adapter import AdapterPredictor
     from captioner.evaluation import adapted
     from captioner.evaluation.attention_maps import batches
     from captioner.evaluation.faithfulness import DeletionCurves
     from captioner.evaluation.grounding import GroundingData
-    from captioner.predictor import Predictor
+    from captioner.predict.adapter import AdapterPredictor
+    from captioner.predict.predictor import Predictor
     from captioner.provenance import provenance
 
     both: tuple[Regime, ...] = ("forced", "generated")

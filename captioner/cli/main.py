@@ -13,7 +13,7 @@ from contextlib import suppress
 from captioner import __version__
 from captioner.cli import (
     calibrate,
-    caption,
+    caption_photos,
     checks,
     compare,
     copy_configs,
@@ -21,7 +21,7 @@ from captioner.cli import (
     demo,
     evaluate,
     explain,
-    export,
+    export_model,
     ground,
     list_models,
     training,
@@ -30,13 +30,13 @@ from captioner.cli.parser import Parser
 from captioner.errors import CaptionerError, os_error
 
 COMMANDS = {
-    "caption": caption,
+    "caption": caption_photos,
     "explain": explain,
     "evaluate": evaluate,
     "ground": ground,
     "compare": compare,
     "calibrate": calibrate,
-    "export": export,
+    "export": export_model,
     "models": list_models,
     "demo": demo,
     "configs": copy_configs,

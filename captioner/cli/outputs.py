@@ -6,9 +6,9 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
-from captioner import paths
 from captioner.errors import UsageError
-from captioner.model_folder import BEST, CONFIG, MODEL
+from captioner.photos import paths
+from captioner.store.model_folder import BEST, CONFIG, MODEL
 
 MODEL_FILES = (CONFIG, f"{MODEL}/{CONFIG}", str(BEST))
 RAW = (".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".raf", ".raw", ".rw2")

@@ -1,8 +1,8 @@
 """The commands of LightningCLI: their short help, and checks that need neither torch nor Lightning.
 
 ``training_options.json`` holds the options of each command and the values they take, as the parser of
-``captioner.training.run`` declares them. ``CAPTIONER_REFRESH_OPTIONS=1 pytest tests/test_arguments.py``
-writes it.
+``captioner.training.run`` declares them.
+``CAPTIONER_REFRESH_OPTIONS=1 pytest tests/cli/test_arguments.py`` writes it.
 """
 
 import json

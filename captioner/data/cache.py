@@ -31,7 +31,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 from torch import Tensor
 
-from captioner import images
 from captioner.data.crops import FixedCrop
 from captioner.data.pixels import PixelBatch, read_batches
 from captioner.errors import DataError, ImageError, plural
@@ -39,6 +38,7 @@ from captioner.fast.malloc import give_back_memory
 from captioner.files import atomic
 from captioner.models.annotations import Annotations
 from captioner.models.encoder import Preprocessing
+from captioner.photos import images
 
 FORMAT_VERSION = 3
 SHARD_SIZE = 256  # images per file

@@ -14,11 +14,11 @@ from pathlib import Path
 from statistics import fmean, median_low
 from typing import Any
 
-from captioner import images
 from captioner.data.readers.problems import Problems
 from captioner.data.records import SPLITS, TRAIN, Records, TokenizedCaptions
 from captioner.errors import DataError, ImageError
-from captioner.text import Vocabulary
+from captioner.language.vocabulary import Vocabulary
+from captioner.photos import images
 
 IN_FLIGHT = 32  # files per process
 

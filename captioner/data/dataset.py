@@ -19,8 +19,8 @@ from captioner.data.pixels import ImageFiles
 from captioner.data.records import Record
 from captioner.data.supervision import Supervision
 from captioner.errors import DataError, ImageError
+from captioner.language.vocabulary import PAD
 from captioner.models.encoder import Inputs
-from captioner.text import PAD
 
 _LOG = logging.getLogger(__name__)
 _SIDE = re.compile(r"\b(left|right)", re.IGNORECASE)

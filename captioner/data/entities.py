@@ -17,9 +17,9 @@ from xml.etree import ElementTree
 import numpy as np
 from jaxtyping import Float64
 
-from captioner.data.readers.files import read_lines
+from captioner.data.readers.text_files import read_lines
 from captioner.errors import DataError
-from captioner.images import MAX_PIXELS, Geometry
+from captioner.photos.images import MAX_PIXELS, Geometry
 
 TYPES = ("people", "clothing", "bodyparts", "animals", "vehicles", "instruments", "scene", "other")
 """The eight types of entities; a phrase of any other type counts as "other"."""

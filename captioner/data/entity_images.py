@@ -22,8 +22,8 @@ from captioner.data.object_words import forms
 from captioner.data.records import Record
 from captioner.data.scene_grammar import Mention
 from captioner.errors import DataError, plural
-from captioner.text import Tokenizer
-from captioner.word_classes import FUNCTION_WORDS
+from captioner.language.vocabulary import Tokenizer
+from captioner.language.word_classes import FUNCTION_WORDS
 
 Captions = dict[tuple[str, ...], Sequence[Phrase]]
 """The phrases of the captions of one photo, by the caption's words."""

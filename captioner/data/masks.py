@@ -18,10 +18,10 @@ from jaxtyping import Float64
 from pycocotools import mask as rle
 
 from captioner.data.object_words import CategoryWords, WordFinder
-from captioner.data.readers.files import MALFORMED, read_json
+from captioner.data.readers.text_files import MALFORMED, read_json
 from captioner.data.scene_grammar import Mention, SceneObject, find_mentions
 from captioner.errors import DataError
-from captioner.images import MAX_PIXELS, Geometry
+from captioner.photos.images import MAX_PIXELS, Geometry
 
 MAX_OUTLINE = 1e6  # largest length of a polygon's outline, in pixels
 

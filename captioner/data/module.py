@@ -12,7 +12,7 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader
 
-from captioner import checkpoint, distributed, limits
+from captioner import distributed, limits
 from captioner.data import shapes_dataset
 from captioner.data.cache import AnnotationCache, PixelEncoder, default_folder
 from captioner.data.crops import FixedCrop
@@ -24,9 +24,10 @@ from captioner.data.sources import Source, join
 from captioner.data.supervision import BoxSupervision, MaskSupervision, Supervision
 from captioner.errors import DataError, plural, printable, unknown
 from captioner.fast.malloc import give_back_memory
-from captioner.region_files import RegionFiles
+from captioner.language.vocabulary import Vocabulary
+from captioner.photos.region_files import RegionFiles
 from captioner.resources import find_model
-from captioner.text import Vocabulary
+from captioner.store import checkpoint
 
 _LOG = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from jaxtyping import Float32, UInt8
 from PIL import Image
 from torch import Tensor
 
-from captioner import images
 from captioner.errors import ImageError
 from captioner.models.encoder import Inputs, Preprocessing
-from captioner.region_files import RegionFiles
+from captioner.photos import images
+from captioner.photos.region_files import RegionFiles
 
 
 class PixelBatch(NamedTuple):

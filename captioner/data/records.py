@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from captioner.text import END, START, Tokenizer, Vocabulary
+from captioner.language.vocabulary import END, START, Tokenizer, Vocabulary
 
 if TYPE_CHECKING:
     from torch import Tensor

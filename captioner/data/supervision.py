@@ -20,9 +20,9 @@ from captioner.data.masks import MaskedImage, MaskedImages, read
 from captioner.data.pixels import check_upright
 from captioner.data.records import Record
 from captioner.errors import DataError
-from captioner.images import upright_size
-from captioner.text import UNK, Tokenizer
-from captioner.word_classes import FUNCTION_WORDS
+from captioner.language.vocabulary import UNK, Tokenizer
+from captioner.language.word_classes import FUNCTION_WORDS
+from captioner.photos.images import upright_size
 
 MAX_CACHED = 32_768  # captions whose targets stay in memory: about 100 MB on a grid of 16 × 16
 _LOG = logging.getLogger(__name__)

@@ -10,9 +10,6 @@ import numpy as np
 import torch
 from PIL import Image
 
-from captioner import images as image_files
-from captioner.adapter import LARGEST_BATCH, Adapter, AdapterPredictor, Reading
-from captioner.alignment import to_photo, words_of
 from captioner.data.masks import MaskedImage
 from captioner.data.pixels import check_upright
 from captioner.data.records import Record
@@ -22,7 +19,10 @@ from captioner.evaluation.faithfulness import DeletionCurves
 from captioner.evaluation.grounding import GroundingData
 from captioner.evaluation.image_statistics import Regime
 from captioner.evaluation.localisation import normalised
-from captioner.text import Tokenizer
+from captioner.language.alignment import to_photo, words_of
+from captioner.language.vocabulary import Tokenizer
+from captioner.photos import images as image_files
+from captioner.predict.adapter import LARGEST_BATCH, Adapter, AdapterPredictor, Reading
 
 
 def measure(

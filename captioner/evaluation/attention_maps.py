@@ -11,14 +11,14 @@ from captioner.data.cache import AnnotationCache
 from captioner.data.masks import MaskedImage
 from captioner.data.pixels import check_upright, read_batches
 from captioner.data.records import Record
-from captioner.decoding import Decoding, Hypothesis, search
 from captioner.errors import EvaluationError, ImageError
-from captioner.explanations import explain
-from captioner.images import upright_size
+from captioner.language.vocabulary import PAD, START
 from captioner.models.annotations import Annotations
 from captioner.models.captioner import Captioner
 from captioner.models.decoder import Decoder
-from captioner.text import PAD, START
+from captioner.photos.images import upright_size
+from captioner.predict.explanations import explain
+from captioner.search.beam import Decoding, Hypothesis, search
 
 Images = Sequence[MaskedImage] | Sequence[Record]
 Encoded = tuple[list[int], Annotations | None, list[str]]
@@ -120,7 +120,7 @@ def forced_maps(
     captions: Sequence[Sequence[Sequence[int]]],
     method: str = "attention",
 ) -> tuple[Maps, Maps | None]:
-    """Feed captions to a decoder in eval mode, and explain their words (``captioner.explanations``).
+    """Feed captions to a decoder in eval mode, and explain their words.
 
     ``captions`` holds the captions of every image, each as the ids of its words, without start and
     end. No caption is empty.

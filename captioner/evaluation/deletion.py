@@ -15,10 +15,10 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from captioner.language.vocabulary import PAD, START
 from captioner.models.annotations import Annotations
 from captioner.models.decoder import Decoded, Decoder, index_batch
 from captioner.models.erasure import Erasure
-from captioner.text import PAD, START
 
 ORDERS = ("most", "random", "least")
 """Regions are erased by decreasing weight, in random order, or by increasing weight."""

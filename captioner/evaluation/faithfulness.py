@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from captioner.base_predictor import BasePredictor
 from captioner.data.masks import MaskedImage
 from captioner.data.records import Record
 from captioner.errors import EvaluationError
@@ -26,12 +25,13 @@ from captioner.evaluation.bootstrap import Bootstrap, Ratio, mean
 from captioner.evaluation.deletion import DRAWS, SHARES, LogProbDrop, word_drops
 from captioner.evaluation.image_statistics import Evaluation, Regime, of_images
 from captioner.evaluation.randomisation import randomised, rank_correlation
-from captioner.explanations import explain
+from captioner.language.vocabulary import SPECIALS, UNK, Tokenizer
+from captioner.language.word_classes import FUNCTION_WORDS
 from captioner.models.decoder import Decoder, index_batch
 from captioner.models.distributions import hard_attention
-from captioner.predictor import Predictor
-from captioner.text import SPECIALS, UNK, Tokenizer
-from captioner.word_classes import FUNCTION_WORDS
+from captioner.predict.base_predictor import BasePredictor
+from captioner.predict.explanations import explain
+from captioner.predict.predictor import Predictor
 
 MEASURES = (
     *("log_prob", "area_most", "area_random", "area_least"),
@@ -54,7 +54,7 @@ class DeletionCurves:
         records: images with reference captions.
         regime: ``forced``: the first reference caption of each image is fed in; ``generated``: the
             model's own captions.
-        method: the maps that rank the regions: see ``captioner.explanations``.
+        method: the maps that rank the regions: see ``captioner.predict.explanations``.
     """
 
     def __init__(

@@ -38,8 +38,8 @@ from captioner.evaluation.localisation import (
     spread,
 )
 from captioner.evaluation.named_objects import CaptionRecord, NamedObjects
+from captioner.language.vocabulary import UNK, Tokenizer
 from captioner.models.captioner import Captioner
-from captioner.text import UNK, Tokenizer
 
 MAPS = {
     "model": "model",
@@ -76,7 +76,7 @@ class GroundingData:
         captioner: in eval mode; None if ``add_caption`` is called instead of ``add``.
         data: images with masks, and for ``forced`` with captions.
         regime: ``forced`` (reference captions) or ``generated`` (the model's own).
-        method: of the maps: see ``captioner.explanations``.
+        method: of the maps: see ``captioner.predict.explanations``.
     """
 
     def __init__(

@@ -23,12 +23,12 @@ from pycocoevalcap.cider.cider import Cider
 from pycocoevalcap.rouge.rouge import Rouge
 
 from captioner.data.readers.coco import parse_captions
-from captioner.data.readers.files import MALFORMED, parse_id, parse_json, read_json, read_lines
+from captioner.data.readers.text_files import MALFORMED, parse_id, parse_json, read_json, read_lines
 from captioner.errors import EvaluationError
 from captioner.evaluation.diversity import Diversity, diversity
 from captioner.evaluation.image_statistics import ORDER, ImageStatistics, statistics
 from captioner.evaluation.java import JavaError, meteor_statistics, ptb_words
-from captioner.text import Tokenizer
+from captioner.language.vocabulary import Tokenizer
 
 Id = int | str
 Words = Callable[[str], Sequence[str]]

@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float64
 from captioner.data.masks import MaskedImages
 from captioner.data.scene_grammar import Mention, true_of
 from captioner.evaluation.bootstrap import Ratio
-from captioner.text import Tokenizer
+from captioner.language.vocabulary import Tokenizer
 
 
 class CaptionRecord(NamedTuple):

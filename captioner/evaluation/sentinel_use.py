@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float64, Int, Shaped
 
 from captioner.evaluation.bootstrap import Counts, Statistic, mean
 from captioner.evaluation.named_objects import CaptionRecord
-from captioner.word_classes import FUNCTION_WORDS
+from captioner.language.word_classes import FUNCTION_WORDS
 
 
 @dataclass(frozen=True, eq=False)

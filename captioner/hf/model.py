@@ -19,14 +19,14 @@ from jaxtyping import Bool, Float
 from PIL import Image
 from torch import Tensor
 
-from captioner.adapter import Adapter, Reading
-from captioner.decoding import Decoding
 from captioner.errors import CheckpointError
-from captioner.hf.attention import Attention, cross_attention, self_attention
 from captioner.hf.families import QUESTION, Family
 from captioner.hf.placement import placement
 from captioner.hf.quiet import quiet
-from captioner.predictor import update_with_weights
+from captioner.hf.region_weights import Attention, cross_attention, self_attention
+from captioner.predict.adapter import Adapter, Reading
+from captioner.predict.predictor import update_with_weights
+from captioner.search.beam import Decoding
 
 ROWS = 32  # captions that are fed to the model together
 WEIGHTS = 2**28  # attention weights that are computed together, 1 GB in float32

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float
 from PIL import Image
 
-from captioner.alignment import WHOLE, Box
+from captioner.language.alignment import WHOLE, Box
 
 LEAST, MOST = 64, 1024  # pixels of the sides of the image that is measured
 SNAP = 0.004  # smaller differences are those of rounded sizes and colours

@@ -6,12 +6,12 @@ from typing import Any
 from torch import nn
 
 from captioner.errors import ModelError, unknown
+from captioner.language.vocabulary import Vocabulary
 from captioner.models.decoder import Decoder
 from captioner.models.encoder import Encoder
 from captioner.models.neck import Neck
 from captioner.models.registry import build, portable, require
-from captioner.region_files import RegionFiles
-from captioner.text import Vocabulary
+from captioner.photos.region_files import RegionFiles
 
 PARTS = ("encoder", "neck", "decoder")
 

@@ -14,7 +14,7 @@ from captioner.models.annotations import Annotations
 from captioner.models.backbone import Backbone, Channels, Interpolation, backbone
 from captioner.models.registry import Component, require
 from captioner.models.vision_transformer import DINOV2_SMALL, transformer
-from captioner.region_files import RegionFiles
+from captioner.photos.region_files import RegionFiles
 
 Images = UInt8[Tensor, "B 3 H W"]
 Inputs = Images | Float32[Tensor, "B N D5"]  # pixels, or rows of ``RegionFiles.read``

@@ -4,7 +4,7 @@ import torch
 from jaxtyping import Bool, Int, Shaped
 from torch import Tensor
 
-from captioner.text import END, PAD
+from captioner.language.vocabulary import END, PAD
 
 
 class Packing:

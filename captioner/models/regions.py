@@ -10,7 +10,7 @@ from torch import Tensor
 
 from captioner.models.annotations import Annotations
 from captioner.models.encoder import Encoder
-from captioner.region_files import RegionFiles
+from captioner.photos.region_files import RegionFiles
 
 
 class RegionFeatures(Encoder):

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from captioner.errors import UsageError, unknown
 
 if TYPE_CHECKING:
-    from captioner.caption import Caption
-    from captioner.images import Source
     from captioner.overlay.style import Style
+    from captioner.photos.images import Source
+    from captioner.predict.caption import Caption
 
 FORMATS = {
     ".png": "figures:figure_png",

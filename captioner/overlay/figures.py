@@ -20,8 +20,6 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from captioner import images
-from captioner.caption import Caption
 from captioner.errors import UsageError
 from captioner.overlay.heatmap import color_table, draw_map, fit, load_image, lowest, peaks
 from captioner.overlay.style import (
@@ -35,6 +33,8 @@ from captioner.overlay.style import (
     select_head,
     sentence,
 )
+from captioner.photos import images
+from captioner.predict.caption import Caption
 
 DPI = 300
 PDF_DPI = 200  # of the maps in PDF files, where matplotlib cannot store them as JPEG

@@ -6,10 +6,10 @@ from io import BytesIO
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from captioner import images
-from captioner.caption import Caption
 from captioner.overlay.heatmap import draw_map, fit, load_image
 from captioner.overlay.style import DEFAULT_STYLE, Style, content_words, describe_spread
+from captioner.photos import images
+from captioner.predict.caption import Caption
 
 WIDTH, HEIGHT = 420, 630  # largest size of the photo in pixels
 MIN_WIDTH = 240

@@ -8,10 +8,10 @@ import numpy as np
 from jaxtyping import Float, Float32, UInt8
 from PIL import Image, ImageDraw, ImageFont
 
-from captioner import images
-from captioner.caption import Caption
 from captioner.errors import UsageError
 from captioner.overlay.style import DEFAULT_STYLE, Look, Smoothing, Style, maps
+from captioner.photos import images
+from captioner.predict.caption import Caption
 
 SIGMA = 20 / 16
 """Standard deviation of the gaussian in cells: Xu et al. 2015 blurred cells of 16 pixels by 20."""

@@ -12,8 +12,6 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from captioner import images
-from captioner.caption import Caption
 from captioner.errors import UsageError
 from captioner.overlay import heatmap
 from captioner.overlay.style import (
@@ -27,6 +25,8 @@ from captioner.overlay.style import (
     maps,
     sentence,
 )
+from captioner.photos import images
+from captioner.predict.caption import Caption
 
 LONGEST_SIDE = 1200  # of an embedded image, in pixels
 FOLDER = Path(__file__).parent

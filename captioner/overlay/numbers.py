@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from captioner import images
-from captioner.caption import Caption
 from captioner.overlay.style import (
     DEFAULT_STYLE,
     Style,
@@ -17,6 +15,8 @@ from captioner.overlay.style import (
     maps,
     values,
 )
+from captioner.photos import images
+from captioner.predict.caption import Caption
 
 
 def record(caption: Caption, style: Style = DEFAULT_STYLE) -> dict[str, Any]:

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from captioner import images
-from captioner.caption import Caption
 from captioner.overlay import heatmap
 from captioner.overlay.html import render
 from captioner.overlay.style import DEFAULT_STYLE, content_words, entropies, maps
+from captioner.photos import images
+from captioner.predict.caption import Caption
 
 PHOTO_SIDE, MAP_SIDE = 320, 112  # longest sides of the thumbnails, in pixels
 MAPS = 3  # the number of maps of each photo

@@ -7,11 +7,11 @@ import numpy as np
 from jaxtyping import Float32
 
 from captioner import limits
-from captioner.caption import Caption
 from captioner.errors import UsageError, plural
 from captioner.evaluation import localisation
-from captioner.images import Geometry
-from captioner.word_classes import FUNCTION_WORDS
+from captioner.language.word_classes import FUNCTION_WORDS
+from captioner.photos.images import Geometry
+from captioner.predict.caption import Caption
 
 Look = Literal["glow", "paper"]
 Scale = Literal["shared", "own"]

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from captioner.language.vocabulary import PAD
 from captioner.models.decoder import Decoded
-from captioner.text import PAD
 from captioner.training.objective import Loss, Masks, Objective, Rewards, Tokens, token_log_probs
 
 

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from captioner import distributed, limits
 from captioner.errors import UsageError
+from captioner.language.vocabulary import PAD
 from captioner.models.annotations import Annotations
 from captioner.models.decoder import Decoded, Decoder
 from captioner.models.distributions import Distribution, hard_attention
 from captioner.models.registry import Component
-from captioner.text import PAD
 
 Tokens = Int[Tensor, "B R T"]
 Rewards = Float[Tensor, "B R"] | None

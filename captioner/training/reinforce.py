@@ -10,9 +10,9 @@ from torch import Tensor
 
 from captioner import distributed, limits
 from captioner.errors import UsageError
+from captioner.language.vocabulary import PAD
 from captioner.models.annotations import Annotations
 from captioner.models.decoder import Decoded, Decoder
-from captioner.text import PAD
 from captioner.training.objective import (
     Loss,
     Masks,

@@ -17,10 +17,10 @@ from captioner.data.scene_grammar import true_of
 from captioner.evaluation.image_statistics import ENDING, lines
 from captioner.evaluation.metrics import CaptionScorer
 from captioner.files import write_text
+from captioner.language.word_classes import fluency
 from captioner.models.distributions import hard_attention
 from captioner.provenance import provenance
 from captioner.training.task import CaptioningTask
-from captioner.word_classes import fluency
 
 CARD = """---
 library_name: captioner

@@ -23,7 +23,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 
-from captioner import checkpoint, distributed, model_folder
+from captioner import distributed
 from captioner.data import entities
 from captioner.data.module import CaptionDataModule
 from captioner.data.records import TRAIN, VAL
@@ -32,10 +32,11 @@ from captioner.errors import UsageError, joined, plural
 from captioner.fast.malloc import keep_memory
 from captioner.files import write_text
 from captioner.models.monte_carlo import check_samples
-from captioner.precision import supported
-from captioner.predictor import Predictor
-from captioner.region_files import RegionFiles
+from captioner.photos.region_files import RegionFiles
+from captioner.predict.predictor import Predictor
+from captioner.store import checkpoint, model_folder
 from captioner.training.callbacks import AtomicCheckpoints
+from captioner.training.precision import supported
 from captioner.training.results import model_card, write_result
 from captioner.training.task import CaptioningTask
 

@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from captioner import limits
-from captioner.decoding import Decoding, Hypothesis, search
 from captioner.errors import UsageError
 from captioner.evaluation.cider import CiderD
+from captioner.language.vocabulary import END, PAD, START
 from captioner.models.annotations import Annotations
 from captioner.models.decoder import Decoded, Decoder
 from captioner.models.distributions import Sampling, hard_attention
-from captioner.sampling import mask_special_tokens, sample
-from captioner.text import END, PAD, START
+from captioner.search.beam import Decoding, Hypothesis, search
+from captioner.search.sampling import mask_special_tokens, sample
 from captioner.training.objective import (
     Loss,
     Masks,

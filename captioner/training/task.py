@@ -16,9 +16,9 @@ from captioner import distributed, fast
 from captioner.data.dataset import Batch
 from captioner.data.module import CaptionDataModule, global_seed
 from captioner.data.records import VAL
-from captioner.decoding import Decoding, search
 from captioner.errors import CheckpointError, DataError, UsageError
 from captioner.evaluation.metrics import CaptionScorer
+from captioner.language.vocabulary import PAD, START, UNK, Vocabulary, join
 from captioner.models.annotations import Annotations
 from captioner.models.captioner import PARTS, Captioner
 from captioner.models.decoder import Decoder
@@ -27,8 +27,8 @@ from captioner.models.encoder import CNNEncoder, Encoder
 from captioner.models.lstm import LSTMDecoder
 from captioner.models.neck import NeckFactory, Projection
 from captioner.models.registry import build
-from captioner.schema import check_model
-from captioner.text import PAD, START, UNK, Vocabulary, join
+from captioner.search.beam import Decoding, search
+from captioner.store.schema import check_model
 from captioner.training.likelihood import Likelihood
 from captioner.training.objective import Loss, Objective
 from captioner.training.warm_start import start_from

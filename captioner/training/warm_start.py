@@ -7,12 +7,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from captioner import checkpoint
 from captioner.errors import UsageError, plural
+from captioner.language.vocabulary import SPECIALS, Vocabulary
 from captioner.models.captioner import Captioner
 from captioner.models.encoder import Encoder, TwoStreamEncoder
 from captioner.resources import find_model
-from captioner.text import SPECIALS, Vocabulary
+from captioner.store import checkpoint
 
 _LOG = logging.getLogger(__name__)
 # The weights of a ``WordDecoder`` that have a row for every word.

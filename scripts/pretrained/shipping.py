@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from captioner import checkpoint
-from captioner.decoding import Decoding
 from captioner.models.captioner import Captioner
 from captioner.models.encoder import CNNEncoder
+from captioner.search.beam import Decoding
+from captioner.store import checkpoint
 
 PRETRAINED = Path(__file__).parents[2] / "captioner" / "pretrained"
 WEIGHTS = "flickr8k"  # the name of the encoder's file and, in capitals, its ``weights`` option

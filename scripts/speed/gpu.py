@@ -11,9 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from captioner import fast
 from captioner.data.pixels import read_batches
-from captioner.decoding import search
-from captioner.loading import load_own
 from captioner.models.annotations import Annotations
+from captioner.predict.load import load_own
+from captioner.search.beam import search
 from speed.measure import Contestant, medians
 from speed.rows import CAPTIONS, WIDTH, random_captions, untrained
 

@@ -15,11 +15,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from captioner.decoding import Decoding
+from captioner.language.vocabulary import END, PAD, START, UNK
 from captioner.models.annotations import Annotations
 from captioner.models.captioner import Captioner
 from captioner.models.lstm import LSTMDecoder
-from captioner.text import END, PAD, START, UNK
+from captioner.search.beam import Decoding
 
 State = tuple[Tensor, ...]
 # (decoder, tokens (N,), vectors (N, L, D), state) → logits (N, V), weights (N, L), state

@@ -14,18 +14,18 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from captioner.checkpoint import Stored
 from captioner.data.cache import AnnotationCache
 from captioner.data.pixels import read_batches
-from captioner.decoding import search
+from captioner.language.vocabulary import END, PAD, START, Vocabulary
 from captioner.models.annotations import Annotations
 from captioner.models.captioner import Captioner
 from captioner.models.encoder import Encoder
 from captioner.models.registry import build
-from captioner.precision import unsupported
-from captioner.predictor import Predictor
-from captioner.text import END, PAD, START, Vocabulary
+from captioner.predict.predictor import Predictor
+from captioner.search.beam import search
+from captioner.store.checkpoint import Stored
 from captioner.training import Objective
+from captioner.training.precision import unsupported
 from speed import plain
 from speed.measure import Contestant, medians, peaks, replacements, settings
 

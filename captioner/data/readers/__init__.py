@@ -20,7 +20,7 @@ from captioner.data.readers.problems import Problems
 from captioner.data.readers.tables import check_table, read_csv, read_folder, read_jsonl
 from captioner.data.records import Record, Records
 from captioner.errors import DataError, unknown
-from captioner.paths import walk
+from captioner.photos.paths import walk
 
 
 class Found(NamedTuple):

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from captioner.data.readers.files import (
+from captioner.data.readers.problems import Problems
+from captioner.data.readers.text_files import (
     MALFORMED,
     find_file,
     find_image_folder,
@@ -17,7 +18,6 @@ from captioner.data.readers.files import (
     parse_split,
     read_json,
 )
-from captioner.data.readers.problems import Problems
 from captioner.data.records import SPLITS, TRAIN, Record
 from captioner.errors import DataError
 

@@ -8,12 +8,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 
-from captioner import paths
-from captioner.data.readers.files import find_file, find_image_folder, hash_split, read_lines
 from captioner.data.readers.problems import Problems
 from captioner.data.readers.tables import csv_rows
+from captioner.data.readers.text_files import find_file, find_image_folder, hash_split, read_lines
 from captioner.data.records import SPLITS, TEST, TRAIN, VAL, Record
 from captioner.errors import DataError
+from captioner.photos import paths
 
 Captions = dict[str, list[str]]  # by image name
 

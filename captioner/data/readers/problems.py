@@ -7,7 +7,7 @@ from typing import Any
 
 from captioner.data.records import Record
 from captioner.errors import DataError, printable
-from captioner.text import CONTROL
+from captioner.language.vocabulary import CONTROL
 
 KINDS = {
     "file": "files that cannot be used",

@@ -8,8 +8,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 
-from captioner import paths
-from captioner.data.readers.files import (
+from captioner.data.readers.problems import Problems
+from captioner.data.readers.text_files import (
     MALFORMED,
     hash_split,
     parse_json,
@@ -17,9 +17,9 @@ from captioner.data.readers.files import (
     read_csv_rows,
     read_lines,
 )
-from captioner.data.readers.problems import Problems
 from captioner.data.records import TRAIN, Record
 from captioner.errors import DataError, UsageError
+from captioner.photos import paths
 
 Row = tuple[str, list[str], str | None]  # image, captions, split
 

@@ -1,0 +1,1 @@
+"""Language: vocabulary, word classes, sub-word pieces."""

@@ -1,0 +1,1 @@
+"""Photos: image files, their geometry and their paths."""

@@ -1,0 +1,1 @@
+"""Use a model: captions, explanations, confidence."""

@@ -1,0 +1,213 @@
+"""The contract for captioners of other libraries, and the predictor that uses one.
+
+Write a subclass of ``Adapter`` with three methods; ``AdapterPredictor(adapter, name)`` then captions,
+explains and draws like the package's own models: docs/any-captioner.md has a complete example.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float
+from PIL import Image
+
+from captioner.errors import ImageError, UsageError
+from captioner.language.alignment import WHOLE, Box, photo_grid, to_photo, words_of
+from captioner.photos import images as image_files
+from captioner.photos.images import Geometry, Source
+from captioner.predict.base_predictor import BasePredictor, Method, Results, sentence_words
+from captioner.predict.caption import Caption
+from captioner.search.beam import Decoding
+from captioner.search.sampling import WordSampling
+
+LARGEST_BATCH = 8  # photos in full size that are in memory together, whatever batch_size is
+NO_SAMPLING = (
+    "{0} samples no captions: leave out temperature, top_k, top_p and seed; beam_size and num_captions "
+    "give several"
+)
+NO_GROUPS = "{0} has no diverse beam search: leave out diverse_groups"
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """A sentence in a model's own tokens, and where the model attended for each.
+
+    Attributes:
+        pieces: the T tokens as text, with their spaces; together they are the sentence.
+        log_probs: in nats, of each token given those before it, and of the end, if it came.
+        attention: the model's weights on its image cells when it predicts each token, in raster order;
+            the sum may be below 1, if it also attends to something else. None if not requested.
+        rollout: attention rollout to the cells; None if the model has none.
+        box: left, top, right and bottom of the grid as fractions of the photo's sides: inside 0 … 1
+            where the photo was cropped, outside where it was padded.
+    """
+
+    pieces: Sequence[str]
+    log_probs: Sequence[float]
+    attention: Float[np.ndarray, "T layers heads rows columns"] | None = None
+    rollout: Float[np.ndarray, "T rows columns"] | None = None
+    box: Box = WHOLE
+
+
+class Adapter:
+    """A captioner of another library; photos are upright RGB images.
+
+    Attributes:
+        mechanism: description of its attention, for figures.
+        decoding: its own search.
+        device: where it computes, by torch's name.
+    """
+
+    mechanism: str
+    decoding: Decoding = Decoding(beam_size=1)
+    device: str = "cpu"
+
+    def generate(
+        self, photos: Sequence[Image.Image], decoding: Decoding, attend: bool
+    ) -> list[list[Reading]]:
+        """Return the captions of each photo, best first; with their attention if ``attend``.
+
+        Without ``attend``, one caption per photo is enough.
+        """
+        raise NotImplementedError
+
+    def read(self, photo: Image.Image, text: str) -> Reading:
+        """Return a given sentence with the attention with which the model predicts it."""
+        raise NotImplementedError
+
+    def erase(
+        self, photo: Image.Image, text: str, cells: Bool[np.ndarray, "P rows columns"]
+    ) -> Float[np.ndarray, "P T"]:
+        """Return the log-probability of each piece of ``read`` if the image lacks some cells.
+
+        Row p is that without the cells that are True in ``cells[p]``. Only ``captioner ground`` needs
+        this method.
+        """
+        raise NotImplementedError
+
+    def fingerprint(self) -> str:
+        """Return a text that changes with the weights; to resume the captioning of a folder."""
+        return hashlib.sha256(type(self).__qualname__.encode()).hexdigest()
+
+
+class AdapterPredictor(BasePredictor):
+    """The interface of ``Predictor`` for a captioner of another library.
+
+    Args:
+        adapter: the captioner.
+        name: its name in captions.
+    """
+
+    def __init__(self, adapter: Adapter, name: str) -> None:
+        super().__init__(name, adapter.decoding, torch.device(adapter.device))
+        self.adapter, self.mechanism = adapter, adapter.mechanism
+
+    def fingerprint(self) -> str:
+        """Return a text that changes with the weights."""
+        return self.adapter.fingerprint()
+
+    def method(self, options: Mapping[str, Any]) -> Method:
+        """Return the search that options describe; see ``BasePredictor``."""
+        method = super().method(options)
+        if isinstance(method, WordSampling):
+            raise UsageError(NO_SAMPLING.format(self.name))
+        if method.diverse_groups > 1:
+            raise UsageError(NO_GROUPS.format(self.name))
+        return method
+
+    def _stream(
+        self, images: Sequence[Source], decoding: Method, batch_size: int, *given: bool
+    ) -> Results:
+        details, maps, _ = given
+        batch_size = min(batch_size, LARGEST_BATCH)
+        if isinstance(decoding, WordSampling):
+            raise UsageError(NO_SAMPLING.format(self.name))
+        if decoding.diverse_groups > 1:
+            raise UsageError(NO_GROUPS.format(self.name))
+        if decoding.samples != 1:
+            raise UsageError(f"{self.name} samples no locations: leave samples out")
+        for start in range(0, len(images), batch_size):
+            sources = images[start : start + batch_size]
+            opened = [_open(source) for source in sources]
+            photos = [photo for photo in opened if isinstance(photo, Image.Image)]
+            found = iter(self.adapter.generate(photos, decoding, maps) if photos else ())
+            for source, photo in zip(sources, opened, strict=True):
+                if isinstance(photo, ImageError):
+                    yield photo
+                    continue
+                best, *others = [
+                    self._caption(source, photo.size, reading, decoding.length_penalty, details)
+                    for reading in next(found)
+                ]
+                yield replace(best, alternatives=tuple(others))
+
+    def explain(self, image: Source, text: str, *, samples: int | None = None) -> Caption:
+        """Return a given sentence as a caption of the image, with details; see ``BasePredictor``."""
+        sentence_words(text)
+        self.decoding.with_options({"samples": samples})
+        photo = image_files.load(image)
+        return self._caption(image, photo.size, self.adapter.read(photo, text.strip()), 1.0, True)
+
+    def _caption(
+        self,
+        source: Source,
+        size: tuple[int, int],
+        reading: Reading,
+        length_penalty: float | int,
+        details: bool,
+    ) -> Caption:
+        words, members = words_of(reading.pieces)
+        log_prob = float(sum(reading.log_probs))
+        grid, more = (0, 0), {}
+        weights = np.zeros((len(words), 0, 0), np.float32)
+        if reading.attention is not None:
+            grid = photo_grid(reading.attention.shape[-2:], reading.box)
+            layers = _per_word(reading.attention, members, reading.box, grid)
+            mean = layers.mean((1, 2))
+            weights, more = _shares(mean), {"outside": _float32(1 - mean.sum((1, 2)))}
+            if details:
+                more["layers"] = _float32(layers)
+                if reading.rollout is not None:
+                    rollout = _per_word(reading.rollout, members, reading.box, grid)
+                    more["rollout"] = _shares(rollout)
+        return Caption(
+            image=str(source) if isinstance(source, str | Path) else None,
+            text="".join(reading.pieces).strip(),
+            words=tuple(words),
+            log_prob=log_prob,
+            word_log_probs=tuple(float(sum(reading.log_probs[i] for i in m)) for m in members),
+            score=log_prob / len(reading.log_probs) ** length_penalty,
+            weights=weights,
+            geometry=Geometry(*size, grid),
+            model=self.name,
+            mechanism=self.mechanism,
+            **more,
+        )
+
+
+def _per_word(
+    maps: Any, members: Sequence[Sequence[int]], box: Box, grid: tuple[int, int]
+) -> np.ndarray:
+    """Average the maps of a word's pieces and move them to a grid that covers the photo."""
+    return to_photo(np.stack([maps[list(pieces)].mean(0) for pieces in members]), box, grid)
+
+
+def _shares(maps: np.ndarray) -> Any:
+    """Divide each map by its sum; a map of zeros stays."""
+    total = maps.sum((-2, -1), keepdims=True)
+    return _float32(maps / np.where(total > 0, total, 1))
+
+
+def _float32(values: np.ndarray) -> Any:
+    return np.asarray(values, np.float32)
+
+
+def _open(source: Source) -> Image.Image | ImageError:
+    try:
+        return image_files.load(source)
+    except ImageError as error:
+        return error

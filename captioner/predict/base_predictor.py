@@ -1,0 +1,250 @@
+"""The interface to any captioner, which the commands, the app and Python code use."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import ceil
+from pathlib import Path
+from typing import Any, overload
+
+import torch
+
+from captioner import limits
+from captioner.errors import ImageError, UsageError, unknown
+from captioner.language.vocabulary import MAX_WORD, Tokenizer, Vocabulary, is_plain
+from captioner.photos.images import Source
+from captioner.predict.caption import Caption
+from captioner.predict.confidence import Calibration
+from captioner.search.beam import Decoding
+from captioner.search.sampling import WordSampling
+from captioner.store.model_folder import NOT_CALIBRATED
+
+Method = Decoding | WordSampling
+Results = Iterator[Caption | ImageError]
+MAX_TEXT = 20_000  # characters of a sentence
+
+
+class BasePredictor:
+    """The interface to any captioner; ``Predictor`` is that of the package's own models.
+
+    Args:
+        name: the model's name in captions.
+        decoding: the default search.
+        device: where the model is.
+
+    Attributes:
+        vocabulary: the words that the model knows; None if it accepts any word.
+        supervision: weight of the mask supervision of its attention in training; 0 for none.
+        draws_locations: whether hard attention samples a new location in every pass.
+        calibration: computes the confidence of captions; None if the model was not calibrated.
+    """
+
+    vocabulary: Vocabulary | None = None
+    supervision: float = 0.0
+    draws_locations: bool = False
+    calibration: Calibration | None = None
+    mechanism: str
+
+    def __init__(self, name: str, decoding: Decoding, device: torch.device) -> None:
+        self.name, self.decoding, self.device = name, decoding, device
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r}, {self.mechanism!r}, device='{self.device}')"
+
+    @overload
+    def caption(self, images: list[Source], **options: Any) -> list[Caption]: ...
+    @overload
+    def caption(self, images: Source, **options: Any) -> Caption: ...
+
+    def caption(
+        self,
+        images: Source | list[Source],
+        *,
+        batch_size: int = 64,
+        details: bool = False,
+        confidence: bool = False,
+        **options: Any,
+    ) -> Caption | list[Caption]:
+        """Caption an image, or each image of a list.
+
+        Args:
+            images: what ``photos.images.load`` reads: a path, bytes, an open file, a Pillow image,
+                or an array or tensor (H, W), (H, W, 3) or (H, W, 4); or a list of these.
+            batch_size: number of images in a batch, up to 512.
+            details: also return ``layers``, ``past`` and ``centre``, which takes one more pass.
+            confidence: also estimate ``Caption.confidence``, which samples 24 more captions. It needs
+                the model's own search, so it excludes most ``options``.
+            options: ``beam_size``, ``min_length``, ``max_length``, ``length_penalty``, ``samples``,
+                ``no_repeat``, ``diverse_groups`` and ``diversity``: see ``Decoding``; by default the
+                model's own values. The beam size is at least ``num_captions``. With ``temperature``,
+                ``top_k``, ``top_p`` or ``seed``, captions are sampled instead: see ``WordSampling``; the
+                most probable one is returned, the others are its ``alternatives``.
+
+        Raises:
+            UsageError: an unknown option, or a value out of range; details of sampled hard attention;
+                confidence of a model that was not calibrated, or of another search than its own.
+            ImageError: an image cannot be read; ``captions`` returns such errors instead.
+        """
+        decoding = self.method(options)
+        several = isinstance(images, list | tuple)
+        sources: Any = images if several else [images]
+        results = []
+        found = self.captions(sources, decoding, batch_size, details, confidence=confidence)
+        for result in found:
+            if isinstance(result, ImageError):
+                raise result
+            if "num_captions" in options:  # a beam may have more
+                others = result.alternatives[: options["num_captions"] - 1]
+                result = replace(result, alternatives=others)
+            results.append(result)
+        return results if several else results[0]
+
+    def has_confidence(self, decoding: Method) -> bool:
+        """Return whether captions of this search or sampling can have a confidence."""
+        return self.calibration is not None and decoding == self.decoding
+
+    def check_confidence(self, decoding: Method) -> None:
+        """Raise ``UsageError`` if ``has_confidence`` is false."""
+        if self.calibration is None:
+            raise UsageError(NOT_CALIBRATED.format(self.name))
+        if not self.has_confidence(decoding):
+            raise UsageError(
+                "the confidence was measured for the model's own search: leave out the options of the "
+                "search and of sampling, and a num_captions above the beam size; or leave out confidence"
+            )
+
+    def method(self, options: Mapping[str, Any]) -> Method:
+        """Return the search or the sampling that options describe; options that are None are ignored.
+
+        A ``min_length`` above the model's ``max_length`` raises that too, unless it is given.
+
+        Raises:
+            UsageError: an unknown option, or a value out of range.
+        """
+        known = limits.DECODING | limits.WORD_SAMPLING
+        for name in options.keys() - known.keys():
+            raise UsageError(unknown("option", name, known))
+        given = {name: value for name, value in options.items() if value is not None}
+        least = given.get("min_length", 1)
+        limits.check("min_length", least, limits.DECODING["min_length"])
+        longest = max(self.decoding.max_length, least)
+        if given.keys() & set(limits.SAMPLING):
+            return WordSampling.from_options(given, longest)
+        count = given.pop("num_captions", 1)
+        limits.check("num_captions", count, limits.WORD_SAMPLING["num_captions"])
+        groups = given.get("diverse_groups", self.decoding.diverse_groups)
+        limits.check("diverse_groups", groups, limits.DECODING["diverse_groups"])
+        given.setdefault("max_length", longest)
+        given.setdefault("beam_size", groups * ceil(self.decoding.beam_size / groups))
+        decoding = self.decoding.with_options(given)
+        return replace(decoding, beam_size=max(decoding.beam_size, groups * ceil(count / groups)))
+
+    def captions(
+        self,
+        images: Sequence[Source],
+        decoding: Method | None = None,
+        batch_size: int = 64,
+        details: bool = False,
+        maps: bool = True,
+        confidence: bool = False,
+    ) -> Results:
+        """Stream a caption, or the error, of each image in order; arguments as in ``caption``.
+
+        Without ``maps``, attention is not returned if computing it takes extra time. In that case
+        ``Caption.weights`` is empty, (T, 0, 0), and there are no alternatives.
+
+        Raises:
+            UsageError: details of sampled hard attention, a batch size out of range, or confidence of
+                a model that was not calibrated.
+        """
+        limits.check("batch_size", batch_size, limits.BATCH)
+        method = decoding or self.decoding
+        if confidence:
+            self.check_confidence(method)
+        return self._stream(images, method, batch_size, details, maps, confidence)
+
+    def _stream(
+        self, images: Sequence[Source], decoding: Method, batch_size: int, *given: bool
+    ) -> Results:
+        """Stream the results of ``captions``; ``given`` are details, maps and confidence."""
+        raise NotImplementedError
+
+    def explain(self, image: Source, text: str, *, samples: int | None = None) -> Caption:
+        """Return a given sentence as a caption of the image, with details.
+
+        The map of a word shows where the model attended to predict it, so it depends only on the words
+        before it.
+
+        Args:
+            image: as for ``caption``.
+            text: the sentence, of at most 200 words of 100 letters.
+            samples: see ``Decoding``; None means the model's own value.
+
+        Raises:
+            ImageError: the image cannot be read.
+            UsageError: the sentence has no words or too many; ``samples`` is out of range, or above 1
+                without sampled hard attention.
+        """
+        raise NotImplementedError
+
+    def explain_by(self, image: Source, caption: Caption | str, method: str) -> Caption:
+        """Return a caption of the image with the maps of another method than attention.
+
+        Args:
+            image: as for ``caption``.
+            caption: a caption of this image by this model, or a sentence. For rollout with a model of
+                another library, the caption needs details.
+            method: one of ``captioner.limits.METHODS``; see ``captioner.predict.explanations``.
+
+        Raises:
+            ImageError: the image cannot be read.
+            UsageError: the model or the installation lacks what the method needs, or the caption is of
+                another model or image.
+        """
+        caption = self._own(image, caption, method)
+        if method == "attention":
+            return caption
+        if method != "rollout" or caption.rollout is None:
+            raise UsageError(f"{self.name} has no {method}: it is not a model of this package")
+        return caption.explained(caption.rollout, method)
+
+    def _own(self, image: Source, caption: Caption | str, method: str) -> Caption:
+        """Check the arguments of ``explain_by``; return a sentence as a caption."""
+        if not isinstance(method, str) or method not in limits.METHODS:
+            raise UsageError(unknown("method", str(method), limits.METHODS))
+        if isinstance(caption, str):
+            return self.explain(image, caption)
+        if not isinstance(caption, Caption):
+            raise UsageError(f"expected a Caption or a sentence, got {type(caption).__name__}")
+        path = str(image) if isinstance(image, str | Path) else None
+        for what, its, this in (
+            ("model", caption.model, self.name),
+            ("photo", caption.image, path if caption.image is not None else None),
+        ):
+            if this is not None and its != this:
+                raise UsageError(
+                    f"the caption is of another {what} ({its!r:.80}, not {this!r:.80}): to explain its "
+                    "words here, give caption.text"
+                )
+        return caption
+
+    def sampler(self) -> "BasePredictor | None":
+        """Return this model with hard attention that samples a location per word in every call.
+
+        None if the attention is not ``Hard``.
+        """
+        return None
+
+    def fingerprint(self) -> str:
+        """Return a SHA-256 of the configuration, the vocabulary and the weights."""
+        raise NotImplementedError
+
+
+def sentence_words(text: str, most: float | int = limits.DECODING["max_length"].high) -> list[str]:
+    """Return the words of a sentence; raise ``UsageError`` if they cannot be explained."""
+    words = Tokenizer()(text) if isinstance(text, str) and len(text) <= MAX_TEXT else []
+    if not words or len(words) > most or not all(map(is_plain, words)):
+        raise UsageError(
+            f"a sentence to explain has 1 to {most} words of at most {MAX_WORD} letters, without "
+            f"control characters, got {text!r:.80}"
+        )
+    return words

@@ -1,0 +1,47 @@
+"""Load a model by name: bundled, in a folder or a checkpoint, or from the transformers library."""
+
+from pathlib import Path
+
+from captioner import fast
+from captioner.errors import UsageError
+from captioner.hf.families import check_installed
+from captioner.predict.base_predictor import BasePredictor
+from captioner.predict.predictor import Predictor, torch_device
+from captioner.resources import DEFAULT_MODEL, HF, find_model
+from captioner.store import checkpoint
+
+
+def load(model: str | Path | None = None, device: str = "auto") -> BasePredictor:
+    """Load a model for ``load().caption("dog.jpg")``.
+
+    Args:
+        model: a bundled name, a model folder, a Lightning ``.ckpt``, a run folder, or ``hf:`` and the
+            folder or the hub name of a model of transformers; None for the bundled default.
+        device: as in ``Predictor``.
+
+    Returns:
+        A ``Predictor``, or for ``hf:`` an ``AdapterPredictor``, which has the same interface.
+
+    Raises:
+        UsageError: no such device, or transformers is not installed.
+        CheckpointError: no such model, or it cannot be loaded.
+    """
+    if not isinstance(model, str | Path | None) or model == "":
+        raise UsageError(f"a model is a name or a path, got {model!r:.80}")
+    torch_device(device)  # refused before the model is read
+    if str(model).startswith(HF):
+        check_installed()
+        from captioner.hf.hub import load as load_hf
+
+        return load_hf(str(model).removeprefix(HF), device)
+    return load_own(model, device)
+
+
+def load_own(model: str | Path | None = None, device: str = "auto") -> Predictor:
+    """Load a model of this package; as ``load``."""
+    stored = checkpoint.load(find_model(model))
+    fast.accelerate(stored.captioner)
+    name = str(model or DEFAULT_MODEL)
+    return Predictor(
+        stored.captioner, name, device, stored.decoding, stored.supervision, stored.calibration
+    )

@@ -1,0 +1,1 @@
+"""Search: how a decoder's probabilities become a caption."""

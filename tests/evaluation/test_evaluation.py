@@ -1,0 +1,299 @@
+"""Caption scores, compared with stored scores of coco-caption and its Java programs."""
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from captioner.cli.main import main
+from captioner.errors import DataError, EvaluationError
+from captioner.evaluation import java
+from captioner.evaluation.java import ptb_words
+from captioner.evaluation.metrics import (
+    CaptionScorer,
+    Scores,
+    evaluate_files,
+    read_references,
+    read_results,
+)
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "evaluation"
+RESULTS, REFERENCES = FIXTURES / "results.json", FIXTURES / "references.json"
+COCO = json.loads((FIXTURES / "coco_caption.json").read_text(encoding="utf-8"))
+
+needs_java = pytest.mark.skipif(
+    shutil.which("java") is None,
+    reason="no java on PATH: METEOR and the PTB tokenizer were NOT compared with pycocoevalcap",
+)
+posix = pytest.mark.skipif(os.name != "posix", reason="the fake java is a shell script")
+
+TOY_REFERENCES = {
+    "dog": ["a brown dog runs in the grass", "the dog is running", "a dog runs fast"],
+    "cat": ["a cat sleeps on the red couch", "the cat is asleep"],
+    "bus": ["a red bus drives down the long street"],
+}
+TOY_CANDIDATES = {
+    "dog": "a dog runs in the the park",
+    "cat": "the cat sleeps on a couch",
+    "bus": "a bus on the street",
+}
+
+
+def score(candidates=TOY_CANDIDATES, references=TOY_REFERENCES, **options) -> Scores:
+    return CaptionScorer(references, **options).score(candidates)
+
+
+def assert_same_as_coco_caption(scores):
+    names = {f"bleu_{n}": f"Bleu_{n}" for n in range(1, 5)}
+    names |= {"rouge_l": "ROUGE_L", "cider": "CIDEr"}
+    if scores.meteor is not None:
+        names["meteor"] = "METEOR"
+    for name, stored in names.items():
+        assert getattr(scores, name) == pytest.approx(100 * COCO["scores"][stored])
+
+
+def test_stored_tokens_give_the_stored_scores_of_coco_caption():
+    """Without Java: the stored tokens give all scores of coco-caption except METEOR."""
+
+    def stored(caption):
+        return COCO["ptb"][caption.replace("\n", " ")].split()
+
+    candidates, references = read_results(RESULTS), read_references(REFERENCES)
+    assert_same_as_coco_caption(score(candidates, references, java=False, tokenizer=stored))
+
+
+@needs_java
+def test_scores_equal_those_of_coco_caption(capfd):
+    """Includes an empty caption, a very long one, accents, an emoji and line breaks."""
+    scores = evaluate_files(RESULTS, REFERENCES, java=True)
+    assert scores.meteor is not None
+    assert_same_as_coco_caption(scores)
+    assert (scores.tokenizer, scores.images, scores.missing) == ("ptb", 30, 0)
+    assert capfd.readouterr() == ("", "")
+
+
+@needs_java
+def test_ptb_words():
+    """Equal to stored output; line breaks inside captions do not shift the next ones."""
+    captions, expected = list(COCO["ptb"]), list(COCO["ptb"].values())
+    for end in (*"\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029", "\r\n", "\n\n"):
+        captions += [f"A dog{end}runs.", "", f"{end}A cat", f"A bus{end}", ""]
+        expected += ["a dog runs", "", "a cat", "a bus", ""]
+    assert ptb_words(captions) == expected
+
+
+@pytest.fixture
+def fake_java(tmp_path, monkeypatch):
+    """Puts a ``java`` with the given shell code on PATH."""
+
+    def install(code):
+        program = tmp_path / "bin" / "java"
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"#!/bin/sh\n{code}\n")
+        program.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+
+    return install
+
+
+# A tokenizer that changes nothing, and the same METEOR statistics for every caption.
+METEOR_LINE = "7 4 4 1 2 2 1 1 0 0 0 0 0 0 0 0 0 0 0 0 1 3 3"
+METEOR_SCORE = 34.72234871394288
+PTB = 'case "$*" in *PTBTokenizer*) exec cat;; esac; '
+GOOD = f"{PTB} while read -r line; do echo {METEOR_LINE}; done"
+BROKEN = {
+    "crashes": ("printf 'Picked up X\nError: too old\nat Main\n' >&2; exit 1", "Error: too old"),
+    "swallows lines": ("cat > /dev/null; echo one", "2 lines for 6 captions"),
+    "METEOR dies before reading": (PTB + "exec 0<&-; sleep 0.2; exit 3", "exit status 3"),
+    "METEOR answers nonsense": (
+        PTB + "while read -r line; do echo Error; done",
+        "an unexpected answer, 'Error'",
+    ),
+}
+
+
+@posix
+def test_java_on_path_is_used(fake_java, capfd):
+    fake_java(GOOD)
+    scores = score()
+    assert (scores.meteor, scores.tokenizer) == (pytest.approx(METEOR_SCORE), "ptb")
+    assert scores.cider == pytest.approx(score(java=False, tokenizer=str.split).cider)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_no_java(monkeypatch, tmp_path, caplog):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    scores = score()
+    assert (scores.meteor, scores.tokenizer) == (None, "nltk-treebank")
+    assert not caplog.records
+    with pytest.raises(EvaluationError, match=r"java does not start \(.*; repair or install Java"):
+        score(java=True)
+
+
+@posix
+@pytest.mark.parametrize(("code", "reason"), BROKEN.values(), ids=BROKEN)
+def test_broken_java(code, reason, fake_java, caplog):
+    fake_java(code)
+    scorer = CaptionScorer(TOY_REFERENCES)
+    with caplog.at_level(logging.WARNING):
+        scores = [scorer.score(TOY_CANDIDATES) for _ in range(2)]
+    assert scores == [score(java=False)] * 2
+    [record] = caplog.records
+    assert record.getMessage().endswith("; scoring with nltk-treebank words and without METEOR")
+    tool = "METEOR" if code.startswith(PTB) else "the PTB tokenizer"
+    message = f"^{tool} failed in java: {reason}.*; repair or install Java, or [^\n]*$"
+    with pytest.raises(EvaluationError, match=message):
+        score(java=True)
+
+
+@posix
+@pytest.mark.parametrize("only", ["PTBTokenizer", "meteor"])
+def test_hanging_java_is_killed_with_its_children(only, fake_java, tmp_path, monkeypatch):
+    hang = f"sleep 300 & echo $! > {tmp_path}/child; wait"
+    fake_java(f'case "$*" in *{only}*) {hang};; esac\n{GOOD}')
+    monkeypatch.setattr(java, "TIMEOUT", 0.5)
+    started = time.monotonic()
+    with pytest.raises(EvaluationError, match=r"failed in java: not done after 0\.5 s"):
+        score(java=True)
+    assert time.monotonic() - started < 10
+    child = (tmp_path / "child").read_text().strip()
+    listed = subprocess.run(["ps", "-o", "stat=", "-p", child], capture_output=True, text=True)
+    assert listed.stdout.strip()[:1] in ("", "Z")
+
+
+@pytest.mark.parametrize(
+    ("candidates", "references", "message"),
+    [
+        ({}, {1: ["a"]}, "nothing to score: expected a caption of at least one image"),
+        (
+            dict.fromkeys(range(8), "a"),
+            {1: ["a"]},
+            r"captioned images without references: 0, 2, 3, 4, 5 and 2 more; there are references of 1$",
+        ),
+        ({1: "a"}, {}, r"without references: 1; there are references of no image$"),
+        ({1: "a"}, {1: ["a"], 2: [], 3: [" "]}, r"images without a reference caption: 2, 3$"),
+        ({1: "a"}, {1: ["..."]}, r"the references have no words, such as those of 1$"),
+    ],
+)
+def test_errors(candidates, references, message):
+    with pytest.raises(EvaluationError, match=message) as raised:
+        score(candidates, references, java=False)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_file(content, name="results.json"):
+        if not isinstance(content, bytes):
+            content = (content if isinstance(content, str) else json.dumps(content)).encode()
+        (tmp_path / name).write_bytes(content)
+        return tmp_path / name
+
+    return write_file
+
+
+def test_read_coco_results(write):
+    results = [{"image_id": 42, "caption": "a dog"}, {"image_id": "x", "caption": ""}]
+    expected = {42: "a dog", "x": ""}
+    assert read_results(write(results)) == expected
+    assert read_results(write(b"\xef\xbb\xbf\n" + json.dumps(results).encode())) == expected
+
+
+def test_read_results_of_captioner_caption(write, caplog):
+    lines = [
+        {"image": "photos/dog.jpg", "caption": "a dog\u2028runs 😀", "log_prob": -3.5},
+        {"image": "photos\\cat.jpg", "caption": "a cat"},
+        {"image": "photos/broken.jpg", "error": {"type": "ImageError", "message": "cut"}},
+        {"image": "a.jpg", "image_id": 7, "caption": "a bus"},
+    ]
+    text = "\n".join(json.dumps(line, ensure_ascii=False) for line in lines) + "\n\n"
+    assert read_results(str(write(text, "out.jsonl"))) == {
+        "dog.jpg": "a dog\u2028runs 😀",
+        "cat.jpg": "a cat",
+        7: "a bus",
+    }
+    assert "left out images that have no caption: 'broken.jpg'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('[{"image_id": 1', r"results\.json is not JSON \(.*; expected COCO results, \["),
+        ('{"image": "a", "caption": "b"}\n{"ima', r"is not JSON \(.*line 2"),
+        (b"\xff\xfe", r"results\.json' cannot be read as UTF-8 text"),
+        ("", r"results\.json holds no caption; expected COCO results"),
+        ({"images": [], "annotations": []}, r"record 1 names no image; expected COCO"),
+        ([{"image_id": 1, "caption": "a"}, {"caption": "a"}], r"record 2 names no image"),
+        ([{"image_id": True, "caption": "a"}], r"record 1 names no image"),
+        ([{"image_id": 1, "caption": None}], r"record 1 has no caption; expected COCO results"),
+        ([{"image": "a.jpg", "error": {}}], r"holds no caption"),
+        (
+            '{"image": "a/x.jpg", "caption": ""}\n{"image": "b/x.jpg", "caption": ""}',
+            r"results\.json captions image 'x\.jpg' twice, expected once$",
+        ),
+    ],
+)
+def test_bad_results(content, message, write):
+    with pytest.raises((EvaluationError, DataError), match=message) as raised:
+        read_results(write(content))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", r"refs\.json' is not readable JSON: "),
+        (
+            [],
+            r"refs\.json has no reference captions \(it is a list, as in .*; expected COCO captions",
+        ),
+        ({"annotations": [{"image_id": 1, "caption": "a"}]}, r"captions \('images'\);"),
+        ({"images": [], "annotations": []}, r"captions \(it is empty\); expected"),
+        ({"images": [], "annotations": [{"image_id": 1}]}, r"captions \('caption'\);"),
+    ],
+)
+def test_bad_references(content, message, write):
+    with pytest.raises((EvaluationError, DataError), match=message) as raised:
+        read_references(write(content, "refs.json"))
+    assert "\n" not in str(raised.value)
+
+
+def test_evaluate_files_by_id_and_by_name(write):
+    captions = [(0, "a dog"), (0, "the dog"), (1, "a cat"), (2, "a bus")]
+    content = {
+        "images": [{"id": i, "file_name": f"val/{'abc'[i]}.jpg"} for i in range(3)],
+        "annotations": [{"image_id": i, "caption": text} for i, text in captions],
+    }
+    references = write(content, "refs.json")
+    assert read_references(references) == {0: ["a dog", "the dog"], 1: ["a cat"], 2: ["a bus"]}
+    by_id = [{"image_id": 0, "caption": "a dog"}, {"image_id": 1, "caption": "the cat"}]
+    by_name = [{"image": f"x/{'ab'[r['image_id']]}.jpg", "caption": r["caption"]} for r in by_id]
+    expected = evaluate_files(write(by_id), references, java=False)
+    assert (expected.images, expected.missing) == (2, 1)
+    assert expected.bleu_1 == pytest.approx(75)
+    assert evaluate_files(str(write(by_name)), str(references), java=False) == expected
+    with pytest.raises(EvaluationError, match=r"captions image 0 twice: by id and by name"):
+        evaluate_files(write(by_id + by_name[:1]), references, java=False)
+
+
+def test_a_missing_file():
+    with pytest.raises(DataError, match=r"none\.json' cannot be read: No such file"):
+        read_results("none.json")
+
+
+def test_the_command_rounds_and_warns_of_missing_captions(write, capsys):
+    some = write(json.loads(RESULTS.read_text())[:5])
+    options = ["--references", str(REFERENCES), "--java=no"]
+    assert main(["evaluate", str(some), *options]) == 0
+    printed, warned = capsys.readouterr()
+    scores = json.loads(printed)
+    assert scores["images"] == 5
+    assert all(score == round(score, 2) for score in scores.values() if isinstance(score, float))
+    assert "25 of 30 photos with references have no caption" in warned
+    assert main(["evaluate", str(RESULTS), *options]) == 0
+    assert "no caption" not in capsys.readouterr().err

@@ -1,0 +1,239 @@
+"""Replaced attention weights: against plain loops, and for every decoder; adversaries, random layers."""
+
+import math
+import statistics
+from collections import Counter
+
+import pytest
+import torch
+
+from captioner.errors import EvaluationError
+from captioner.evaluation import adversary, randomisation
+from captioner.evaluation.interventions import (
+    Intervened,
+    between_photos,
+    between_words,
+    even,
+    log_probs,
+    own,
+    record,
+    select,
+)
+from captioner.language.vocabulary import END, PAD, START
+from captioner.models import Annotations
+from captioner.search.beam import Decoding, search
+from random_decoders import random_decoder
+
+L, D, V = 6, 6, 9
+TOKENS = torch.tensor([[START, 5, 7, END, PAD], [START, 4, 8, 6, END], [START, 6, END, PAD, PAD]])
+LENGTHS = [3, 4, 2]
+SOFT = {"class_path": "Attention"}
+HARD = {"class_path": "Attention", "init_args": {"distribution": {"class_path": "Hard"}}}
+HEADS = {"class_path": "MultiHead", "init_args": {"heads": 2, "dim": 8}}
+LSTM = {"hidden": 6, "embedding": 4}
+TRANSFORMER = {"dim": 6, "layers": 2, "heads": 2, "feed_forward": 5}
+DECODERS = {
+    "LSTM": ("LSTMDecoder", LSTM | {"attention": SOFT}),
+    "LSTM intra": ("LSTMDecoder", LSTM | {"attention": SOFT, "intra": True}),
+    "hard": ("LSTMDecoder", LSTM | {"attention": HARD}),
+    "Luong": ("LuongDecoder", LSTM | {"attention": SOFT}),
+    "Luong sentinel": ("LuongDecoder", LSTM | {"attention": SOFT, "sentinel": True}),
+    "Luong heads": ("LuongDecoder", LSTM | {"attention": HEADS, "input_feeding": False}),
+    "top-down": ("TopDownDecoder", LSTM | {"attention": SOFT}),
+    "Transformer": ("TransformerDecoder", TRANSFORMER | {"attention": HEADS}),
+}
+
+
+def make(name):
+    return random_decoder(*DECODERS[name], V, D)
+
+
+def photos(mask=True):
+    generator = torch.Generator().manual_seed(5)
+    vectors = torch.randn(3, L, D, generator=generator, dtype=torch.double)
+    masked = torch.ones(3, L, dtype=torch.bool)
+    masked[1, 2:4] = False
+    return Annotations(vectors, (2, 3), masked if mask else None)
+
+
+def valid(values):
+    """The values of the steps before the end of each caption."""
+    return torch.cat([row[:length] for row, length in zip(values, LENGTHS, strict=True)])
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_its_own_weights_change_nothing(name):
+    decoder, annotations = make(name), photos()
+    plan = record(decoder, annotations, TOKENS)
+    same = Intervened(decoder, own(plan, LENGTHS, 9))
+    before = log_probs(decoder, annotations, TOKENS)
+    torch.testing.assert_close(
+        valid(log_probs(same, annotations, TOKENS)), valid(before), rtol=0, atol=1e-10
+    )
+    assert not any(part._forward_hooks for part in decoder.modules())
+
+
+def test_the_search_with_its_own_weights_finds_the_same_captions():
+    """A beam of one follows the plan of its own caption; finished images leave the batch."""
+    decoder, annotations = make("LSTM"), photos()
+    decoder.output.bias.data[END] += 3
+    decoding = Decoding(beam_size=1, max_length=7)
+    found = [beam[0] for beam in search(decoder, annotations, decoding)]
+    lengths = [len(caption.tokens) + 1 for caption in found]
+    assert len(set(lengths)) > 1
+    rows = [[START, *c.tokens, END, *[PAD] * (max(lengths) - len(c.tokens))] for c in found]
+    plan = own(record(decoder, annotations, torch.tensor(rows)), lengths, 8)
+    again = [beam[0] for beam in search(Intervened(decoder, plan), annotations, decoding)]
+    assert [caption.tokens for caption in again] == [caption.tokens for caption in found]
+    other = Intervened(decoder, even(plan, annotations.mask))
+    changed = [beam[0] for beam in search(other, annotations, decoding)]
+    assert [caption.tokens for caption in changed] != [caption.tokens for caption in found]
+
+
+def test_even_weights_give_the_mean_context():
+    """A plain loop with nn.LSTMCell, whose context is the mean of the unmasked annotations."""
+    decoder, annotations = make("LSTM"), photos()
+    plan = even(record(decoder, annotations, TOKENS), annotations.mask)
+    found = log_probs(Intervened(decoder, plan), annotations, TOKENS)
+    for i, length in enumerate(LENGTHS):
+        regions = [
+            vector
+            for vector, there in zip(annotations.vectors[i], annotations.mask[i], strict=True)
+            if there
+        ]
+        mean = sum(regions) / len(regions)
+        h, c = decoder.start_hidden(mean)[None], decoder.start_cell(mean)[None]
+        for t in range(length):
+            word = decoder.embedding.weight[TOKENS[i, t]][None]
+            context = decoder.gate(h) * mean
+            h, c = decoder.lstm(torch.cat([word, context], 1), (h, c))
+            deep = torch.tanh(word + decoder.output_hidden(h) + decoder.output_context(context))
+            expected = decoder.output(deep).log_softmax(-1)[0, TOKENS[i, t + 1]]
+            torch.testing.assert_close(found[i, t], expected, rtol=0, atol=1e-6)
+
+
+def numbered(captions, steps):
+    """A plan whose weights say which caption and which step they are of."""
+    caption, step = torch.meshgrid(torch.arange(captions), torch.arange(steps), indexing="ij")
+    part = torch.stack([caption, step], -1).double()
+    return (part, part.unsqueeze(1).expand(-1, 2, -1, -1))
+
+
+def test_permutations_between_words_are_permutations():
+    plan, lengths = numbered(4, 5), [5, 3, 1, 4]
+    found = between_words(plan, lengths, 12, torch.Generator().manual_seed(0))
+    assert all((found[0] == found[1][:, head]).all() for head in range(2))
+    moved = 0
+    for i, length in enumerate(lengths):
+        caption, step = found[0][i].T.int().tolist()
+        assert set(caption) == {i}
+        assert sorted(step[:length]) == list(range(length))
+        assert step == [step[t % length] for t in range(12)]
+        moved += step[:length] != list(range(length))
+    assert moved >= 2
+    others = between_words(plan, lengths, 12, torch.Generator().manual_seed(1))
+    assert (others[0] != found[0]).any()
+
+
+def test_every_photo_gets_the_weights_of_another_one():
+    of_photo = [0, 0, 1, 1, 1, 2, 3, 3]
+    lengths = [3, 5, 2, 4, 1, 5, 2, 3]
+    plan = numbered(8, 5)
+    found, _ = between_photos(plan, lengths, 7, torch.Generator().manual_seed(0), of_photo)
+    donors = []
+    for i, photo in enumerate(of_photo):
+        caption, step = found[i].T.int().tolist()
+        [source] = set(caption)
+        donors.append((photo, of_photo[source]))
+        assert step == [t % lengths[source] for t in range(7)]
+    pairs = set(donors)
+    assert len(pairs) == 4
+    assert all(one != other for one, other in pairs)
+    assert Counter(other for _, other in pairs) == dict.fromkeys(range(4), 1)
+    with pytest.raises(EvaluationError, match="at least two photos, got one"):
+        between_photos(plan, lengths, 7, torch.Generator(), [0] * 8)
+
+
+def test_weights_of_other_images_are_refused():
+    decoder, annotations = make("LSTM"), photos()
+    plan = record(decoder, annotations, TOKENS)
+    few = select(plan, torch.zeros(2, 4, dtype=torch.long), torch.zeros(2, 4, dtype=torch.long))
+    with pytest.raises(EvaluationError, match="2 images with 6 regions cannot replace those of 3"):
+        log_probs(Intervened(decoder, few), annotations, TOKENS)
+
+
+@pytest.mark.parametrize("name", ["LSTM", "hard", "Luong", "Transformer"])
+def test_the_adversary_keeps_the_output_and_moves_the_weights(name):
+    decoder, annotations = make(name), photos()
+    epsilon, tokens = 0.2, TOKENS[:, :3]
+    found = adversary.find(decoder, annotations, tokens, epsilon, iterations=5)
+    plan = record(decoder, annotations, tokens)
+    state = decoder.init_state(annotations)
+    moved = 0
+    for t in range(tokens.shape[1] - 1):
+        expected, _, after = decoder.step(tokens[:, t], state)
+        at = tuple(part[..., t : t + 1, :] for part in found.plan)
+        for part in at:
+            torch.testing.assert_close(part.sum(-1), torch.ones_like(part.sum(-1)))
+            assert (part >= 0).all()
+            assert (
+                part.movedim(-1, 0)[2:4, 1] == 0
+            ).all()  # the masked regions of the second photo
+        whole = Intervened(decoder, at).init_state(annotations)
+        logits, _, _ = Intervened(decoder, at).step(tokens[:, t], type(whole)(state, at))
+        change = (logits.softmax(-1) - expected.softmax(-1)).abs().sum(-1) / 2
+        torch.testing.assert_close(change, found.distance[:, t], rtol=0, atol=1e-8)
+        assert (change <= epsilon + 1e-9).all()
+        own_weights = tuple(part[..., t : t + 1, :] for part in plan)
+        for i in range(3):
+            pairs = [
+                (p, q)
+                for mine, other in zip(own_weights, at, strict=True)
+                for p, q in zip(mine[i].reshape(-1, L), other[i].reshape(-1, L), strict=True)
+            ]
+            by_hand = sum(jensen_shannon(p.tolist(), q.tolist()) for p, q in pairs) / len(pairs)
+            assert found.divergence[i, t].item() == pytest.approx(by_hand, abs=1e-9)
+        moved += int((found.divergence[:, t] > 0.05).sum())
+        state = after
+    assert moved > 1
+
+
+def jensen_shannon(p, q):
+    middle = [(a + b) / 2 for a, b in zip(p, q, strict=True)]
+
+    def information(weights):
+        return sum(w * math.log(w / m) for w, m in zip(weights, middle, strict=True) if w)
+
+    return (information(p) + information(q)) / 2
+
+
+@pytest.mark.parametrize("name", ["LSTM", "Luong", "top-down", "LSTM intra", "Transformer"])
+def test_layers_become_random_from_the_top_down(name):
+    decoder = make(name)
+    parameters = dict(decoder.named_parameters())
+    changed, layers = set(), []
+    for layer, random in randomisation.cascade(decoder, 0):
+        layers.append(layer)
+        now = {n for n, p in random.named_parameters() if not torch.equal(p, parameters[n])}
+        assert changed < now
+        changed = now
+        for n, p in random.named_parameters():
+            assert torch.equal(p.flatten().sort().values, parameters[n].flatten().sort().values)
+    assert changed == {n for n, p in parameters.items() if p.numel() > 1}
+    assert layers[:: len(layers) - 1] == ["output layer", "embeddings"]
+
+
+def spearman(x, y):
+    """The correlation of ranks, each the number of smaller values and half of the equal ones."""
+    ranks = [[sum((b < a) + (b == a) / 2 for b in values) for a in values] for values in (x, y)]
+    return statistics.correlation(*ranks)
+
+
+def test_rank_correlation_is_that_of_a_plain_loop():
+    generator = torch.Generator().manual_seed(0)
+    one = torch.randint(4, (5, 9), generator=generator).double()  # with ties
+    other = torch.rand(5, 9, generator=generator).double()
+    one[4] = 2.0  # of equal weights, there is none
+    expected = [spearman(x, y) for x, y in zip(one[:4].tolist(), other.tolist(), strict=False)]
+    found = randomisation.rank_correlation(one, other).tolist()
+    assert found == pytest.approx([*expected, 0.0])

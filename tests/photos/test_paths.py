@@ -1,0 +1,208 @@
+"""The images that files, folders and globs name, and the files that ``caption`` writes."""
+
+import io
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from captioner.cli import caption_outputs
+from captioner.cli.main import main
+from captioner.cli.outputs import check_replaced
+from captioner.cli.writers import WRITERS, format_of
+from captioner.errors import ImageError, UsageError
+from captioner.photos import images, paths
+
+FILES = (
+    *("b.jpg", "a.PNG", "notes.txt", ".hidden.jpg", "sub/c.webp", "sub/deep/d.tiff"),
+    *(".cache/e.jpg", "odd[1].jpg", "odd1.jpg", "x.jfif", "empty/readme.md"),
+)
+IMAGES = ["a.PNG", "b.jpg", "odd1.jpg", "odd[1].jpg", "sub/c.webp", "sub/deep/d.tiff"]
+
+
+@pytest.fixture
+def tree(tmp_path, monkeypatch):
+    for name in FILES:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "folder.jpg").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def names(*inputs):
+    return [path.as_posix() for path in paths.find(list(inputs))]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "expected"),
+    [
+        (["."], IMAGES),
+        (["*"], IMAGES),
+        (["sub", "b.jpg"], ["sub/c.webp", "sub/deep/d.tiff", "b.jpg"]),
+        ([".cache"], [".cache/e.jpg"]),  # hidden, but named
+        (["x.jfif", "notes.txt", ".hidden.jpg"], ["x.jfif", "notes.txt", ".hidden.jpg"]),
+        ([], []),
+        (["[ab].*"], ["a.PNG", "b.jpg"]),
+        (["**/*.tiff"], ["sub/deep/d.tiff"]),
+        (["*.jfif"], ["x.jfif"]),
+        ([".ca*/*.jpg"], [".cache/e.jpg"]),
+        (["**/.h*.jpg"], [".hidden.jpg"]),
+    ],
+)
+def test_images_are_found_in_order(inputs, expected, tree):
+    assert names(*inputs) == expected
+
+
+def test_absolute_inputs_give_absolute_paths_and_a_string_is_one_input(tree):
+    assert paths.find([tree]) == [tree / name for name in IMAGES]
+    assert names(f"{tree}/s*/*") == [f"{tree}/sub/c.webp", f"{tree}/sub/deep/d.tiff"]
+    assert paths.find("b.jpg") == [Path("b.jpg")]
+
+
+def test_an_existing_name_is_not_read_as_a_glob(tree):
+    assert names("odd[1].jpg") == ["odd[1].jpg"]
+    Path("odd[1].jpg").unlink()
+    assert names("odd[1].jpg") == ["odd1.jpg"]
+
+
+def test_an_image_is_listed_once(tree):
+    assert names("b.jpg", tree / "b.jpg", "./b.jpg", "b*", ".")[:2] == ["b.jpg", "a.PNG"]
+    assert len(names(".", str(tree))) == len(names("."))
+
+
+@pytest.mark.parametrize(
+    "name", ["missing.jpg", "empty", "folder.jpg", "*.nope", "n*", "", "a\0", "z" * 5000]
+)
+def test_an_input_without_images(tree, name):
+    """Alone it is an error; beside other inputs it is reported when it is read."""
+    if name == "":
+        (tree / "void").mkdir()
+        os.chdir(tree / "void")
+    with pytest.raises(UsageError) as error:
+        paths.find([name or "."])
+    assert str(error.value).isprintable()
+    for part in (".jpg", ".tiff", *([name] if name == "empty" else [])):
+        assert part in str(error.value)
+    if name not in ("", "n*"):
+        assert names(name, tree / "b.jpg", "missing too.jpg")[1:] == [name, "missing too.jpg"]
+        with pytest.raises(ImageError) as unreadable:
+            images.load(name)
+        assert str(unreadable.value).isprintable()
+
+
+def test_links_to_folders_are_not_followed(tree):
+    """Two of them lead to as many folders as a path may be long: 2 to the power of 40."""
+    for name in ("loop", "again", "loop.jpg"):
+        (tree / "sub" / name).symlink_to(tree)
+    (tree / "sub" / "link.jpg").symlink_to(tree / "b.jpg")
+    assert names("sub") == ["sub/c.webp", "sub/link.jpg", "sub/deep/d.tiff"]
+    assert names("**/*.tiff") == ["sub/deep/d.tiff"]
+    assert names(f"{tree}/**/*.tiff") == [f"{tree}/sub/deep/d.tiff"]
+    assert names("sub/**") == names("sub")
+    assert names("**/deep/**/d*") == ["sub/deep/d.tiff"]
+
+
+def test_what_is_no_regular_file_is_listed_and_reported_when_it_is_read(tree):
+    os.mkfifo(tree / "sub" / "pipe.jpg")
+    (tree / "sub" / "circle.png").symlink_to("circle.png")
+    (tree / "sub" / "zero.gif").symlink_to("/dev/zero")
+    special = ["sub/circle.png", "sub/pipe.jpg", "sub/zero.gif"]
+    assert names("sub") == ["sub/c.webp", *special, "sub/deep/d.tiff"]
+    for name in special[1:]:
+        with pytest.raises(ImageError, match=f"{name} is a pipe or a device"):
+            images.load(name)
+
+
+@pytest.mark.parametrize("inputs", [["."], ["sub"], ["s*"], ["b.jpg", "sub/deep"]])
+def test_a_folder_that_cannot_be_read_is_reported(inputs, tree, monkeypatch, capsys):
+    scandir = os.scandir
+
+    def refuse(folder="."):
+        if Path(folder).name == "deep":
+            raise PermissionError(13, "Permission denied", str(folder))
+        return scandir(folder)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    assert "sub/deep" in names(*inputs)
+    with pytest.raises(ImageError, match=r"deep.* cannot be read .Permission denied"):
+        images.load("sub/deep")
+    assert main(["caption", "sub/deep"]) == 1
+    assert "sub/deep cannot be read (Permission denied)" in capsys.readouterr().err
+
+
+def test_folders_nested_deeper_than_pythons_recursion(tree):
+    deep = "sub/" + "/".join("x" * 1500)
+    subprocess.run(["mkdir", "-p", f"{deep}/{'y/' * 600}"], check=True)  # longer than a path
+    Path(deep, "last.png").touch()
+    try:
+        *found, unreadable = names("sub")
+        assert found == ["sub/c.webp", "sub/deep/d.tiff", f"{deep}/last.png"]
+        assert unreadable.startswith(f"{deep}/y/")
+        with pytest.raises(UsageError, match=r"^sub/\*\*/\*\.png: its folders are nested too deep"):
+            paths.find(["sub/**/*.png"])
+    finally:
+        subprocess.run(["rm", "-r", "sub/x"], check=True)  # pytest cannot
+
+
+def test_iterate_does_not_read_ahead(tree):
+    """Inputs without a match come last; subfolders are read when they are reached."""
+    stream = paths.iterate(["missing.jpg", ".", "b.jpg"])
+    assert next(stream).as_posix() == "a.PNG"
+    (tree / "sub" / "deep" / "new.png").touch()
+    rest = [path.as_posix() for path in stream]
+    assert rest[-3:] == ["sub/deep/new.png", "b.jpg", "missing.jpg"]
+
+
+def test_names_are_printed_on_one_line_without_escapes_for_terminals():
+    stream = io.StringIO()
+    WRITERS["text"]([(Path("a\x1b[31m\nb.jpg"), {"caption": "a dog"})], stream)
+    assert stream.getvalue() == "a\\x1b[31m\\nb.jpg\ta dog\n"
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [],
+        *(
+            [(Path(name), {"image": name, "caption": "a dog"})]
+            for name in ("a b.JPG", "a.jfif", "a")
+        ),
+    ],
+)
+def test_only_a_file_of_captions_is_replaced(rows, tmp_path):
+    file = tmp_path / "output"
+    check_replaced(file, "captions")
+    for write in WRITERS.values():
+        with file.open("w") as stream:
+            write([(path, {**row, "log_prob": -1.0}) for path, row in rows], stream)
+        check_replaced(file, "captions")
+    for other in ("# Notes\n", "name\tvalue\n", '{"key": "image"}', "[1]", "image,caption\n"):
+        file.write_text(other)
+        with pytest.raises(UsageError, match="holds something other than captions"):
+            check_replaced(file, "captions")
+
+
+def test_the_suffix_chooses_the_format():
+    names = ["x", "x.txt", "x.jsonl", "x.CSV", "x.json", None]
+    assert [format_of(name) for name in names] == ["text", "text", "jsonl", "csv", "coco", "text"]
+    with pytest.raises(UsageError, match=r"cannot tell the format of 'x\.md': give --format text,"):
+        format_of("x.md")
+
+
+def test_what_cannot_be_captioned_is_reported_without_loading_a_model(tree, capsys, monkeypatch):
+    monkeypatch.setattr(caption_outputs, "_engine", None)
+    assert main(["caption", "notes.txt", "--output=captions.jsonl"]) == 1
+    assert capsys.readouterr().err.startswith("captioner: notes.txt is an empty file, not an image")
+    assert '"error": {"type": "ImageError"' in Path("captions.jsonl").read_text()
+    Path("notes.txt").write_text("# Notes\n")
+    for arguments, message in (
+        (["https://example.org/a.jpg"], "is a web address: download the photo"),
+        (["b.jpg", "--output=notes.txt"], "--overwrite to replace it"),
+        (["b.jpg", "--output=captions.md"], "cannot tell the format"),
+    ):
+        assert main(["caption", *arguments]) == 2
+        assert message in capsys.readouterr().err
+    assert main(["caption", "x.jfif", "--output=notes.txt", "--overwrite"]) == 1
+    assert Path("notes.txt").read_text() == ""
