@@ -7,8 +7,9 @@ from torch import nn
 
 from captioner.errors import ModelError, unknown
 from captioner.language.vocabulary import Vocabulary
+from captioner.models.annotations import Annotations
 from captioner.models.decoder import Decoder
-from captioner.models.encoder import Encoder
+from captioner.models.encoder import Encoder, Inputs
 from captioner.models.neck import Neck
 from captioner.models.registry import build, portable, require
 from captioner.photos.region_files import RegionFiles
@@ -60,3 +61,11 @@ class Captioner(nn.Module):
         return cls(
             encoder, neck, decoder, vocabulary, {part: portable(config[part]) for part in PARTS}
         )
+
+    def annotate(self, images: Inputs | Annotations) -> Annotations:
+        """Compute what the decoder attends to: encoder → neck.
+
+        ``images`` may be annotations that the encoder has computed before, such as cached ones.
+        """
+        encoded = images if isinstance(images, Annotations) else self.encoder(images)
+        return self.neck(encoded)

@@ -17,13 +17,6 @@ from PIL.ExifTags import Base
 
 from captioner.errors import NAME_LIMIT, ImageError, plural, printable
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    Source = str | Path | bytes | BinaryIO | BytesIO | Image.Image | np.ndarray | Tensor
-else:  # torch takes seconds to import
-    Source = Any
-
 # By Pillow's names. MPO (JPEG with a second view, from phones) opens as JPEG.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 HEIF_EXTRA = "pip install 'captioner[heif]'"
@@ -51,6 +44,27 @@ _KINDS = {
 }
 
 
+@dataclass(frozen=True)
+class Photo:
+    """A photo file that was decoded once, to be captioned, explained and drawn."""
+
+    path: str
+    image: Image.Image  # upright RGB
+
+    @classmethod
+    def read(cls, path: str | Path) -> "Photo":
+        """Decode a file; raise ``ImageError`` if it is not a readable image."""
+        return cls(str(path), load(path))
+
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    Source = str | Path | bytes | BinaryIO | BytesIO | Image.Image | np.ndarray | Tensor | Photo
+else:  # torch takes seconds to import
+    Source = Any
+
+
 def load(source: Source, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """Read one image as upright RGB, 8 bits a channel.
 
@@ -73,6 +87,8 @@ def load(source: Source, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
     Raises:
         ImageError: the source is not a readable image; the message is one line that names it.
     """
+    if isinstance(source, Photo):
+        return source.image
     head: bytes | None = None
     try:
         if isinstance(source, np.ndarray) or hasattr(source, "numpy"):
@@ -317,9 +333,17 @@ def data_url(image: Image.Image, quality: int = 88, kind: str = "jpeg") -> str:
     return f"data:image/{kind};base64," + base64.b64encode(stream.getvalue()).decode("ascii")
 
 
+def path_of(source: Source) -> str | None:
+    """Return the path of a source that is a file by its name; None for all others."""
+    if isinstance(source, Photo):
+        return source.path
+    return str(source) if isinstance(source, str | Path) else None
+
+
 def name_of(source: Source) -> str:
     """Return the printable name with which the messages of ``load`` begin."""
-    name = source if isinstance(source, str | Path) else getattr(source, "name", None)
+    path = path_of(source)
+    name = getattr(source, "name", None) if path is None else path
     if isinstance(name, str | Path):
         return printable(str(name), NAME_LIMIT) or "''"
     return f"<{type(source).__name__}>"

@@ -5,7 +5,6 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from captioner.models.annotations import Annotations
 from captioner.models.captioner import Captioner
 from captioner.models.distributions import hard_attention, samples_locations
 from captioner.models.monte_carlo import over_paths
-from captioner.photos.images import Geometry, Source
+from captioner.photos.images import Geometry, Source, path_of
 from captioner.predict import explanations
 from captioner.predict.base_predictor import BasePredictor, Method, Results, sentence_words
 from captioner.predict.caption import Attends, Caption
@@ -199,7 +198,7 @@ class Predictor(BasePredictor):
 
     @torch.inference_mode()
     def _annotate(self, pixels: Tensor) -> Annotations:
-        return self.captioner.neck(self.captioner.encoder(pixels.to(self.device)))
+        return self.captioner.annotate(pixels.to(self.device))
 
     def _caption(
         self,
@@ -226,7 +225,7 @@ class Predictor(BasePredictor):
         attends: Attends = next((mode for mode in ("argmax", "sample") if mode in modes), "soft")
         words = self.vocabulary.decode(hypothesis.tokens) if words is None else words
         return Caption(
-            image=str(image) if isinstance(image, str | Path) else None,
+            image=path_of(image),
             text=join(words),
             words=tuple(words),
             log_prob=hypothesis.log_prob,
