@@ -7,7 +7,7 @@ python scripts/explanations_table.py --page docs/results/explanations.json
 The first line measures the first reference caption of each of the first photos of Flickr8k's
 development split: pointing at the boxes of Flickr30k Entities, deletion, insertion, and the
 randomisation check, for every method and bundled model, with intervals over photos. The second line
-writes the table into docs/explanations.md.
+writes the table into docs/overlays.md.
 """
 
 import argparse
@@ -50,7 +50,7 @@ MEASURES = {
 }
 DIGITS = {"pointing": 1}
 DRAWS = 1  # random orders of the regions
-PAGE = Path(__file__).parents[1] / "docs" / "explanations.md"
+PAGE = Path(__file__).parents[1] / "docs" / "overlays.md"
 MARK = "<!-- table -->"
 
 
