@@ -22,7 +22,6 @@ from captioner.evaluation.bootstrap import Counts, Ratio, Statistic
 
 ENDING = ".images.jsonl"
 ORDER = 4  # the n of BLEU-n, at most
-METEOR_NUMBERS = 23  # statistics of one image
 
 # METEOR 1.5 for English (Denkowski, Lavie 2014), the defaults of its program.
 ALPHA, BETA, GAMMA, DELTA = 0.85, 0.2, 0.6, 0.75
@@ -46,7 +45,7 @@ class ImageStatistics:
     caption: str | None = None  # the scored caption
     # Lengths of the caption and of the closest reference; matching n-grams, all n-grams for n = 1 … 4.
     bleu: tuple[int, ...] | None = None
-    meteor: tuple[float, ...] | None = None  # the statistics that METEOR's program prints
+    meteor: tuple[float, ...] | None = None  # the 23 numbers that METEOR's program prints
     part: str | None = None  # the section of a report, such as ``forced.grounding``
     scored: str | None = None  # fingerprint of the scored words or mentions
 

@@ -152,5 +152,5 @@ def test_evaluate_measures_what_the_predictions_hold(tmp_path, capsys):
     file.write_text(json.dumps({"image": "dog.jpg", "caption": "a dog"}))
     assert "diversity" not in evaluate_files(file, truth, java=False).as_dict()
     file.write_text(json.dumps({"image": "dog.jpg", "caption": "a dog", "captions": "a dog"}))
-    with pytest.raises(EvaluationError, match="captions of record 1 are no list of texts"):
+    with pytest.raises(EvaluationError, match="record 1 has no image or no caption"):
         evaluate_files(file, truth, java=False)
