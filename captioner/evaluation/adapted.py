@@ -62,8 +62,7 @@ def measure(
                     words[regime].add_caption(
                         index, *word_drops(adapter, photo, text, seed + index)
                     )
-            advance(1)
-        advance(min(size, len(photos) - start) - len(opened))
+        advance(min(size, len(photos) - start))
     if not read:
         raise EvaluationError(f"no photo can be read; {failed[0]}")
 

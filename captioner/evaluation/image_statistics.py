@@ -146,7 +146,7 @@ def read(file: Path) -> list[ImageStatistics]:
     try:
         records = [json.loads(line) for line in file.read_text("utf-8").split("\n") if line]
         images = [_from_record(record) for record in records]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise EvaluationError(
             f"{file} holds no image statistics ({error}); score the run again, or delete the file"
         ) from error
@@ -156,6 +156,6 @@ def read(file: Path) -> list[ImageStatistics]:
 
 
 def _from_record(record: dict[str, Any]) -> ImageStatistics:
-    ratios = {name: (float(a), float(b)) for name, (a, b) in record.get("ratios", {}).items()}
+    ratios = {name: (total, number) for name, (total, number) in record.get("ratios", {}).items()}
     counts = {name: tuple(record[name]) for name in ("bleu", "meteor") if name in record}
     return ImageStatistics(**record | counts | {"ratios": ratios})

@@ -16,7 +16,6 @@ from captioner.evaluation.interventions import (
     log_probs,
     own,
     record,
-    select,
 )
 from captioner.language.vocabulary import END, PAD, START
 from captioner.models import Annotations
@@ -151,14 +150,6 @@ def test_every_photo_gets_the_weights_of_another_one():
     assert Counter(other for _, other in pairs) == dict.fromkeys(range(4), 1)
     with pytest.raises(EvaluationError, match="at least two photos, got one"):
         between_photos(plan, lengths, 7, torch.Generator(), [0] * 8)
-
-
-def test_weights_of_other_images_are_refused():
-    decoder, annotations = make("LSTM"), photos()
-    plan = record(decoder, annotations, TOKENS)
-    few = select(plan, torch.zeros(2, 4, dtype=torch.long), torch.zeros(2, 4, dtype=torch.long))
-    with pytest.raises(EvaluationError, match="2 images with 6 regions cannot replace those of 3"):
-        log_probs(Intervened(decoder, few), annotations, TOKENS)
 
 
 @pytest.mark.parametrize("name", ["LSTM", "Luong", "top-down", "LSTM intra", "Transformer"])
