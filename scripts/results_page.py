@@ -7,7 +7,6 @@ The text of the page is scripts/results.md.jinja; a method of ``Tables`` makes e
 """
 
 import json
-import math
 import re
 import sys
 from pathlib import Path
@@ -156,15 +155,6 @@ class Tables(SpeedTables):
                 mentions = found["forced"]["coverage"]["mentions_with_mask"]
                 rows.append([label, mentions if kind == "model" else "", *cells])
         return table(f"model | phrases | {' | '.join(BOX_METRICS.values())}", rows)
-
-    def paired_phrases(self) -> dict[str, float]:
-        """Return what the interval of the default model's paired phrases depends on."""
-        found = self.of(f"entities-{DEFAULT_MODEL}")["regimes"]["forced"]
-        score, pairs = found["scores"]["model"]["discrimination"], found["coverage"]["pairs"]
-        share, half = score["value"] / 100, (score["high"] - score["low"]) / 2
-        alone = 1.96 * 100 * math.sqrt(share * (1 - share) / pairs)  # of independent pairs
-        photos = found["images"] * (half / 2) ** 2  # for a half-width of 2
-        return {"pairs": pairs, "half": half, "alone": alone, "photos": round(photos, -1)}
 
     def sentinels(self) -> str:
         """How well the visual sentinel of each model separates content words from function words."""
