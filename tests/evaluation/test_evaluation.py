@@ -292,12 +292,9 @@ def test_photos_of_one_name_are_told_apart_by_their_folders(write):
 
 def test_the_command_rounds_and_warns_of_missing_captions(write, capsys):
     some = write(json.loads(RESULTS.read_text())[:5])
-    options = ["--references", str(REFERENCES), "--java=no"]
-    assert main(["evaluate", str(some), *options]) == 0
+    assert main(["evaluate", str(some), "--references", str(REFERENCES), "--java=no"]) == 0
     printed, warned = capsys.readouterr()
     scores = json.loads(printed)
     assert scores["images"] == 5
     assert all(score == round(score, 2) for score in scores.values() if isinstance(score, float))
     assert "25 of 30 photos with references have no caption" in warned
-    assert main(["evaluate", str(RESULTS), *options]) == 0
-    assert "no caption" not in capsys.readouterr().err
