@@ -92,7 +92,8 @@ def _from_files(captioner: Captioner, images: Images, batch_size: int) -> Iterat
 def _from_cache(cache: AnnotationCache, images: Images, batch_size: int) -> Iterator[Read]:
     for start in range(0, len(images), batch_size):
         indices, errors = [], []
-        for index, image in enumerate(images[start : start + batch_size], start):
+        for index in range(start, min(start + batch_size, len(images))):
+            image = images[index]
             try:
                 if image.path in cache.failed:
                     raise ImageError(cache.failed[image.path])
