@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import attention_worth_adversary as adversary
 import numpy as np
 import torch
 from attention_worth_model import Captions, Model, captions_of
@@ -28,7 +29,7 @@ from torch import Tensor
 
 from captioner.data.readers import read
 from captioner.data.records import VAL
-from captioner.evaluation import adversary, randomisation
+from captioner.evaluation import randomisation
 from captioner.evaluation.bootstrap import Bootstrap, Ratio
 from captioner.evaluation.cider import CiderD
 from captioner.evaluation.interventions import (

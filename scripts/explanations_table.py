@@ -54,9 +54,9 @@ PAGE = Path(__file__).parents[1] / "docs" / "overlays.md"
 MARK = "<!-- table -->"
 
 
-def measure(name: str, data: Any, minutes: float) -> dict[str, Any]:
+def measure(name: str, data: Any) -> dict[str, Any]:
     """Return the scores of every method for one model, and differences from attention."""
-    end, images = time.monotonic() + 60 * minutes, 0
+    images = len(data.images)
     torch.set_num_threads(1)
     model = load_own(name, "cpu")
     decoder = deterministic(model.captioner.decoder)
@@ -66,9 +66,6 @@ def measure(name: str, data: Any, minutes: float) -> dict[str, Any]:
     curves = {method: DeletionCurves(model, data.images, "forced", method) for method in methods}
     seconds = dict.fromkeys(methods, 0.0)
     for batch in batches(model.captioner, data.images, 1, []):
-        if time.monotonic() > end:
-            break
-        images += 1
         (index,), annotations = batch.indices, batch.annotations
         words = Tokenizer()(data.images[index].captions[0])
         ids = model.vocabulary.encode(words)
@@ -90,8 +87,6 @@ def measure(name: str, data: Any, minutes: float) -> dict[str, Any]:
             unknown = [token == UNK for token in ids]
             maps[method].add_caption(index, words, {"model": positive}, unknown)
         print(f"{name}: photo {index + 1}", file=sys.stderr, flush=True)
-    for of_method in maps.values():
-        of_method.data = replace(data, images=data.images[:images])
     ratios = {m: _ratios([*maps[m].report(), *curves[m].report()]) for m in methods}
     bootstrap = Bootstrap(images)
     scores: dict[str, Any] = {}
@@ -154,8 +149,6 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--root", metavar="DIR", help="folder of Flickr8k")
     parser.add_argument("--entities", type=Path, metavar="DIR", help="Flickr30k Entities")
     parser.add_argument("--limit", type=int, default=100, help="number of photos")
-    text = "start no further photo after this time; the record has the number of photos"
-    parser.add_argument("--minutes", type=float, default=1e9, help=text)
     parser.add_argument("--jobs", type=int, default=2, help="models measured at the same time")
     only = "measure these models, and keep the figures of the others in the file"
     parser.add_argument("--models", nargs="+", choices=bundled_models(), default=[], help=only)
@@ -174,7 +167,7 @@ def main(arguments: list[str] | None = None) -> None:
     data = entity_images.read(options.entities, records)
     data = replace(data, images=tuple(replace(i, captions=i.captions[:1]) for i in data.images))
     names = options.models or list(bundled_models())
-    jobs = (joblib.delayed(measure)(name, data, options.minutes) for name in names)
+    jobs = (joblib.delayed(measure)(name, data) for name in names)
     found = dict(zip(names, joblib.Parallel(options.jobs)(jobs), strict=True))
     commits = [provenance()["commit"]]
     if options.models:

@@ -7,7 +7,6 @@ The text of the page is scripts/results.md.jinja; a method of ``Tables`` makes e
 """
 
 import json
-import math
 import re
 import sys
 from pathlib import Path
@@ -104,9 +103,12 @@ class Tables(SpeedTables):
         rows.append([f"each of these {len(one)} seeds alone", *each, minutes(one[0])])
         return table("step | BLEU-4 | METEOR | CIDEr | minutes", rows)
 
-    def mechanisms(self, name: str) -> str:
-        """A table of the mechanisms in a file of results, and one of attention supervised by masks."""
-        return mechanism_tables(self.of(name))
+    def mechanisms(self, supervised: bool) -> str:
+        """One row per mechanism on generated scenes, of those with or without supervised attention."""
+        rows = self.of("mechanisms")["mechanisms"].items()
+        return mechanism_table(
+            {n: r for n, r in rows if bool(r["supervised_by_masks"]) == supervised}
+        )
 
     def designs(self) -> str:
         """One row per design, in the order of mechanisms_table.toml."""
@@ -124,34 +126,6 @@ class Tables(SpeedTables):
             )
         head = "design | parameters | step, ms | BLEU-4 | METEOR | CIDEr"
         return table(f"{head} | {' | '.join(GROUNDING.values())} | entropy, nats", rows)
-
-    def objectives(self) -> str:
-        """One row a fine-tuning of the same soft model."""
-        rows = [
-            [
-                *(link(name, f"tuned-{name}"), row["mechanism"].partition(": ")[2]),
-                *figures(row["scores"], HEADLINE),
-                *(number(row["mean_length"]), number(row["bad_endings"]), minutes(row)),
-            ]
-            for name, row in self.matching("tuned-").items()
-        ]
-        return table(
-            "run | attention | BLEU-4 | METEOR | CIDEr | words | bad endings | minutes", rows
-        )
-
-    def decoding(self) -> str:
-        """Scores by search option."""
-        options = ("beam_size", "length_penalty", "no_repeat", "samples")
-        rows = [
-            [
-                *(record["model"], *(row["decoding"][option] for option in options)),
-                *(*figures(row["scores"]), number(row["mean_length"])),
-            ]
-            for record in self.named("decoding-")
-            for row in record["searches"]
-        ]
-        head = "model | beam | length penalty | no repeat | paths"
-        return table(f"{head} | {' | '.join(METRICS.values())} | words", rows)
 
     def grounding(self) -> str:
         """Attention against object masks: a row for each model and kind of captions."""
@@ -181,15 +155,6 @@ class Tables(SpeedTables):
                 mentions = found["forced"]["coverage"]["mentions_with_mask"]
                 rows.append([label, mentions if kind == "model" else "", *cells])
         return table(f"model | phrases | {' | '.join(BOX_METRICS.values())}", rows)
-
-    def paired_phrases(self) -> dict[str, float]:
-        """Return what the interval of the default model's paired phrases depends on."""
-        found = self.of(f"entities-{DEFAULT_MODEL}")["regimes"]["forced"]
-        score, pairs = found["scores"]["model"]["discrimination"], found["coverage"]["pairs"]
-        share, half = score["value"] / 100, (score["high"] - score["low"]) / 2
-        alone = 1.96 * 100 * math.sqrt(share * (1 - share) / pairs)  # of independent pairs
-        photos = found["images"] * (half / 2) ** 2  # for a half-width of 2
-        return {"pairs": pairs, "half": half, "alone": alone, "photos": round(photos, -1)}
 
     def sentinels(self) -> str:
         """How well the visual sentinel of each model separates content words from function words."""
@@ -239,37 +204,26 @@ class Tables(SpeedTables):
         return table(f"{head} | verdict", rows)
 
 
-def mechanism_tables(record: Record) -> str:
-    """Return a table of the mechanisms, and one of attention supervised by masks."""
-    everyone = record["mechanisms"]
-    plain, harder = dict.fromkeys(kind for row in everyone.values() for kind in row["reports"])
+def mechanism_table(rows: dict[str, Record]) -> str:
+    """Return a table of mechanisms; the first report of each is on scenes like those of training."""
+    percent = ("true_captions", "pointing", "discrimination")
+    cells = []
+    for name, row in rows.items():
+        report, *others = row["reports"].values()
+        harder = others[0] if others else {}
+        taken = MISSING if row["resumed"] else number(row["training_seconds"] / 60)
+        cells.append(
+            [
+                *(f"{name}: {row['mechanism']}", f"{row['parameters'] / 1e6:.2f} M", taken),
+                number(row["cider"]),
+                *(interval(report.get(key)) for key in (*percent, "mass")),
+                interval(report.get("map_entropy"), 2),
+                *(interval(harder.get(key)) for key in percent),
+            ]
+        )
     head = "mechanism | parameters | minutes | CIDEr | true captions, % | pointing, %"
     head += " | paired objects, % | mass in mask, % | entropy, nats"
-    head += " | harder: true captions, % | pointing, % | paired objects, %"
-    free = {n: r for n, r in everyone.items() if not r["supervised_by_masks"]}
-    found = [
-        f"Scenes: {plain}. Harder: {harder}.",
-        table(head, _mechanism_rows(free, plain, harder)),
-    ]
-    supervised = {n: r for n, r in everyone.items() if n not in free}
-    if supervised:
-        found.append("### Attention supervised by masks, not comparable with the others")
-        found.append(table(head, _mechanism_rows(supervised, plain, harder)))
-    return "\n\n".join(found)
-
-
-def _mechanism_rows(mechanisms: dict[str, Record], plain: str, harder: str) -> list[list[str]]:
-    rows = []
-    percent = ("true_captions", "pointing", "discrimination")
-    for name, row in mechanisms.items():
-        taken = MISSING if row["resumed"] else number(row["training_seconds"] / 60)
-        cells = [f"{row['parameters'] / 1e6:.2f} M", taken, number(row["cider"])]
-        report, of_harder = (row["reports"].get(kind, {}) for kind in (plain, harder))
-        cells += [interval(report.get(key)) for key in (*percent, "mass")]
-        cells.append(interval(report.get("map_entropy"), 2))
-        cells += [interval(of_harder.get(key)) for key in percent]
-        rows.append([f"{name}: {row['mechanism']}", *cells])
-    return rows
+    return table(f"{head} | harder: true captions, % | pointing, % | paired objects, %", cells)
 
 
 def page(results: Path = DOCS / "results") -> str:

@@ -30,12 +30,9 @@ def number(value: float | None, digits: int = 1) -> str:
     return MISSING if value is None else f"{value:,.{digits}f}"
 
 
-def spread(values: Sequence[float | None]) -> str:
+def spread(values: Sequence[float]) -> str:
     """Format mean ± standard deviation."""
-    known = [value for value in values if value is not None]
-    if len(known) < len(values):
-        return MISSING
-    return f"{mean(known):.1f} ± {stdev(known):.1f}"
+    return f"{mean(values):.1f} ± {stdev(values):.1f}"
 
 
 def minutes(record: Record) -> str:

@@ -235,7 +235,7 @@ def used(name: str, root: Path) -> str:
     messages = [out.getvalue(), error.getvalue(), refusal(read, name, root)]
     for file in [*root.glob("annotations/*"), root / "a.jsonl"]:
         if file.is_file():
-            uses = (read_masks, metrics.read_references, metrics.read_results)
+            uses = (read_masks, metrics.read_references, metrics.read_captions)
             messages += [refusal(use, file) for use in uses]
     return "\n".join(messages)
 

@@ -6,9 +6,10 @@ A writer takes pairs of the path and the row of a photo; ``captioner.batch.rows`
 import csv
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from captioner.batch.rows import Row
 from captioner.errors import UsageError, printable
@@ -51,14 +52,15 @@ def write_coco(results: Results, stream: "TextIO") -> None:
     """Write COCO's results format; photos without a caption are left out.
 
     The id of a COCO photo is the 12-digit number at the end of its name; the id of
-    other photos is their name.
+    other photos is their name, with the folders if photos share a name.
     """
-    rows = []
-    for path, row in results:
-        if row.get("caption"):
-            digits = re.fullmatch(r"(?:.*_)?(\d{12})", path.stem)
-            image_id = int(digits[1]) if digits else path.name
-            rows.append({"image_id": image_id, "caption": row["caption"]})
+    captions = {path: row["caption"] for path, row in results if row.get("caption")}
+    names = Counter(path.name for path in captions)
+    rows: list[dict[str, Any]] = []
+    for path, caption in captions.items():
+        digits = re.fullmatch(r"(?:.*_)?(\d{12})", path.stem)
+        name = path.name if names[path.name] == 1 else path.as_posix()
+        rows.append({"image_id": int(digits[1]) if digits else name, "caption": caption})
     json.dump(rows, stream, ensure_ascii=False, indent=1)
     stream.write("\n")
 

@@ -14,7 +14,7 @@ from captioner.data.masks import MaskedImage
 from captioner.data.pixels import check_upright
 from captioner.data.records import Record
 from captioner.errors import EvaluationError, ImageError
-from captioner.evaluation.deletion import DRAWS, SHARES, LogProbDrop
+from captioner.evaluation.deletion import DRAWS, SHARES, LogProbDrop, curves
 from captioner.evaluation.faithfulness import DeletionCurves
 from captioner.evaluation.grounding import GroundingData
 from captioner.evaluation.image_statistics import Regime
@@ -30,7 +30,7 @@ def measure(
     photos: Sequence[Record | MaskedImage],
     batch_size: int,
     maps: Mapping[Regime, GroundingData],
-    curves: Mapping[Regime, DeletionCurves],
+    words: Mapping[Regime, DeletionCurves],
     failed: list[str],
     seed: int,
     advance: Callable[[int], object],
@@ -41,7 +41,7 @@ def measure(
         EvaluationError: no image could be read.
     """
     adapter, read, size = predictor.adapter, 0, min(batch_size, LARGEST_BATCH)
-    regimes = dict.fromkeys([*maps, *curves])
+    regimes = dict.fromkeys([*maps, *words])
     for start in range(0, len(photos), size):
         opened = dict(_opened(photos, range(start, min(start + size, len(photos))), failed))
         read += len(opened)
@@ -50,19 +50,19 @@ def measure(
             generated = adapter.generate(list(opened.values()), predictor.decoding, True)
         for number, (index, photo) in enumerate(opened.items()):
             for regime in regimes:
-                readings, words = generated[number][:1] if generated else [], None
+                readings, given = generated[number][:1] if generated else [], None
                 if regime == "forced":
                     texts = [text for text in photos[index].captions if text.strip()]
                     readings = [adapter.read(photo, text) for text in texts]
-                    words = list(map(Tokenizer(), texts))
+                    given = list(map(Tokenizer(), texts))
                 if regime in maps:
-                    _add_maps(maps[regime], index, readings, words)
+                    _add_maps(maps[regime], index, readings, given)
                 text = "".join(readings[0].pieces).strip() if readings else ""
-                if text and regime in curves:
-                    found, drops = word_drops(adapter, photo, text, seed + index)
-                    curves[regime].add_caption(index, found, drops)
-            advance(1)
-        advance(min(size, len(photos) - start) - len(opened))
+                if text and regime in words:
+                    words[regime].add_caption(
+                        index, *word_drops(adapter, photo, text, seed + index)
+                    )
+        advance(min(size, len(photos) - start))
     if not read:
         raise EvaluationError(f"no photo can be read; {failed[0]}")
 
@@ -70,17 +70,15 @@ def measure(
 def _opened(
     photos: Sequence[Record | MaskedImage], indices: range, failed: list[str]
 ) -> Iterator[tuple[int, Image.Image]]:
-    """Yield the index and the photo of each that can be read."""
     for index in indices:
         record = photos[index]
         try:
             photo = image_files.load(record.path)
             if isinstance(record, MaskedImage):
                 check_upright(record.path, photo.size, record.size)
+            yield index, photo
         except ImageError as error:
             failed.append(str(error))
-            continue
-        yield index, photo
 
 
 def _add_maps(
@@ -122,14 +120,10 @@ def word_drops(
     erased = np.stack([chosen, ~chosen], 1)  # the regions that are erased, and those not put back
     everything = np.ones((1, cells), bool)
     tried = np.concatenate([erased.reshape(-1, cells), everything]).reshape(-1, *grid)
-    *log_probs, nothing = adapter.erase(photo, text, tried)
-    after = np.stack(log_probs).reshape(*erased.shape[:4], -1)
-    after = np.stack([after[t][..., pieces].sum(-1) for t, pieces in enumerate(members)])
-    whole = np.array([sum(reading.log_probs[i] for i in pieces) for pieces in members])
-    least = np.array([nothing[pieces].sum() for pieces in members])
-    curves = np.stack(
-        [whole[:, None, None] - after[:, 0], after[:, 1] - least[:, None, None]], 1
-    )  # (T, 2, N, Q)
-    by_order = np.stack([curves[:, :, 0], curves[:, :, 2:].mean(2), curves[:, :, 1]], 2)
-    parts = (whole, by_order[:, 0], numbers / cells, by_order[:, 1])
-    return words, LogProbDrop(*(torch.from_numpy(part).float() for part in parts))
+    *log_probs, nothing = map(torch.from_numpy, adapter.erase(photo, text, tried))
+    after = torch.stack(log_probs).view(*erased.shape[:4], -1)  # of each word's regions, all pieces
+    after = torch.stack([after[t][..., pieces].sum(-1) for t, pieces in enumerate(members)])
+    whole = [sum(reading.log_probs[i] for i in pieces) for pieces in members]
+    least = torch.stack([nothing[pieces].sum() for pieces in members])
+    shares = torch.from_numpy(numbers / cells)
+    return words, curves(torch.tensor(whole, dtype=after.dtype), after, least, shares)

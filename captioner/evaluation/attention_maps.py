@@ -15,14 +15,14 @@ from captioner.errors import EvaluationError, ImageError
 from captioner.language.vocabulary import PAD, START
 from captioner.models.annotations import Annotations
 from captioner.models.captioner import Captioner
-from captioner.models.decoder import Decoder
+from captioner.models.decoder import Decoder, map_tensors
 from captioner.photos.images import upright_size
 from captioner.predict.explanations import explain
 from captioner.search.beam import Decoding, Hypothesis, search
 
 Images = Sequence[MaskedImage] | Sequence[Record]
-Encoded = tuple[list[int], Annotations | None, list[str]]
-"""Indices of the readable images of a batch, their annotations, and the errors of the others."""
+Read = tuple[list[int], Tensor | Annotations | None, list[str]]
+"""Indices of the readable images of a batch, their pixels or annotations, and the others' errors."""
 Maps = list[list[Tensor]]
 """For every image and caption, one map per word, (T, L)."""
 
@@ -64,15 +64,15 @@ def batches(
     """
     device, done = next(captioner.parameters()).device, 0
     if cache is None:
-        encoded = _from_files(captioner, images, batch_size, device)
+        read = _from_files(captioner, images, batch_size)
     else:
-        encoded = _from_cache(cache, images, batch_size, device)
-    for indices, annotations, errors in encoded:
+        read = _from_cache(cache, images, batch_size)
+    for indices, inputs, errors in read:
         failed += errors
-        if annotations is not None:
+        if inputs is not None:
             with torch.inference_mode(), torch.random.fork_rng():
                 torch.manual_seed(seed + done)  # hard attention may sample
-                annotations = captioner.neck(annotations)
+                annotations = captioner.annotate(map_tensors(lambda x: x.to(device), inputs))
                 beams = search(captioner.decoder, annotations, decoding) if decoding else []
             yield Batch(indices, annotations, [beam[0] for beam in beams], seed + done)
         done += len(indices)
@@ -81,22 +81,15 @@ def batches(
         raise EvaluationError(f"no photo can be read; {failed[0]}")
 
 
-def _from_files(
-    captioner: Captioner, images: Images, batch_size: int, device: torch.device
-) -> Iterator[Encoded]:
+def _from_files(captioner: Captioner, images: Images, batch_size: int) -> Iterator[Read]:
     sizes = [image.size for image in images if isinstance(image, MaskedImage)] or None
     paths = [image.path for image in images]
     for batch in read_batches(paths, batch_size, captioner.encoder.preprocessing, sizes):
-        annotations = None
-        if batch.indices:
-            with torch.inference_mode():
-                annotations = captioner.encoder(batch.pixels.to(device))
-        yield batch.indices, annotations, [str(error) for error in batch.failed.values()]
+        pixels = batch.pixels if batch.indices else None
+        yield batch.indices, pixels, [str(error) for error in batch.failed.values()]
 
 
-def _from_cache(
-    cache: AnnotationCache, images: Images, batch_size: int, device: torch.device
-) -> Iterator[Encoded]:
+def _from_cache(cache: AnnotationCache, images: Images, batch_size: int) -> Iterator[Read]:
     for start in range(0, len(images), batch_size):
         indices, errors = [], []
         for index in range(start, min(start + batch_size, len(images))):
@@ -110,8 +103,7 @@ def _from_cache(
             except ImageError as error:
                 errors.append(str(error))
         paths = [images[index].path for index in indices]
-        annotations = cache.annotations(paths).map(lambda x: x.to(device)) if paths else None
-        yield indices, annotations, errors
+        yield indices, cache.annotations(paths) if paths else None, errors
 
 
 def forced_maps(

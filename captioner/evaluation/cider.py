@@ -74,17 +74,14 @@ def _grams(caption: Words) -> Counter[Gram]:
 def _similarity(candidate: _Vector, reference: _Vector) -> float:
     """10 × length penalty × mean over n of the cosine with clipped counts."""
     penalty = math.exp(-((candidate.length - reference.length) ** 2) / (2 * SIGMA**2))
-    total = 0.0
-    for n, weights in enumerate(reference.weights):
-        if norm := candidate.norms[n] * reference.norms[n]:
-            pairs = [(value, weights.get(gram, 0)) for gram, value in candidate.weights[n].items()]
-            total += sum(min(value, weight) * weight for value, weight in pairs) / norm
-    return 10 * penalty * total / ORDER
+    return 10 * penalty * _cosine(candidate, reference, clipped=True)
 
 
-def _cosine(one: _Vector, other: _Vector) -> float:
+def _cosine(one: _Vector, other: _Vector, clipped: bool = False) -> float:
+    """Mean over n of the cosine; ``clipped``: no weight of ``one`` counts above that of ``other``."""
     total = 0.0
-    for n, weights in enumerate(one.weights):
+    for n, weights in enumerate(other.weights):
         if norm := one.norms[n] * other.norms[n]:
-            total += sum(v * other.weights[n].get(gram, 0) for gram, v in weights.items()) / norm
+            pairs = [(value, weights.get(gram, 0)) for gram, value in one.weights[n].items()]
+            total += sum((min(a, b) if clipped else a) * b for a, b in pairs) / norm
     return total / ORDER

@@ -1,6 +1,7 @@
 """Agreement of captions with samples, and whether they are right, for photos with references."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from captioner.data.cache import AnnotationCache
 from captioner.data.records import Record
@@ -33,16 +34,8 @@ def measure(
     agreements: list[float] = []
     right: list[bool] = []
     failed: list[str] = []
-    found = batches(
-        model.captioner,
-        records,
-        BATCH,
-        failed,
-        cache=cache,
-        decoding=model.decoding,
-        advance=advance,
-    )
-    for batch in found:
+    options: dict[str, Any] = {"cache": cache, "decoding": model.decoding, "advance": advance}
+    for batch in batches(model.captioner, records, BATCH, failed, **options):
         captions = [hypothesis.tokens for hypothesis in batch.generated]
         agreements += model.agreements(batch.annotations, captions)
         for index, tokens in zip(batch.indices, captions, strict=True):

@@ -39,7 +39,7 @@ class LogProbDrop(NamedTuple):
 
     @property
     def areas(self) -> Float[Tensor, "T 3"]:
-        """Area under the drop curve (trapezoidal rule) divided by its width: the mean drop in nats."""
+        """Area under the drop curve, divided by its width: the mean drop in nats."""
         return self._area(self.drops)
 
     @property
@@ -94,7 +94,7 @@ def word_drops(
         weights = pad_sequence([maps[row] for row in rows], batch_first=True).to(device)
         decoded = replace(decoded, weights=weights, probs=None)
     erasure, state = Erasure(decoder, annotations), decoder.init_state(annotations)
-    log_probs, curves = [], []  # of each step, for the captions that have not ended
+    steps = []  # the first three arguments of ``curves``, for the captions that have not ended
     for step in range(lengths[0]):
         active = sum(length > step for length in lengths)
         images = torch.arange(active, device=device)
@@ -113,20 +113,39 @@ def word_drops(
         erased = erasure.erase(state, images, mask[:active])
         nothing = _log_probs(decoder.step(before, erased)[0], word)
         logits, _, state = decoder.step(before, state)
-        whole = _log_probs(logits, word)
-        log_probs.append(whole)
-        deleted, inserted = torch.stack(after).view(regions.shape[:4]).unbind(1)
-        ends = (whole[:, None, None] - deleted, inserted - nothing[:, None, None])
-        curves.append(torch.stack(ends, 1))
+        changed = torch.stack(after).view(regions.shape[:4])
+        steps.append((_log_probs(logits, word), changed, nothing))
     results = {}
     for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-        by_rank = torch.stack([step[i] for step in curves[:length]])  # (T, 2, N, Q)
-        by_order = [by_rank[:, :, 0], by_rank[:, :, 2:].mean(2), by_rank[:, :, 1]]
-        drops, rises = torch.stack(by_order, 2).unbind(1)
-        whole = torch.stack([step[i] for step in log_probs[:length]])
-        erased_shares = numbers[i].to(whole.dtype) / mask[i].sum()
-        results[row] = LogProbDrop(whole, drops, erased_shares, rises)
+        parts = zip(*steps[:length], strict=True)
+        whole, changed, nothing = (
+            torch.stack([part[i] for part in of_steps]) for of_steps in parts
+        )
+        erased_shares = numbers[i].double() / mask[i].sum()
+        results[row] = curves(whole, changed, nothing, erased_shares)
     return [results[row] for row in range(len(captions))]
+
+
+def curves(
+    whole: Float[Tensor, " T"],
+    after: Float[Tensor, "T 2 N Q"],
+    nothing: Float[Tensor, " T"],
+    shares: Float[Tensor, " Q"],
+) -> LogProbDrop:
+    """Return the curves of T words.
+
+    Args:
+        whole: log-probability of each word, given all regions.
+        after: those without some regions, and those with only these. The N orders are: by decreasing
+            weight, by increasing weight, and random ones.
+        nothing: those without any region.
+        shares: of the regions, at Q points.
+    """
+    without, only = after.unbind(1)
+    both = torch.stack([whole[:, None, None] - without, only - nothing[:, None, None]], 1)
+    by_order = [both[:, :, 0], both[:, :, 2:].mean(2), both[:, :, 1]]
+    drops, rises = torch.stack(by_order, 2).unbind(1)
+    return LogProbDrop(whole, drops, shares.to(whole.dtype), rises)
 
 
 def _ranks(

@@ -11,7 +11,7 @@ first (``captioner.evaluation.deletion``). For faithful attention, most > random
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,54 +82,48 @@ class DeletionCurves:
             first = [[*self._records[index].captions, ""][0] for index in batch.indices]
             words = [Tokenizer()(caption)[: self._max_length] for caption in first]
             tokens = list(map(self._vocabulary.encode, words))
-        captions = [tuple(self._vocabulary.decode(ids)) for ids in tokens]
-        nonempty = [number for number, ids in enumerate(tokens) if ids]
-        if not nonempty:
-            self._add(batch.indices, captions, [], [])
-            return
-        chosen = torch.tensor(nonempty, device=batch.annotations.vectors.device)
-        annotations = index_batch(batch.annotations, chosen)
-        written = [tokens[number] for number in nonempty]
+        written = {number: ids for number, ids in enumerate(tokens) if ids}
+        curves = dict(zip(written, self._curves(batch, written) if written else (), strict=True))
+        for number, (index, ids) in enumerate(zip(batch.indices, tokens, strict=True)):
+            self.add_caption(index, self._vocabulary.decode(ids), *curves.get(number, ()))
+
+    def _curves(
+        self, batch: Batch, written: Mapping[int, Sequence[int]]
+    ) -> Iterator[tuple[LogProbDrop, np.ndarray]]:
+        """Yield the curves and the rank correlations of the words of captions by number of image."""
+        chosen = torch.tensor(list(written), device=batch.annotations.vectors.device)
+        annotations, captions = index_batch(batch.annotations, chosen), list(written.values())
 
         def explained(decoder: Any) -> list[torch.Tensor]:
-            pairs = enumerate(written)
+            pairs = enumerate(captions)
             return [explain(decoder, annotations.of(b), ids, self._method) for b, ids in pairs]
 
         maps, others = explained(self._decoder), explained(self._randomised)
         # Without maps, a region that hard attention chose comes before more probable ones.
         given = None if self._method == "attention" else maps
-        drops = word_drops(self._decoder, annotations, written, seed=batch.seed, maps=given)
-        pairs = zip(maps, others, strict=True)
-        same = [rank_correlation(one, other).numpy() for one, other in pairs]
-        self._add(batch.indices, captions, drops, same)
+        drops = word_drops(self._decoder, annotations, captions, seed=batch.seed, maps=given)
+        for drop, one, other in zip(drops, maps, others, strict=True):
+            yield drop, rank_correlation(one, other).numpy()
 
     def add_caption(
         self,
         index: int,
         words: Sequence[str],
-        drops: LogProbDrop,
+        drops: LogProbDrop | None = None,
         correlations: np.ndarray | None = None,
     ) -> None:
-        """Add the curves of a caption of an image, and the rank correlation of each word if known."""
-        given = [] if correlations is None else [correlations]
-        self._add([index], [tuple(words)], [drops], given)
-
-    def _add(
-        self,
-        indices: Sequence[int],
-        captions: Sequence[tuple[str, ...]],
-        drops: Sequence[LogProbDrop],
-        correlations: Sequence[np.ndarray],
-    ) -> None:
-        self._ids += [self._records[index].image_id for index in indices]
-        self._captions += captions
-        for number, drop in enumerate(drops):
-            most, random, least = drop.areas.T
-            measures = [drop.log_probs, most, random, least, most - random, random - least]
-            most, random, _ = drop.insertion_areas.T
-            measures += [most, random, most - random]
-            columns = [measure.double().cpu().numpy() for measure in measures]
-            self._values.append(np.stack([*columns, *correlations[number : number + 1]], 1))
+        """Add a caption of an image: its curves, if it has words, and their rank correlations."""
+        self._ids.append(self._records[index].image_id)
+        self._captions.append(tuple(words))
+        if drops is None:
+            return
+        most, random, least = drops.areas.T
+        measures = [drops.log_probs, most, random, least, most - random, random - least]
+        most, random, _ = drops.insertion_areas.T
+        measures += [most, random, most - random]
+        columns = [measure.double().cpu().numpy() for measure in measures]
+        known = [] if correlations is None else [correlations]
+        self._values.append(np.stack([*columns, *known], 1))
 
     def report(self, seed: int = 0, resamples: int = 2000) -> Evaluation:
         """Average over words, with intervals, for each group that has words.

@@ -22,7 +22,6 @@ from captioner.evaluation.bootstrap import Counts, Ratio, Statistic
 
 ENDING = ".images.jsonl"
 ORDER = 4  # the n of BLEU-n, at most
-METEOR_NUMBERS = 23  # statistics of one image
 
 # METEOR 1.5 for English (Denkowski, Lavie 2014), the defaults of its program.
 ALPHA, BETA, GAMMA, DELTA = 0.85, 0.2, 0.6, 0.75
@@ -46,7 +45,7 @@ class ImageStatistics:
     caption: str | None = None  # the scored caption
     # Lengths of the caption and of the closest reference; matching n-grams, all n-grams for n = 1 … 4.
     bleu: tuple[int, ...] | None = None
-    meteor: tuple[float, ...] | None = None  # the statistics that METEOR's program prints
+    meteor: tuple[float, ...] | None = None  # the 23 numbers that METEOR's program prints
     part: str | None = None  # the section of a report, such as ``forced.grounding``
     scored: str | None = None  # fingerprint of the scored words or mentions
 
@@ -147,7 +146,7 @@ def read(file: Path) -> list[ImageStatistics]:
     try:
         records = [json.loads(line) for line in file.read_text("utf-8").split("\n") if line]
         images = [_from_record(record) for record in records]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise EvaluationError(
             f"{file} holds no image statistics ({error}); score the run again, or delete the file"
         ) from error
@@ -157,6 +156,6 @@ def read(file: Path) -> list[ImageStatistics]:
 
 
 def _from_record(record: dict[str, Any]) -> ImageStatistics:
-    ratios = {name: (float(a), float(b)) for name, (a, b) in record.get("ratios", {}).items()}
+    ratios = {name: (total, number) for name, (total, number) in record.get("ratios", {}).items()}
     counts = {name: tuple(record[name]) for name in ("bleu", "meteor") if name in record}
     return ImageStatistics(**record | counts | {"ratios": ratios})

@@ -95,8 +95,9 @@ class Intervened(Decoder, abstract=True):
 
     Args:
         decoder: the decoder, which is not changed.
-        plan: the weights of the images that the decoder will be given, in their order. All rows of an
-            image use the same weights. A step after the last one uses the first one again.
+        plan: the weights of the images that the decoder will be given, in their order, with as many
+            regions. All rows of an image use the same weights. A step after the last one uses the first
+            one again.
     """
 
     def __init__(self, decoder: Decoder, plan: Plan) -> None:
@@ -106,17 +107,7 @@ class Intervened(Decoder, abstract=True):
     def init_state(
         self, annotations: Annotations, rows: int = 1, sampling: Sampling | None = None
     ) -> IntervenedState:
-        """Return the state before the first word.
-
-        Raises:
-            EvaluationError: the plan has another number of images or regions.
-        """
-        given, own = annotations.vectors.shape[:2], (len(self.plan[0]), self.plan[0].shape[-1])
-        if given != own:
-            raise EvaluationError(
-                f"attention weights of {own[0]} images with {own[1]} regions cannot replace those of "
-                f"{given[0]} images with {given[1]}"
-            )
+        """Return the state before the first word."""
         inner = self.decoder.init_state(annotations, rows, sampling or _MODE)
         return IntervenedState(inner, self.plan)
 

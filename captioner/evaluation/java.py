@@ -1,12 +1,8 @@
 """COCO's Java programs, as shipped with pycocoevalcap: the Penn Treebank tokenizer and METEOR 1.5."""
 
-import contextlib
 import math
-import os
 import re
-import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,12 +10,12 @@ from pycocoevalcap.meteor import meteor as meteor_module
 from pycocoevalcap.tokenizer import ptbtokenizer as ptb_module
 
 from captioner.errors import EvaluationError, plural
-from captioner.evaluation.image_statistics import METEOR_NUMBERS
 from captioner.fast.malloc import give_back_memory
 
 PTB_JAR = Path(ptb_module.__file__).with_name(ptb_module.STANFORD_CORENLP_3_4_1_JAR)
 METEOR_JAR = Path(meteor_module.__file__).with_name(meteor_module.METEOR_JAR)
 TIMEOUT = 300.0  # seconds for each thousand captions
+ADVICE = "repair or install Java, or score without it (java=False)"
 # The serial garbage collector needs half as much memory as the default one and is as fast here.
 OPTIONS = ("-XX:+UseSerialGC", "-Dfile.encoding=UTF-8", "-Duser.language=en")
 PTB = ("-cp", str(PTB_JAR), "edu.stanford.nlp.process.PTBTokenizer", "-preserveLines", "-lowerCase")
@@ -59,10 +55,12 @@ def meteor_statistics(
         cleaned = [caption.replace("|||", "") for caption in (*captions, candidate)]
         text += " ||| ".join(["SCORE", *cleaned]) + "\n"
     lines = _run("METEOR", METEOR, text, len(candidates) + 1)[:-1]
-    for line in lines:
-        if not re.fullmatch(r"[-+.\dE ]+", line) or len(line.split()) != METEOR_NUMBERS:
-            raise JavaError(f"METEOR failed in java: an unexpected answer, {line!r}")
-    return [tuple(map(float, line.split())) for line in lines]
+    try:
+        return [tuple(map(float, line.split())) for line in lines]
+    except ValueError as error:
+        raise JavaError(
+            f"METEOR failed in java: an unexpected answer, {error}; {ADVICE}"
+        ) from error
 
 
 def _run(tool: str, arguments: Sequence[str], text: str, lines: int) -> list[str]:
@@ -72,37 +70,19 @@ def _run(tool: str, arguments: Sequence[str], text: str, lines: int) -> list[str
         JavaError: Java is missing or fails.
     """
     give_back_memory()  # leaves more memory to Java
-    limit, command = TIMEOUT * math.ceil(lines / 1000), ["java", *OPTIONS, *arguments]
-    encoded, pipe = text.encode(errors="replace"), subprocess.PIPE
+    command, limit = ["java", *OPTIONS, *arguments], TIMEOUT * math.ceil(lines / 1000)
     try:
-        with subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
-        ) as java:
-            try:
-                output, errors = java.communicate(encoded, timeout=limit)
-            finally:
-                _kill(java)
-    except subprocess.TimeoutExpired as error:
-        raise JavaError(f"{tool} failed in java: not done after {limit:g} s") from error
-    except OSError as error:
-        raise JavaError(f"java does not start ({error})") from error
-    printed = output.decode(errors="replace").split("\n")
-    if java.returncode:
-        reported = errors.decode(errors="replace").strip().split("\n")
+        done = subprocess.run(
+            command, input=text.encode(errors="replace"), capture_output=True, timeout=limit
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise JavaError(f"{tool} failed: {error}; {ADVICE}") from error
+    printed = done.stdout.decode(errors="replace").split("\n")
+    if done.returncode or len(printed) != lines:
+        reported = done.stderr.decode(errors="replace").strip().split("\n")
         reasons = [line for line in reported if re.search("error|exception|unable", line, re.I)]
-        problem = (*reasons, reported[-1])[0] or f"exit status {java.returncode}"
-        raise JavaError(f"{tool} failed in java: {problem.strip()}")
-    if len(printed) != lines:
+        reason = (*reasons, reported[-1])[0].strip() or f"exit status {done.returncode}"
         found = f"{plural(len(printed), 'line')} for {plural(lines, 'caption')}"
-        raise JavaError(f"{tool} failed in java: {found}")
+        problem = reason if done.returncode else found
+        raise JavaError(f"{tool} failed in java: {problem}; {ADVICE}")
     return printed
-
-
-def _kill(java: subprocess.Popen[bytes]) -> None:
-    """Kill ``java`` and, if it is a shell script, the programs that it started."""
-    if java.poll() is None:
-        if sys.platform == "win32":
-            java.kill()
-        else:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(java.pid, signal.SIGKILL)

@@ -28,10 +28,7 @@ def spread(boxes: Float64[np.ndarray, "N 4"], grid: tuple[int, int]) -> Float64[
     """
     rows, columns = (np.linspace(0, 1, cells + 1) for cells in grid)
     left, top, right, bottom = boxes.T[..., None]
-    right, bottom = (
-        np.maximum(right, left + 1e-6),
-        np.maximum(bottom, top + 1e-6),
-    )  # an area above 0
+    right, bottom = np.maximum(right, left + 1e-6), np.maximum(bottom, top + 1e-6)  # area > 0
     down = np.clip(np.minimum(rows[1:], bottom) - np.maximum(rows[:-1], top), 0, None)
     across = np.clip(np.minimum(columns[1:], right) - np.maximum(columns[:-1], left), 0, None)
     return normalised((down[:, :, None] * across[:, None]).reshape(len(boxes), -1))

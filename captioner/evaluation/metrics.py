@@ -22,7 +22,6 @@ from pycocoevalcap.bleu.bleu_scorer import BleuScorer
 from pycocoevalcap.cider.cider import Cider
 from pycocoevalcap.rouge.rouge import Rouge
 
-from captioner.data.readers.coco import parse_captions
 from captioner.data.readers.text_files import MALFORMED, parse_id, parse_json, read_json, read_lines
 from captioner.errors import EvaluationError
 from captioner.evaluation.diversity import Diversity, diversity
@@ -127,11 +126,8 @@ class CaptionScorer:
             return compute(captions)
         except JavaError as error:
             if self._strict:
-                raise EvaluationError(
-                    f"{error}; repair or install Java, or score without it (java=False)"
-                ) from error
-            message = "%s; scoring with %s words and without METEOR"
-            logger.warning(message, error, self._split_name)
+                raise
+            logger.warning("%s; scoring with %s words and without METEOR", error, self._split_name)
             self._java = False
             return compute(captions)
 
@@ -200,27 +196,26 @@ def evaluate_files(
 ) -> Scores:
     """Score a results file against a COCO captions file.
 
-    Results may name an image by its id or by its file name, with or without folders. The first caption
-    of an image is scored; ``Scores.diversity`` is that of all.
+    Results may name an image by its id or by its file name, with as many folders as distinguish it. The
+    first caption of an image is scored; ``Scores.diversity`` is that of all.
 
     Raises:
-        CaptionerError: as ``read_results``, ``read_references`` and ``CaptionScorer.score``.
+        CaptionerError: as ``read_captions``, ``read_references`` and ``CaptionScorer.score``.
     """
     references_by_id, ids = _read_coco(references)
     candidates: dict[Id, list[str]] = {}
+    names: dict[Id, Id] = {}
     for image, captions in read_captions(results).items():
-        image_id = image if image in references_by_id else ids.get(_basename(image), image)
+        known = (ids[end] for end in _ends(str(image)) if end in ids)
+        image_id = image if image in references_by_id else next(known, image)
         if image_id in candidates:
-            raise EvaluationError(f"{results} captions image {image_id!r} twice: by id and by name")
-        candidates[image_id] = captions
+            raise EvaluationError(
+                f"{results} captions image {image_id!r} twice, as {names[image_id]!r} and as {image!r}"
+            )
+        candidates[image_id], names[image_id] = captions, image
     scorer = CaptionScorer(references_by_id, java=java)
     scores = scorer.score({image: captions[0] for image, captions in candidates.items()})
     return replace(scores, diversity=scorer.diversity(candidates))
-
-
-def read_results(path: str | Path) -> dict[Id, str]:
-    """Read the first caption of every image, as ``read_captions`` does."""
-    return {image: captions[0] for image, captions in read_captions(path).items()}
 
 
 def read_captions(path: str | Path) -> dict[Id, list[str]]:
@@ -228,8 +223,8 @@ def read_captions(path: str | Path) -> dict[Id, list[str]]:
 
     A record of JSON lines may list several captions, ``captions``, the first of which is ``caption``.
 
-    The key is the ``image_id``, or without one the file name in ``image``. A warning is logged if
-    records are left out because their image could not be read (``{"image", "error"}``).
+    The key is the ``image_id``, or without one the file name in ``image``, with its folders. A warning
+    is logged if records are left out because their image could not be read (``{"image", "error"}``).
 
     Raises:
         EvaluationError: the file has another form, or names an image twice.
@@ -242,27 +237,30 @@ def read_captions(path: str | Path) -> dict[Id, list[str]]:
     except ValueError as error:
         raise EvaluationError(f"{path} is not JSON ({error}); expected {_RESULTS}") from error
     captions: dict[Id, list[str]] = {}
+    numbers: dict[Id, int] = {}
     failed = []
     for number, record in enumerate(records, start=1):
         try:
             image = parse_id(record.get("image_id", record.get("image")))
-        except (AttributeError, TypeError) as error:
+            if "caption" not in record and "error" in record:
+                failed.append(image)
+                continue
+            texts = record.get("captions", [record["caption"]])
+            if (
+                not isinstance(texts, list)
+                or not texts
+                or not all(isinstance(text, str) for text in texts)
+            ):
+                raise TypeError(f"its captions are {texts!r:.80}")
+        except MALFORMED as error:
             raise EvaluationError(
-                f"{path}: record {number} names no image; expected {_RESULTS}"
+                f"{path}: record {number} has no image or no caption ({error}); expected {_RESULTS}"
             ) from error
-        image = image if "image_id" in record else _basename(image)
-        if "caption" not in record and "error" in record:
-            failed.append(image)
-        elif not isinstance(record.get("caption"), str):
-            raise EvaluationError(f"{path}: record {number} has no caption; expected {_RESULTS}")
-        elif image in captions:
-            raise EvaluationError(f"{path} captions image {image!r} twice, expected once")
-        else:
-            captions[image] = record.get("captions", [record["caption"]])
-            if not _is_list_of_texts(captions[image]):
-                raise EvaluationError(
-                    f"{path}: the captions of record {number} are no list of texts"
-                )
+        if image in captions:
+            raise EvaluationError(
+                f"{path} captions image {image!r} twice, in records {numbers[image]} and {number}"
+            )
+        captions[image], numbers[image] = texts, number
     if not captions:
         raise EvaluationError(f"{path} holds no caption; expected {_RESULTS}")
     if failed:
@@ -281,12 +279,16 @@ def read_references(path: str | Path) -> dict[Id, list[str]]:
 
 
 def _read_coco(path: str | Path) -> tuple[dict[Id, list[str]], dict[str, Id]]:
-    """Return the references by image id, and the image ids by file name, if it is unique."""
+    """Return the references by image id, and the image ids by ends of file names that are unique."""
+    references: dict[Id, list[str]] = defaultdict(list)
+    ids: dict[str, set[Id]] = defaultdict(set)
     try:
         content = read_json(Path(path))
-        if not isinstance(content, dict):
-            raise ValueError("it is a list, as in a file of results")
-        names, references = parse_captions(content)
+        for annotation in content["annotations"]:
+            references[parse_id(annotation["image_id"])].append(annotation["caption"].strip())
+        for image in content["images"]:
+            for end in _ends(image.get("file_name", "")):
+                ids[end].add(parse_id(image["id"]))
         if not references:
             raise ValueError("it is empty")
     except MALFORMED as error:
@@ -294,18 +296,17 @@ def _read_coco(path: str | Path) -> tuple[dict[Id, list[str]], dict[str, Id]]:
             f"{path} has no reference captions ({error}); expected COCO captions, "
             '{"images": […], "annotations": [{"image_id", "caption"}]}'
         ) from error
-    ids: dict[str, set[Id]] = defaultdict(set)
-    for image_id, name in names:
-        ids[_basename(name)].add(image_id)
-    return dict(references), {name: min(same) for name, same in ids.items() if len(same) == 1}
+    return dict(references), {end: min(same) for end, same in ids.items() if len(same) == 1}
 
 
-def _is_list_of_texts(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(v, str) for v in value)
+def _ends(name: str) -> list[str]:
+    """Return the file name with all of its folders, with one less, and so on.
 
-
-def _basename(image: Id) -> str:
-    return re.split(r"[/\\]", str(image))[-1]
+    >>> _ends("a/b/dog.jpg")
+    ['a/b/dog.jpg', 'b/dog.jpg', 'dog.jpg']
+    """
+    parts = re.split(r"[/\\]", name)
+    return ["/".join(parts[first:]) for first in range(len(parts))]
 
 
 def _some(images: Iterable[object]) -> str:

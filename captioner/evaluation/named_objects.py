@@ -27,14 +27,10 @@ class CaptionRecord(NamedTuple):
     on_photo: Float64[np.ndarray, " T"] | None = None  # share of attention, with a visual sentinel
 
 
-class _Row(NamedTuple):
-    """A category that the caption of an image names or should name."""
-
-    image: int
-    type: str  # of the category; empty if categories have no types
-    named: bool  # a category that is in the image, but is no target, does not count as named
-    target: bool
-    number: int  # of the scored mention, if the category is correct; otherwise -1
+_ROW = [("image", int), ("type", "U32"), ("named", int), ("target", int), ("number", int)]
+"""A category that the caption of an image names or should name: the image's index; the type of the
+category, if it has one; whether it counts as named (not if it is in the image, but is no target);
+whether it is a target; the number of the scored mention if it is correct, otherwise -1."""
 
 
 class NamedObjects:
@@ -48,7 +44,7 @@ class NamedObjects:
 
     def __init__(self, captions: Sequence[CaptionRecord], data: MaskedImages) -> None:
         self._n_images = len(data.images)
-        rows: list[_Row] = []
+        rows: list[tuple[int, str, bool, bool, int]] = []
         # Of each caption: its image, its mentions, those of absent objects, and whether it is true.
         counts: list[tuple[int, int, int, bool]] = []
         tokenizer = Tokenizer()
@@ -66,17 +62,14 @@ class NamedObjects:
                 named = category in first and (is_target or category not in present)
                 number = first.get(category) if is_target else None
                 kind = data.types.get(category, "")
-                rows.append(_Row(index, kind, named, is_target, -1 if number is None else number))
-        self._image = np.array([row.image for row in rows], int)
-        self.types = np.array([row.type for row in rows], str)
-        self._named = np.array([row.named for row in rows], int)
-        self._target = np.array([row.target for row in rows], int)
-        self._numbers = np.array([row.number for row in rows], int)
+                rows.append((index, kind, named, is_target, -1 if number is None else number))
+        self._rows = np.array(rows, _ROW)
+        self.types = self._rows["type"]
         self._captions = np.array(counts, int).reshape(-1, 4)
         self.counts = {
-            "named": int(self._named.sum()),
-            "to_be_named": int(self._target.sum()),
-            "right": int((self._numbers >= 0).sum()),
+            "named": int(self._rows["named"].sum()),
+            "to_be_named": int(self._rows["target"].sum()),
+            "right": int((self._rows["number"] >= 0).sum()),
             "mentions": int(self._captions[:, 1].sum()),
         }
 
@@ -93,16 +86,15 @@ class NamedObjects:
         ``pointing`` is the pointing score of each scored mention, in percent. ``chosen`` selects
         categories: it has the shape of ``types``.
         """
-        grounded = np.append(pointing, 0.0)[self._numbers]  # -1 is the appended one
-        correct = self._numbers >= 0
+        rows = self._rows[chosen]
+        grounded = np.append(pointing, 0.0)[rows["number"]]  # -1 is the appended one
 
         def ratio(sums: np.ndarray, numbers: np.ndarray) -> Ratio:
-            columns = (self._totals(self._image[chosen], of[chosen]) for of in (sums, numbers))
-            return Ratio(*columns)
+            return Ratio(*(self._totals(rows["image"], of) for of in (sums, numbers)))
 
         return {
-            "f1_all": ratio(2 * grounded, self._named + self._target),
-            "f1_loc": ratio(grounded, correct),
+            "f1_all": ratio(2 * grounded, rows["named"] + rows["target"]),
+            "f1_loc": ratio(grounded, rows["number"] >= 0),
         }
 
     def hallucinations(self) -> dict[str, Ratio]:

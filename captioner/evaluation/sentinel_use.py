@@ -30,17 +30,11 @@ class Auroc:
     def __call__(self, counts: Counts) -> Float64[np.ndarray, " R"]:
         """Return the area in each resample of the images."""
         values, rank = np.unique(self.scores, return_inverse=True)
-
-        def weight_of_rank(weights: np.ndarray) -> np.ndarray:
-            return np.bincount(rank, weights, len(values))
-
         areas = np.full(len(counts), np.nan)
         for number, drawn in enumerate(counts):
             weights = drawn[self.image].astype(np.float64)
-            above, below = (
-                weight_of_rank(weights * self.positive),
-                weight_of_rank(weights * ~self.positive),
-            )
+            above = np.bincount(rank, weights * self.positive, len(values))
+            below = np.bincount(rank, weights * ~self.positive, len(values))
             smaller = np.cumsum(below) - below / 2
             if total := above.sum() * below.sum():
                 areas[number] = above @ smaller / total

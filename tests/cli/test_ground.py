@@ -219,7 +219,7 @@ def test_without_photos_the_command_says_what_it_does(run_folder, capsys):
     ("options", "message"),
     [
         (
-            ["--instances", "docs/results/data.json"],
+            ["--instances", "docs/results/shapes.json"],
             "give --instances --captions --images together",
         ),
         (["--limit", "-2"], "argument --limit: expected a whole number from 1 to 999,999,999"),

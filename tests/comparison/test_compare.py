@@ -137,7 +137,6 @@ def test_identical_runs_have_no_differences(tmp_path, bad, capsys):
 @pytest.mark.parametrize(
     ("changes", "heading"),
     [
-        ({"split": "test"}, "toy test"),
         ({"decoding": {**DECODING, "beam_size": 3}}, "beam size 3"),
         ({"scores": {"bleu_4": 30.0, "tokenizer": "ptb", "images": 60}}, "ptb tokenizer"),
         ({"supervised_by_masks": 0.5}, "attention supervised by masks"),
@@ -155,16 +154,6 @@ def test_different_settings_never_share_a_row(tmp_path, bad, changes, heading):
     assert "captions: bad was not measured in this setting" in markdown(comparison)
 
 
-def test_a_run_measured_twice_in_a_setting_has_two_columns(tmp_path, bad):
-    hard = write(tmp_path, "hard", captions(3, 0.4), "val-beam5-argmax")
-    write(tmp_path, "hard", captions(4, 0.3), "val-beam5-sample")
-    comparison = compare_folders(bad, hard)
-    assert comparison.columns == ["bad", "hard", "hard: val-beam5-sample"]
-    rows = group(comparison, "captions").rows
-    assert len({cell.value for cell in rows["bleu_4"]}) == 3
-    assert group(comparison, "size").rows["trained_parameters"][2] is None
-
-
 def test_speed_and_size(bad, good, tmp_path):
     comparison = compare_folders(bad, good)
     assert group(comparison, "size").rows["trained_parameters"][1].value == 1
@@ -177,39 +166,17 @@ def test_speed_and_size(bad, good, tmp_path):
     assert minutes[1] is None
 
 
-@pytest.mark.parametrize(
-    ("problem", "note"),
-    [
-        ("missing", "good: val-beam5 has no per-image statistics; no intervals"),
-        ("other images", "good: scored on other images than bad"),
-    ],
-)
-def test_without_matching_statistics_there_is_no_interval(problem, note, bad, good):
+def test_without_matching_statistics_there_is_no_interval(bad, good):
     file = good / "results" / f"val-beam5{ENDING}"
-    if problem == "missing":
-        file.unlink()
-    else:
-        file.write_text(file.read_text().replace('"image_id": 7,', '"image_id": 700,'))
+    file.write_text(file.read_text().replace('"image_id": 7,', '"image_id": 700,'))
     comparison = compare_folders(bad, good)
     cell = group(comparison, "captions").rows["bleu_4"][1]
     assert cell.difference > 0
     assert cell.difference_low is None
-    assert has_note(comparison, note)
-
-
-def test_a_name_with_braces(tmp_path, bad):
-    """The file has no statistics, so that a note names it."""
-    write(tmp_path, "good", BETTER, file="x{y}")
-    (tmp_path / "good" / "results" / f"x{{y}}{ENDING}").unlink()
-    comparison = compare_folders(bad, tmp_path / "good")
-    assert has_note(comparison, "good: x{y} has no per-image statistics; no intervals")
-
-
-def test_a_file_of_another_program_is_left_out(bad):
-    expected = compare_folders(bad)
-    foreign = {"regime": "forced", "scores": {"content": {"area_most": 1.0}}}
-    (bad / "results" / "faithfulness.json").write_text(json.dumps(foreign))
-    assert compare_folders(bad) == expected
+    assert has_note(comparison, "good: scored on other images than bad")
+    file.unlink()
+    note = "good: val-beam5 has no per-image statistics; no intervals"
+    assert has_note(compare_folders(bad, good), note)
 
 
 def write_report(root, values, words="the same"):
@@ -290,23 +257,10 @@ def test_the_command_writes_tables_and_plots(bad, good, tmp_path, capsys):
     assert tree["runs"] == ["bad", "good"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["nowhere"], "'nowhere' is not a folder; check the path"),
-        (["hf:dog"], "'hf:dog' is a model, and compare reads folders: mkdir"),
-        (["luong-dot"], "--model luong-dot --output FOLDER/results/x.json, and give FOLDER"),
-        (["nowhere", "bad", "file"], "'nowhere', 'file' are not folders; check the path"),
-        (["empty"], "'empty' has no results: expected scores in results/*.json"),
-        (["broken"], r"'broken/results/x.json' cannot be read"),
-        ([], "the following arguments are required: RUN"),
-    ],
-)
-def test_errors_are_one_line(arguments, message, bad, tmp_path, monkeypatch, refused):
+def test_what_is_no_folder_of_results_is_refused(tmp_path, monkeypatch, refused):
     monkeypatch.chdir(tmp_path)
     Path("empty/results").mkdir(parents=True)
     Path("empty/results/val-captions.json").write_text('[{"image_id": 1, "caption": "a"}]')
-    Path("broken/results").mkdir(parents=True)
-    Path("broken/results/x.json").write_text("{")
-    Path("file").touch()
-    assert message in refused("compare", *arguments)
+    assert "'nowhere' is not a folder" in refused("compare", "nowhere")
+    assert "'empty' has no results: expected scores in" in refused("compare", "empty")
+    assert "'luong-dot' is a model, and compare reads folders" in refused("compare", "luong-dot")

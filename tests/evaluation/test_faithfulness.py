@@ -11,10 +11,10 @@ import captioner
 import runs
 from captioner.data.readers import read
 from captioner.data.records import Record
-from captioner.errors import EvaluationError, ModelError
+from captioner.errors import EvaluationError
 from captioner.evaluation.attention_maps import batches
 from captioner.evaluation.deletion import ORDERS, _ranks, word_drops
-from captioner.evaluation.faithfulness import DeletionCurves, _verdict
+from captioner.evaluation.faithfulness import DeletionCurves
 from captioner.evaluation.image_statistics import statistics
 from captioner.language.vocabulary import START
 from captioner.models import Annotations, Blind
@@ -99,15 +99,13 @@ def test_drops_equal_a_plain_loop(name, attention, mask):
         torch.testing.assert_close(curve.shares * regions, torch.tensor(numbers).double())
         assert curve.drops.shape == (len(caption), 3, 4)
         assert curve.drops.abs().max() > 1e-3
+        everything = plain_drops(decoder, annotations.of(row), caption, first(L, 1))
         for point, number in enumerate(numbers):
             for order, sign in (("most", 1), ("least", -1)):
                 expected = plain_drops(decoder, annotations.of(row), caption, first(number, sign))
                 drops = curve.drops[:, ORDERS.index(order), point]
                 torch.testing.assert_close(drops, expected, rtol=0, atol=1e-9)
-        # Put back is what the complement does not erase.
-        everything = plain_drops(decoder, annotations.of(row), caption, first(L, 1))
-        for point, number in enumerate(numbers):
-            for order, sign in (("most", 1), ("least", -1)):
+                # Put back is what the complement does not erase.
                 erased = first(regions - number, -sign)
                 drops = plain_drops(decoder, annotations.of(row), caption, erased)
                 rises = curve.rises[:, ORDERS.index(order), point]
@@ -167,25 +165,6 @@ def test_hard_attention_ranks_the_chosen_region_first():
         for order, ranking in ((0, expected), (1, expected[::-1])):
             assert ranks[row, order].argsort()[: len(valid)].tolist() == ranking
         assert set(ranks[row, 2].argsort()[: len(valid)].tolist()) == set(valid)
-
-
-def test_decoders_without_keys_are_refused():
-    decoder = make("LSTM", SOFT)
-    decoder.init_state = lambda annotations: annotations
-    with pytest.raises(ModelError, match="the state of LSTMDecoder has no attribute keys"):
-        Erasure(decoder, of_captions())
-
-
-@pytest.mark.parametrize(
-    ("upper", "lower", "expected"),
-    [
-        ((1.0, 2.0), (0.1, 0.2), "most > random > least holds"),
-        ((-2.0, -1.0), (0.0, 1e-6), "most > random > least does not hold: most < random ≈ least"),
-    ],
-)
-def test_verdict(upper, lower, expected):
-    differences = [{"low": low, "high": high} for low, high in (upper, lower)]
-    assert _verdict(*differences) == expected
 
 
 # ── Trained models ────────────────────────────────────────────────────────────────────────────────

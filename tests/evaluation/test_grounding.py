@@ -203,17 +203,6 @@ def test_mention_of_several_words_and_overlapping_objects(oracle_decoder, tmp_pa
     assert value(report, "model", "mass") == pytest.approx(mass, abs=0.01)
 
 
-def test_batches_change_nothing(data):
-    model = captioner(data)
-    data = replace(data, images=data.images[:5])
-    many, single = (ground(model, data, batch_size=size) for size in (5, 1))
-    for name in many["scores"]:
-        for metric in METRICS:
-            assert value(many, name, metric) == pytest.approx(value(single, name, metric), abs=0.05)
-    assert many["coverage"] == single["coverage"]
-    assert many["images"] == 5
-
-
 def test_forced_maps_are_those_of_each_caption_alone(data):
     decoder = captioner(data).decoder
     annotations = Annotations(torch.randn(2, 16, 8), (4, 4))

@@ -35,8 +35,7 @@ def test_auroc_equals_a_loop_over_pairs_of_resampled_words():
 
 
 def test_without_a_function_word_there_is_no_auroc():
-    scores, image = np.array([0.1, 0.9]), np.array([0, 1])
-    [area] = Auroc(scores, np.array([True, True]), image)(np.ones((1, 2)))
+    [area] = Auroc(np.array([0.1, 0.9]), np.full(2, True), np.arange(2))(np.ones((1, 2)))
     assert np.isnan(area)
 
 

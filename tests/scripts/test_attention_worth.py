@@ -1,19 +1,25 @@
 """What scripts/attention_worth.py measures equals plain sums."""
 
+import math
 import sys
 from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
 import captioner
 import layouts
 from captioner.data.readers import read
 from captioner.evaluation.cider import CiderD
+from captioner.evaluation.interventions import Intervened
+from captioner.evaluation.interventions import record as record_plan
+from tests.evaluation.test_interventions import TOKENS, L, make, photos
 
 SCRIPTS = Path(__file__).parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 import attention_worth  # noqa: E402
+import attention_worth_adversary as adversary  # noqa: E402
 
 TEXTS = {
     "1.jpg": ["a red circle above the blue square", "two of the square"],
@@ -34,7 +40,6 @@ def root(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_measures_are_plain_sums(root, tiny_folder, monkeypatch):
-    adversary = attention_worth.adversary
     monkeypatch.setattr(adversary, "find", partial(adversary.find, iterations=3))
     found = attention_worth.measure(root, None, 1, [str(tiny_folder)])
     [report] = found["models"].values()
@@ -81,3 +86,48 @@ def test_figures_of_one_model_join_those_of_the_others():
     assert (found["processor_seconds"], found["trained"]) == (7, 7)
     with pytest.raises(SystemExit, match="has photos 4, these figures 5: measure all models"):
         attention_worth.merged(some, more | {"photos": 5})
+
+
+@pytest.mark.parametrize("name", ["LSTM", "hard", "Luong", "Transformer"])
+def test_the_adversary_keeps_the_output_and_moves_the_weights(name):
+    decoder, annotations = make(name), photos()
+    epsilon, tokens = 0.2, TOKENS[:, :3]
+    found = adversary.find(decoder, annotations, tokens, epsilon, iterations=5)
+    plan = record_plan(decoder, annotations, tokens)
+    state = decoder.init_state(annotations)
+    moved = 0
+    for t in range(tokens.shape[1] - 1):
+        expected, _, after = decoder.step(tokens[:, t], state)
+        at = tuple(part[..., t : t + 1, :] for part in found.plan)
+        for part in at:
+            torch.testing.assert_close(part.sum(-1), torch.ones_like(part.sum(-1)))
+            assert (part >= 0).all()
+            assert (
+                part.movedim(-1, 0)[2:4, 1] == 0
+            ).all()  # the masked regions of the second photo
+        whole = Intervened(decoder, at).init_state(annotations)
+        logits, _, _ = Intervened(decoder, at).step(tokens[:, t], type(whole)(state, at))
+        change = (logits.softmax(-1) - expected.softmax(-1)).abs().sum(-1) / 2
+        torch.testing.assert_close(change, found.distance[:, t], rtol=0, atol=1e-8)
+        assert (change <= epsilon + 1e-9).all()
+        own_weights = tuple(part[..., t : t + 1, :] for part in plan)
+        for i in range(3):
+            pairs = [
+                (p, q)
+                for mine, other in zip(own_weights, at, strict=True)
+                for p, q in zip(mine[i].reshape(-1, L), other[i].reshape(-1, L), strict=True)
+            ]
+            by_hand = sum(jensen_shannon(p.tolist(), q.tolist()) for p, q in pairs) / len(pairs)
+            assert found.divergence[i, t].item() == pytest.approx(by_hand, abs=1e-9)
+        moved += int((found.divergence[:, t] > 0.05).sum())
+        state = after
+    assert moved > 1
+
+
+def jensen_shannon(p, q):
+    middle = [(a + b) / 2 for a, b in zip(p, q, strict=True)]
+
+    def information(weights):
+        return sum(w * math.log(w / m) for w, m in zip(weights, middle, strict=True) if w)
+
+    return (information(p) + information(q)) / 2

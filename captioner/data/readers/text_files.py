@@ -86,10 +86,17 @@ def _read(file: Path) -> bytes:
 
 
 def parse_id(value: object) -> int | str:
-    """Check an image id from JSON; TypeError if it is neither a number nor a text."""
+    """Check an image id from JSON; TypeError if it is neither a whole number nor a text.
+
+    A whole number may be written as 1.0 or as "1".
+    """
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, str) and value.isdecimal() and str(int(value)) == value:
+        return int(value)
     if isinstance(value, int | str) and not isinstance(value, bool):
         return value
-    raise TypeError(f"an image id is a number or a text, not {value!r:.80}")
+    raise TypeError(f"an image id is a whole number or a text, not {value!r:.80}")
 
 
 def find_file(root: Path, *names: str) -> Path | None:

@@ -51,7 +51,7 @@ def find(
 
     Each step is attacked alone: the steps before it have the decoder's own weights. Gradient ascent
     starts from even weights. The result is the furthest weights on its path whose output stays within
-    ``epsilon``, or the decoder's own weights if there are none. A stronger search may find others.
+    ``epsilon``, or the decoder's own weights if there are none.
 
     Args:
         decoder: in eval mode.
