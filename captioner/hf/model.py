@@ -18,12 +18,11 @@ import torch
 from jaxtyping import Bool, Float
 from PIL import Image
 from torch import Tensor
+from transformers.utils import logging
 
 from captioner.errors import CheckpointError
+from captioner.hf.cells import CellAttention, cross_attention, placement, self_attention
 from captioner.hf.families import QUESTION, Family
-from captioner.hf.placement import placement
-from captioner.hf.quiet import quiet
-from captioner.hf.region_weights import Attention, cross_attention, self_attention
 from captioner.predict.adapter import Adapter, Reading
 from captioner.predict.predictor import update_with_weights
 from captioner.search.beam import Decoding
@@ -235,7 +234,7 @@ class HFAdapter(Adapter):
 
     def _attention(
         self, output: Any, inputs: dict[str, Tensor], row: int, captions: Sequence[list[int]]
-    ) -> tuple[Attention, tuple[int, int]]:
+    ) -> tuple[CellAttention, tuple[int, int]]:
         """Return the attention of a row of the output, and the grid of its cells."""
         longest, pixels = max(map(len, captions)), inputs["pixel_values"]
         past = [layer[row] for layer in output[self.family.past]]
@@ -345,3 +344,18 @@ def _map(function: Any, output: Any) -> Any:
     if isinstance(output, dict):
         return type(output)(**{name: _map(function, part) for name, part in output.items()})
     return output
+
+
+@contextmanager
+def quiet(bars: bool = True) -> Iterator[None]:
+    """Print no warnings of transformers, and no progress bars unless ``bars``; restore both after."""
+    level, shown = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    if not bars:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if shown:
+            logging.enable_progress_bar()

@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from captioner.hf.placement import placement
 from PIL import Image
 
 import captioner
@@ -16,7 +17,6 @@ from captioner.data.shapes import scene
 from captioner.errors import CheckpointError, UsageError
 from captioner.hf.families import QUESTION
 from captioner.hf.model import HFAdapter
-from captioner.hf.placement import placement
 from captioner.language.alignment import to_photo
 from hf_models import transformers
 

@@ -1,16 +1,20 @@
-"""Where the pixels that a processor makes come from: its resize, crop and padding, measured.
+"""Image cells of a model of transformers: attention to each, and the part of the photo they cover.
 
-The processor is given an image whose red and green are the coordinates and whose blue is full. What it
-returns shows which part of the photo it took, whatever its options are.
+The part is measured, because it depends on the options of a processor: on its resize, its crop and its
+padding.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float
+import torch
+from jaxtyping import Float, Int
 from PIL import Image
+from torch import Tensor
 
 from captioner.language.alignment import WHOLE, Box
+from captioner.predict.explanations import attention_rollout
 
 LEAST, MOST = 64, 1024  # pixels of the sides of the image that is measured
 SNAP = 0.004  # smaller differences are those of rounded sizes and colours
@@ -18,8 +22,51 @@ SNAP = 0.004  # smaller differences are those of rounded sizes and colours
 Process = Callable[[Image.Image], Float[np.ndarray, "3 height width"]]
 
 
+@dataclass(frozen=True)
+class CellAttention:
+    """Attention of one row of a batch, at the inputs that predict the tokens of its caption."""
+
+    cells: Float[Tensor, "T layers heads L"]
+    rollout: Float[Tensor, "T L"]
+
+
+def cross_attention(
+    cross: Sequence[Float[Tensor, "heads S I"]],
+    past: Sequence[Float[Tensor, "heads S S"]],
+    queries: slice,
+    cells: Int[Tensor, " L"],
+) -> CellAttention:
+    """Return attention of a decoder with cross-attention, in its layers' order.
+
+    Args:
+        cross: weights of each layer on the image tokens.
+        past: weights of each layer on the text.
+        queries: the S inputs whose attention is returned.
+        cells: the image tokens that are cells, in raster order.
+    """
+    stacked = torch.stack(list(cross), 1)[:, :, queries][..., cells]  # (h, l, T, L)
+    rollout = attention_rollout(past, cross)
+    return CellAttention(stacked.permute(2, 1, 0, 3), rollout[queries][:, cells])
+
+
+def self_attention(
+    weights: Sequence[Float[Tensor, "heads S S"]], queries: slice, cells: Int[Tensor, " L"]
+) -> CellAttention:
+    """Return attention of a decoder that reads image and text as one sequence of S tokens.
+
+    The rollout is the product of ½ (A + I) over the layers (Abnar, Zuidema 2020, equation 1).
+    """
+    stacked = torch.stack([layer[:, queries][..., cells] for layer in weights], 1)
+    rollout = torch.eye(weights[0].shape[-1], device=weights[0].device, dtype=weights[0].dtype)
+    for layer in weights:
+        rollout = (layer.mean(0) @ rollout + rollout) / 2
+    return CellAttention(stacked.permute(2, 1, 0, 3), rollout[queries][:, cells])
+
+
 def placement(size: tuple[int, int], process: Process) -> Box:
     """Return left, top, right and bottom of the processed image, as fractions of the photo's sides.
+
+    The processor is given an image whose red and green are the coordinates and whose blue is full.
 
     Args:
         size: width and height of the photo.
