@@ -102,12 +102,10 @@ def check_words(words: Any) -> list[str]:
 
 def check_file(file: Path) -> None:
     """Raise CheckpointError unless a path is a regular file, and not a link."""
-    if file.is_symlink() or (file.exists() and not file.is_file()):
-        raise CheckpointError(
-            f"'{file}' is a link or no file: copy the file itself into the folder"
-        )
-    if not file.exists():
-        raise CheckpointError(f"'{file}' is missing: copy the whole folder again")
+    if file.is_symlink():
+        raise CheckpointError(f"'{file}' is a link: copy the file itself into the folder")
+    if not file.is_file():  # a pipe would never end
+        raise CheckpointError(f"'{file}' is missing or no file: copy the whole folder again")
 
 
 def read_text(file: Path) -> str:

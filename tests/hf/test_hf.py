@@ -6,7 +6,6 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from captioner.hf.placement import placement
 from PIL import Image
 
 import captioner
@@ -15,6 +14,7 @@ from captioner.cli import checks
 from captioner.cli.main import _parser, main
 from captioner.data.shapes import scene
 from captioner.errors import CheckpointError, UsageError
+from captioner.hf.cells import placement
 from captioner.hf.families import QUESTION
 from captioner.hf.model import HFAdapter
 from captioner.language.alignment import to_photo
