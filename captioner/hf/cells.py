@@ -6,6 +6,7 @@ padding.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from jaxtyping import Float, Int
 from PIL import Image
 from torch import Tensor
 
+from captioner.errors import CheckpointError
 from captioner.language.alignment import WHOLE, Box
 from captioner.predict.explanations import attention_rollout
 
@@ -28,6 +30,33 @@ class CellAttention:
 
     cells: Float[Tensor, "T layers heads L"]
     rollout: Float[Tensor, "T L"]
+
+
+def grid_cells(
+    image: Int[Tensor, " I"], config: Any, size: Sequence[int]
+) -> tuple[Int[Tensor, " L"], tuple[int, int]]:
+    """Return those of an image's tokens that are cells, and the grid; class tokens come first.
+
+    Args:
+        image: the positions of the image's tokens.
+        config: of the model.
+        size: height and width of the pixels that it is given.
+
+    Raises:
+        CheckpointError: the tokens are no grid.
+    """
+    vision = getattr(config, "vision_config", None) or config.encoder
+    patch = getattr(vision, "patch_size", None) or max(size) + 1  # a CNN has none
+    stride = patch if isinstance(patch, int) else patch[0]
+    stride *= getattr(config, "scale_factor", None) or 1  # of pixel shuffle
+    stride *= 2 ** max(len(getattr(vision, "depths", ())) - 1, 0)  # of Swin
+    rows, columns = (side // stride for side in size)
+    if not 0 < rows * columns <= len(image):
+        raise CheckpointError(
+            f"the {len(image)} image tokens of a {config.model_type} model are no grid of {rows} × "
+            f"{columns}"
+        )
+    return image[len(image) - rows * columns :], (rows, columns)
 
 
 def cross_attention(

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
+from pathlib import Path
 from typing import Any, overload
 
 import torch
@@ -10,7 +11,7 @@ import torch
 from captioner import limits
 from captioner.errors import ImageError, UsageError, unknown
 from captioner.language.vocabulary import MAX_WORD, Tokenizer, Vocabulary, is_plain
-from captioner.photos.images import Source, path_of
+from captioner.photos.images import Source
 from captioner.predict.caption import Caption
 from captioner.search.beam import Decoding
 from captioner.search.sampling import WordSampling
@@ -218,13 +219,12 @@ class BasePredictor:
 
     def _check_own(self, image: Source, caption: Caption) -> None:
         """Raise ``UsageError`` for a caption of another model or another photo."""
-        path = path_of(image)
-        other_photo = path is not None and caption.image is not None and path != caption.image
-        for what, its, this, differs in (
-            ("model", caption.model, self.name, caption.model != self.name),
-            ("photo", caption.image, path, other_photo),
+        path = str(image) if isinstance(image, str | Path) else caption.image
+        for what, its, this in (
+            ("model", caption.model, self.name),
+            ("photo", caption.image or path, path),
         ):
-            if differs:
+            if its != this:
                 raise UsageError(
                     f"the caption is of another {what} ({its!r:.80}, not {this!r:.80}): to explain its "
                     "words here, give caption.text"

@@ -43,6 +43,8 @@ class Predictor(BasePredictor):
         UsageError: no such device.
     """
 
+    vocabulary: Vocabulary
+
     def __init__(
         self,
         captioner: Captioner,
@@ -55,26 +57,10 @@ class Predictor(BasePredictor):
         super().__init__(name, decoding, torch_device(device))
         self.captioner = captioner.to(self.device).eval()
         self.supervision, self.calibration = supervision, calibration
-
-    @property
-    def vocabulary(self) -> Vocabulary:  # type: ignore[override]
-        """The vocabulary of the model."""
-        return self.captioner.vocabulary
-
-    @property
-    def mechanism(self) -> str:  # type: ignore[override]
-        """Description of the attention."""
-        return self.captioner.decoder.mechanism
-
-    @property
-    def draws_locations(self) -> bool:  # type: ignore[override]
-        """Whether hard attention samples a new location in every pass."""
-        return samples_locations(self.captioner.decoder)
-
-    @property
-    def has_window(self) -> bool:  # type: ignore[override]
-        """Whether local attention has a window."""
-        return self.captioner.decoder.window is not None
+        decoder = captioner.decoder
+        self.vocabulary, self.mechanism = captioner.vocabulary, decoder.mechanism
+        self.draws_locations = samples_locations(decoder)
+        self.has_window = decoder.window is not None
 
     def _stream(
         self,

@@ -2,7 +2,6 @@
 
 import base64
 import copy
-import os
 import pickle
 import re
 import subprocess
@@ -10,7 +9,6 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from io import BytesIO
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,7 +17,6 @@ from PIL import Image
 
 import captioner
 import runs
-from apps import resident
 from captioner.errors import ImageError, UsageError
 from captioner.limits import DECODING, WORD_SAMPLING
 from captioner.photos.images import Photo
@@ -218,11 +215,11 @@ def test_a_notebook_shows_the_figure(image, photo):
 @pytest.mark.parametrize("method", ["attention", "occlusion"])
 def test_a_decoded_photo_is_not_read_again(method, photo, monkeypatch):
     model, opened, plain = predictor("TransformerDecoder", **TRANSFORMER), [], Image.open
-    expected = model.explain(photo, model.caption(photo), method)
+    expected = model.explain(photo, model.caption(photo, details=True), method)
     monkeypatch.setattr(Image, "open", lambda *a, **k: opened.append(a) or plain(*a, **k))
     decoded = Photo.read(photo)
     caption = model.explain(decoded, model.caption(decoded, details=True), method)
-    assert replace(caption, layers=None, past=None) == replace(expected, layers=None, past=None)
+    assert caption == expected
     assert model.explain(decoded, caption.text, method).words == caption.words
     assert len(opened) == 1
 
@@ -343,24 +340,6 @@ def test_threads_get_the_sequential_answers():
     flat = [[str(caption) for caption in one] for one in expected]
     assert len({text for one in flat for text in one}) > 20
     assert [[str(caption) for caption in one] for one in found] == flat
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="reads /proc")
-def test_two_thousand_captions_leak_nothing(tiny_folder, image, photo):
-    model = captioner.load(tiny_folder, "cpu")
-
-    def held():
-        return resident(os.getpid()), len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-
-    for number in range(2000):
-        model.caption(photo if number % 2 else image)
-        if number == 199:
-            memory, files = held()
-    grown, more = held()
-    assert more <= files
-    assert grown - memory < 30e6
 
 
 def test_a_least_length_beyond_the_models_longest_caption(image):
