@@ -23,10 +23,6 @@ from captioner.predict.caption import Caption
 from captioner.search.beam import Decoding
 
 LARGEST_BATCH = 8  # photos in full size that are in memory together, whatever batch_size is
-PLAIN = (
-    "{0} has beam search only: leave out the options of sampling, samples and diverse_groups; beam_size "
-    "and num_captions give several captions"
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +111,10 @@ class AdapterPredictor(BasePredictor):
         """Return the options if they describe plain beam search; otherwise raise ``UsageError``."""
         if isinstance(options, Decoding) and options.samples == options.diverse_groups == 1:
             return options
-        raise UsageError(PLAIN.format(self.name))
+        raise UsageError(
+            f"{self.name} has beam search only: leave out samples, diverse_groups and the options of "
+            "sampling; beam_size and num_captions give several captions"
+        )
 
     def _stream(
         self,

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
-from pathlib import Path
 from typing import Any, overload
 
 import torch
@@ -202,33 +201,23 @@ class BasePredictor:
 
         Raises:
             ImageError: the image cannot be read.
-            UsageError: a sentence without words or with too many; a caption of another model or image;
+            UsageError: a sentence without words or with too many; a caption of another model;
                 ``samples`` out of range, or above 1 without sampled hard attention; the model or the
                 installation lacks what the method needs.
         """
         if method not in limits.METHODS:
             raise UsageError(unknown("method", str(method), limits.METHODS))
-        if isinstance(caption, Caption):
-            self._check_own(image, caption)
+        if isinstance(caption, Caption) and caption.model != self.name:
+            raise UsageError(
+                f"the caption is of another model ({caption.model!r:.80}, not {self.name!r:.80}): to "
+                "explain its words here, give caption.text"
+            )
         return self._explain(image, caption, method, samples)
 
     def _explain(
         self, image: Source, caption: Caption | str, method: str, samples: int | None
     ) -> Caption:
         raise NotImplementedError
-
-    def _check_own(self, image: Source, caption: Caption) -> None:
-        """Raise ``UsageError`` for a caption of another model or another photo."""
-        path = str(image) if isinstance(image, str | Path) else caption.image
-        for what, its, this in (
-            ("model", caption.model, self.name),
-            ("photo", caption.image or path, path),
-        ):
-            if its != this:
-                raise UsageError(
-                    f"the caption is of another {what} ({its!r:.80}, not {this!r:.80}): to explain its "
-                    "words here, give caption.text"
-                )
 
     def sampler(self) -> "BasePredictor | None":
         """Return this model with hard attention that samples a location per word in every call.
