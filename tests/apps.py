@@ -1,6 +1,7 @@
 """The app in a process of its own, started by its command."""
 
 import re
+import resource
 import signal
 import socket
 import subprocess
@@ -47,3 +48,9 @@ def running(*options: str, stop: int = signal.SIGINT, log: Path | None = None) -
             except subprocess.TimeoutExpired:
                 server.kill()
                 raise
+
+
+def resident(process: int) -> int:
+    """The memory of a process in bytes."""
+    pages = Path(f"/proc/{process}/statm").read_text().split()[1]
+    return int(pages) * resource.getpagesize()

@@ -86,13 +86,13 @@ def test_transformers_is_imported_only_for_its_models():
     needing = {
         n for n, imported in MODULES.items() if any(m.startswith("transformers") for m in imported)
     }
-    assert needing == {"hf.hub", "hf.quiet"}
+    assert needing == {"hf.hub", "hf.model"}
     body = ast.parse(
         (PACKAGE / "predict" / "load.py").read_text()
     ).body  # without what functions import
     imported = {node.module for node in body if isinstance(node, ast.ImportFrom)}
     assert "captioner.hf.families" in imported
-    assert not imported & {"captioner.hf.hub", "captioner.hf.model", "captioner.hf.quiet"}
+    assert not imported & {"captioner.hf.hub", "captioner.hf.model"}
 
 
 @pytest.mark.parametrize("arguments", [["-c", "import captioner"], ["-m", "captioner", "--help"]])

@@ -181,7 +181,7 @@ class Models:
             for option, value in options.items():
                 check(option, value, SEARCH[option])
             more = more or {}
-            method = predictor.method(options | dict(more))
+            method = predictor.search_options(options | dict(more))
             detailed = details and not predictor.draws_locations
             known = predictor.has_confidence(method)
             (best,) = predictor.captions([photo], method, details=detailed, confidence=known)
@@ -204,7 +204,7 @@ class Models:
         predictor = self.get(answer.model)
         _, photo = read(answer.path)
         try:
-            caption = predictor.explain_by(photo, caption, answer.method)
+            caption = predictor.explain(photo, caption, answer.method)
         except (UsageError, ModelError) as error:
             return replace(answer, problem=str(error))
         others = answer.captions[: answer.chosen], answer.captions[answer.chosen + 1 :]

@@ -59,7 +59,7 @@ class BatchCaptioner:
         self.predictor = load(model, device)
         self.thumbnails, self.min_confidence = thumbnails, min_confidence
         self.num_captions = options.get("num_captions") or 1
-        self.decoding = self.predictor.method(options)
+        self.decoding = self.predictor.search_options(options)
         needed = confidence or min_confidence is not None
         if needed:
             self.predictor.check_confidence(self.decoding)

@@ -66,8 +66,8 @@ def run(options: argparse.Namespace) -> int:
         from captioner.cli.ground_images import open_cache
         from captioner.evaluation.correctness import measure
         from captioner.files import write_text
-        from captioner.predict.confidence import calibrate, calibration_error, reliability
         from captioner.predict.load import load_own
+        from captioner.store.calibration import calibrate, calibration_error, reliability
 
         model = load_own(folder, options.device)
         if options.check and model.calibration is None:

@@ -35,7 +35,7 @@ from captioner.errors import UsageError, plural, printable
 from captioner.language.vocabulary import MAX_WORD
 from captioner.limits import DECODING, NO_CAPTUM, NO_LAYERS, SAMPLING, SCENE
 from captioner.photos import paths
-from captioner.store import model_folder, untrusted
+from captioner.store import model_folder
 from captioner.store.model_folder import BEST, CARD, CONFIG, NOT_CALIBRATED, VOCABULARY, WEIGHTS
 
 DATA = (
@@ -234,7 +234,7 @@ def _check_layers(given: dict[str, Any]) -> None:
 def _config(name: str) -> dict[str, Any] | None:
     """Return the ``config.json`` of a model by its name; None for a checkpoint."""
     folder = model_folder.find(resources.find_model(name))
-    return None if folder is None else untrusted.read_json(folder / CONFIG)
+    return None if folder is None else model_folder.read_json(folder / CONFIG)
 
 
 def _check_file(_option: str, name: str) -> None:

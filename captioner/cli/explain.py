@@ -26,6 +26,7 @@ STYLE = (
     *("opacity", "scale", "smoothing", "layer", "head", "look", "contours", "content_words"),
     "sign",
 )
+DETAILED = {"png", "npz"}  # formats with layers and heads, or with the attention to earlier words
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -97,14 +98,18 @@ def run(options: argparse.Namespace) -> int:
             note = f"the model does not know '{printable(word)}' and reads it as <unk>"
             print(f"captioner: {note}", file=sys.stderr)
     decoding = model.decoding.with_options({"beam_size": options.beam_size})
-    own = model.captions(paths, decoding, options.batch_size, not model.draws_locations)
+    # Details take a second pass of the decoder.
+    chosen = options.layer is not None or options.head is not None
+    detailed = chosen or options.method == "rollout" or bool(DETAILED & set(options.formats))
+    details = (detailed or model.has_window) and not model.draws_locations
+    own = model.captions(paths, decoding, options.batch_size, details)
     failed = 0
     for path, base in zip(paths, bases, strict=True):
         try:
             caption = model.explain(path, options.caption) if options.caption else next(own)
             if isinstance(caption, ImageError):
                 raise caption
-            caption = model.explain_by(path, caption, options.method)
+            caption = model.explain(path, caption, options.method)
             # Render all files of a photo before writing the first.
             rendered = {base + end: export.render(end, caption, None, style) for end in suffixes}
         except ImageError as error:

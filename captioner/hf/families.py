@@ -112,10 +112,8 @@ def family_of(name: str, config: Mapping[str, Any]) -> Family:
     if family and (not named or family.architecture in named):
         return family
     known = ", ".join(f"{kind} ({family.architecture})" for kind, family in FAMILIES.items())
-    if config.get("auto_map"):
-        problem = "needs Python code of its own, which is never run"
-    elif family:
-        problem = f"is of {', '.join(map(str, named))}"
-    else:
-        problem = f"is of model_type {kind!r:.60}"
-    raise CheckpointError(f"the model '{name}' {problem}; maps are known for {known}")
+    own_code = ", which needs Python code of its own, and that is never run"
+    raise CheckpointError(
+        f"the model '{name}' is of model_type {kind!r:.60}, architectures {list(named)!r:.80}"
+        f"{own_code if config.get('auto_map') else ''}; maps are known for {known}"
+    )

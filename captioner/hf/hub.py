@@ -8,8 +8,7 @@ import transformers
 
 from captioner.errors import CheckpointError, joined
 from captioner.hf.families import family_of
-from captioner.hf.model import HFAdapter
-from captioner.hf.quiet import quiet
+from captioner.hf.model import HFAdapter, quiet
 from captioner.predict.adapter import AdapterPredictor
 from captioner.predict.predictor import torch_device
 from captioner.resources import HF

@@ -18,12 +18,10 @@ import torch
 from jaxtyping import Bool, Float
 from PIL import Image
 from torch import Tensor
+from transformers.utils import logging
 
-from captioner.errors import CheckpointError
+from captioner.hf.cells import CellAttention, cross_attention, grid_cells, placement, self_attention
 from captioner.hf.families import QUESTION, Family
-from captioner.hf.placement import placement
-from captioner.hf.quiet import quiet
-from captioner.hf.region_weights import Attention, cross_attention, self_attention
 from captioner.predict.adapter import Adapter, Reading
 from captioner.predict.predictor import update_with_weights
 from captioner.search.beam import Decoding
@@ -235,37 +233,21 @@ class HFAdapter(Adapter):
 
     def _attention(
         self, output: Any, inputs: dict[str, Tensor], row: int, captions: Sequence[list[int]]
-    ) -> tuple[Attention, tuple[int, int]]:
+    ) -> tuple[CellAttention, tuple[int, int]]:
         """Return the attention of a row of the output, and the grid of its cells."""
-        longest, pixels = max(map(len, captions)), inputs["pixel_values"]
+        longest, size = max(map(len, captions)), inputs["pixel_values"].shape[-2:]
         past = [layer[row] for layer in output[self.family.past]]
         queries = slice(past[0].shape[-2] - longest - 1, past[0].shape[-2] - 1)
         if self.family.cross:
             cross = [layer[row] for layer in output[self.family.cross]]
-            cells, grid = self._cells(torch.arange(cross[0].shape[-1]), pixels)
-            return cross_attention(cross, past, queries, cells), grid
+            cells, grid = grid_cells(torch.arange(cross[0].shape[-1]), self.model.config, size)
+            return cross_attention(cross, past, queries, cells.to(self.device)), grid
         if "input_ids" in inputs:
             image = torch.nonzero(inputs["input_ids"][0] == self.model.config.image_token_id)[:, 0]
         else:  # the image tokens come first
             image = torch.arange(past[0].shape[-1] - longest - 1)
-        cells, grid = self._cells(image, pixels)
-        return self_attention(past, queries, cells), grid
-
-    def _cells(self, image: Tensor, pixels: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """Return those of an image's tokens that are cells, and the grid; class tokens come first."""
-        config = self.model.config
-        vision = getattr(config, "vision_config", None) or config.encoder
-        patch = getattr(vision, "patch_size", None) or max(pixels.shape) + 1  # a CNN has none
-        stride = patch if isinstance(patch, int) else patch[0]
-        stride *= getattr(config, "scale_factor", None) or 1  # of pixel shuffle
-        stride *= 2 ** max(len(getattr(vision, "depths", ())) - 1, 0)  # of Swin
-        rows, columns = (side // stride for side in pixels.shape[-2:])
-        if not 0 < rows * columns <= len(image):
-            raise CheckpointError(
-                f"the image tokens of {type(self.model).__name__} are no grid: {len(image)} tokens, "
-                f"expected {rows} × {columns}"
-            )
-        return image[len(image) - rows * columns :].to(self.device), (rows, columns)
+        cells, grid = grid_cells(image, self.model.config, size)
+        return self_attention(past, queries, cells.to(self.device)), grid
 
     def _pieces(self, ids: list[int]) -> list[str]:
         """Return the text of each token; together they are the caption."""
@@ -345,3 +327,18 @@ def _map(function: Any, output: Any) -> Any:
     if isinstance(output, dict):
         return type(output)(**{name: _map(function, part) for name, part in output.items()})
     return output
+
+
+@contextmanager
+def quiet(bars: bool = True) -> Iterator[None]:
+    """Print no warnings of transformers, and no progress bars unless ``bars``; restore both after."""
+    level, shown = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    if not bars:
+        logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if shown:
+            logging.enable_progress_bar()

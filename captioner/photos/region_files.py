@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float32
 
 from captioner.errors import ImageError, UsageError, printable
-from captioner.photos.images import Source, name_of
+from captioner.photos.images import Source, name_of, path_of
 
 VECTORS, BOXES = ("features", "feat", "x"), ("boxes", "bbox")
 SIZES = (("image_w", "image_h"), ("image_width", "image_height"))
@@ -58,13 +58,13 @@ class RegionFiles:
             UsageError: there is no such folder of features or boxes.
         """
         name = name_of(source)
-        if not isinstance(source, str | Path):
+        if (path := path_of(source)) is None:
             raise ImageError(f"{name} has no file name to find its region features by; give a path")
-        file = _find(self.features or Path(source).parent, source)
+        file = _find(self.features or Path(path).parent, path)
         try:
             found = _arrays(file, VECTORS)
             if self.boxes is not None:
-                found |= _arrays(file := _find(self.boxes, source), BOXES)
+                found |= _arrays(file := _find(self.boxes, path), BOXES)
             vectors, boxes = self._vectors(found), _fractions(found, size)
             if len(vectors) != len(boxes):
                 raise ValueError(f"{len(vectors)} vectors and {len(boxes)} boxes")

@@ -7,7 +7,6 @@ explains and draws like the package's own models: docs/any-captioner.md has a co
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,18 +17,12 @@ from PIL import Image
 from captioner.errors import ImageError, UsageError
 from captioner.language.alignment import WHOLE, Box, photo_grid, to_photo, words_of
 from captioner.photos import images as image_files
-from captioner.photos.images import Geometry, Source
-from captioner.predict.base_predictor import BasePredictor, Method, Results, sentence_words
+from captioner.photos.images import Geometry, Source, path_of
+from captioner.predict.base_predictor import BasePredictor, Results, SearchOptions, sentence_words
 from captioner.predict.caption import Caption
 from captioner.search.beam import Decoding
-from captioner.search.sampling import WordSampling
 
 LARGEST_BATCH = 8  # photos in full size that are in memory together, whatever batch_size is
-NO_SAMPLING = (
-    "{0} samples no captions: leave out temperature, top_k, top_p and seed; beam_size and num_captions "
-    "give several"
-)
-NO_GROUPS = "{0} has no diverse beam search: leave out diverse_groups"
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,26 +103,30 @@ class AdapterPredictor(BasePredictor):
         """Return a text that changes with the weights."""
         return self.adapter.fingerprint()
 
-    def method(self, options: Mapping[str, Any]) -> Method:
+    def search_options(self, options: Mapping[str, Any]) -> SearchOptions:
         """Return the search that options describe; see ``BasePredictor``."""
-        method = super().method(options)
-        if isinstance(method, WordSampling):
-            raise UsageError(NO_SAMPLING.format(self.name))
-        if method.diverse_groups > 1:
-            raise UsageError(NO_GROUPS.format(self.name))
-        return method
+        return self._beam_search(super().search_options(options))
+
+    def _beam_search(self, options: SearchOptions) -> Decoding:
+        """Return the options if they describe plain beam search; otherwise raise ``UsageError``."""
+        if isinstance(options, Decoding) and options.samples == options.diverse_groups == 1:
+            return options
+        raise UsageError(
+            f"{self.name} has beam search only: leave out samples, diverse_groups and the options of "
+            "sampling; beam_size and num_captions give several captions"
+        )
 
     def _stream(
-        self, images: Sequence[Source], decoding: Method, batch_size: int, *given: bool
+        self,
+        images: Sequence[Source],
+        options: SearchOptions,
+        batch_size: int,
+        *,
+        details: bool,
+        maps: bool,
+        **_: bool,  # there is no confidence
     ) -> Results:
-        details, maps, _ = given
-        batch_size = min(batch_size, LARGEST_BATCH)
-        if isinstance(decoding, WordSampling):
-            raise UsageError(NO_SAMPLING.format(self.name))
-        if decoding.diverse_groups > 1:
-            raise UsageError(NO_GROUPS.format(self.name))
-        if decoding.samples != 1:
-            raise UsageError(f"{self.name} samples no locations: leave samples out")
+        decoding, batch_size = self._beam_search(options), min(batch_size, LARGEST_BATCH)
         for start in range(0, len(images), batch_size):
             sources = images[start : start + batch_size]
             opened = [_open(source) for source in sources]
@@ -145,12 +142,20 @@ class AdapterPredictor(BasePredictor):
                 ]
                 yield replace(best, alternatives=tuple(others))
 
-    def explain(self, image: Source, text: str, *, samples: int | None = None) -> Caption:
-        """Return a given sentence as a caption of the image, with details; see ``BasePredictor``."""
-        sentence_words(text)
-        self.decoding.with_options({"samples": samples})
-        photo = image_files.load(image)
-        return self._caption(image, photo.size, self.adapter.read(photo, text.strip()), 1.0, True)
+    def _explain(
+        self, image: Source, caption: Caption | str, method: str, samples: int | None
+    ) -> Caption:
+        if not isinstance(caption, Caption):
+            sentence_words(caption)
+            self._beam_search(self.decoding.with_options({"samples": samples}))
+            photo = image_files.load(image)
+            reading = self.adapter.read(photo, caption.strip())
+            caption = self._caption(image, photo.size, reading, 1.0, True)
+        if method == "attention":
+            return caption
+        if method != "rollout" or caption.rollout is None:
+            raise UsageError(f"{self.name} has no {method}: it is not a model of this package")
+        return caption.with_maps(caption.rollout, method)
 
     def _caption(
         self,
@@ -175,7 +180,7 @@ class AdapterPredictor(BasePredictor):
                     rollout = _per_word(reading.rollout, members, reading.box, grid)
                     more["rollout"] = _shares(rollout)
         return Caption(
-            image=str(source) if isinstance(source, str | Path) else None,
+            image=path_of(source),
             text="".join(reading.pieces).strip(),
             words=tuple(words),
             log_prob=log_prob,

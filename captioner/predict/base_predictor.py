@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
-from pathlib import Path
 from typing import Any, overload
 
 import torch
@@ -13,12 +12,12 @@ from captioner.errors import ImageError, UsageError, unknown
 from captioner.language.vocabulary import MAX_WORD, Tokenizer, Vocabulary, is_plain
 from captioner.photos.images import Source
 from captioner.predict.caption import Caption
-from captioner.predict.confidence import Calibration
 from captioner.search.beam import Decoding
 from captioner.search.sampling import WordSampling
+from captioner.store.calibration import Calibration
 from captioner.store.model_folder import NOT_CALIBRATED
 
-Method = Decoding | WordSampling
+SearchOptions = Decoding | WordSampling
 Results = Iterator[Caption | ImageError]
 MAX_TEXT = 20_000  # characters of a sentence
 
@@ -35,12 +34,14 @@ class BasePredictor:
         vocabulary: the words that the model knows; None if it accepts any word.
         supervision: weight of the mask supervision of its attention in training; 0 for none.
         draws_locations: whether hard attention samples a new location in every pass.
+        has_window: whether local attention has a window, whose centre is one of the details.
         calibration: computes the confidence of captions; None if the model was not calibrated.
     """
 
     vocabulary: Vocabulary | None = None
     supervision: float = 0.0
     draws_locations: bool = False
+    has_window: bool = False
     calibration: Calibration | None = None
     mechanism: str
 
@@ -68,7 +69,8 @@ class BasePredictor:
 
         Args:
             images: what ``photos.images.load`` reads: a path, bytes, an open file, a Pillow image,
-                or an array or tensor (H, W), (H, W, 3) or (H, W, 4); or a list of these.
+                an array or tensor (H, W), (H, W, 3) or (H, W, 4), or a ``Photo``, which is decoded
+                already; or a list of these.
             batch_size: number of images in a batch, up to 512.
             details: also return ``layers``, ``past`` and ``centre``, which takes one more pass.
             confidence: also estimate ``Caption.confidence``, which samples 24 more captions. It needs
@@ -84,7 +86,7 @@ class BasePredictor:
                 confidence of a model that was not calibrated, or of another search than its own.
             ImageError: an image cannot be read; ``captions`` returns such errors instead.
         """
-        decoding = self.method(options)
+        decoding, most = self.search_options(options), options.get("num_captions")
         several = isinstance(images, list | tuple)
         sources: Any = images if several else [images]
         results = []
@@ -92,17 +94,16 @@ class BasePredictor:
         for result in found:
             if isinstance(result, ImageError):
                 raise result
-            if "num_captions" in options:  # a beam may have more
-                others = result.alternatives[: options["num_captions"] - 1]
-                result = replace(result, alternatives=others)
+            if most is not None:  # a beam may have more
+                result = replace(result, alternatives=result.alternatives[: most - 1])
             results.append(result)
         return results if several else results[0]
 
-    def has_confidence(self, decoding: Method) -> bool:
+    def has_confidence(self, decoding: SearchOptions) -> bool:
         """Return whether captions of this search or sampling can have a confidence."""
         return self.calibration is not None and decoding == self.decoding
 
-    def check_confidence(self, decoding: Method) -> None:
+    def check_confidence(self, decoding: SearchOptions) -> None:
         """Raise ``UsageError`` if ``has_confidence`` is false."""
         if self.calibration is None:
             raise UsageError(NOT_CALIBRATED.format(self.name))
@@ -112,7 +113,7 @@ class BasePredictor:
                 "search and of sampling, and a num_captions above the beam size; or leave out confidence"
             )
 
-    def method(self, options: Mapping[str, Any]) -> Method:
+    def search_options(self, options: Mapping[str, Any]) -> SearchOptions:
         """Return the search or the sampling that options describe; options that are None are ignored.
 
         A ``min_length`` above the model's ``max_length`` raises that too, unless it is given.
@@ -141,7 +142,7 @@ class BasePredictor:
     def captions(
         self,
         images: Sequence[Source],
-        decoding: Method | None = None,
+        decoding: SearchOptions | None = None,
         batch_size: int = 64,
         details: bool = False,
         maps: bool = True,
@@ -157,75 +158,66 @@ class BasePredictor:
                 a model that was not calibrated.
         """
         limits.check("batch_size", batch_size, limits.BATCH)
-        method = decoding or self.decoding
+        options = decoding or self.decoding
         if confidence:
-            self.check_confidence(method)
-        return self._stream(images, method, batch_size, details, maps, confidence)
+            self.check_confidence(options)
+        return self._stream(
+            images, options, batch_size, details=details, maps=maps, confidence=confidence
+        )
 
     def _stream(
-        self, images: Sequence[Source], decoding: Method, batch_size: int, *given: bool
+        self,
+        images: Sequence[Source],
+        options: SearchOptions,
+        batch_size: int,
+        *,
+        details: bool,
+        maps: bool,
+        confidence: bool,
     ) -> Results:
-        """Stream the results of ``captions``; ``given`` are details, maps and confidence."""
+        """Stream the results of ``captions``."""
         raise NotImplementedError
 
-    def explain(self, image: Source, text: str, *, samples: int | None = None) -> Caption:
-        """Return a given sentence as a caption of the image, with details.
+    def explain(
+        self,
+        image: Source,
+        caption: Caption | str,
+        method: str = "attention",
+        *,
+        samples: int | None = None,
+    ) -> Caption:
+        """Return a caption of the image, or a sentence about it, with the map of each word.
 
-        The map of a word shows where the model attended to predict it, so it depends only on the words
-        before it.
+        By default, the map of a word shows where the model attended to predict it, so it depends only
+        on the words before it.
 
         Args:
             image: as for ``caption``.
-            text: the sentence, of at most 200 words of 100 letters.
-            samples: see ``Decoding``; None means the model's own value.
-
-        Raises:
-            ImageError: the image cannot be read.
-            UsageError: the sentence has no words or too many; ``samples`` is out of range, or above 1
-                without sampled hard attention.
-        """
-        raise NotImplementedError
-
-    def explain_by(self, image: Source, caption: Caption | str, method: str) -> Caption:
-        """Return a caption of the image with the maps of another method than attention.
-
-        Args:
-            image: as for ``caption``.
-            caption: a caption of this image by this model, or a sentence. For rollout with a model of
-                another library, the caption needs details.
+            caption: a caption of this image by this model; or a sentence of at most 200 words of 100
+                letters, whose caption has details. With ``rollout``, a model of another library needs
+                a caption with details, too.
             method: one of ``captioner.limits.METHODS``; see ``captioner.predict.explanations``.
+            samples: for a sentence, see ``Decoding``; None means the model's own value.
 
         Raises:
             ImageError: the image cannot be read.
-            UsageError: the model or the installation lacks what the method needs, or the caption is of
-                another model or image.
+            UsageError: a sentence without words or with too many; a caption of another model;
+                ``samples`` out of range, or above 1 without sampled hard attention; the model or the
+                installation lacks what the method needs.
         """
-        caption = self._own(image, caption, method)
-        if method == "attention":
-            return caption
-        if method != "rollout" or caption.rollout is None:
-            raise UsageError(f"{self.name} has no {method}: it is not a model of this package")
-        return caption.explained(caption.rollout, method)
-
-    def _own(self, image: Source, caption: Caption | str, method: str) -> Caption:
-        """Check the arguments of ``explain_by``; return a sentence as a caption."""
-        if not isinstance(method, str) or method not in limits.METHODS:
+        if method not in limits.METHODS:
             raise UsageError(unknown("method", str(method), limits.METHODS))
-        if isinstance(caption, str):
-            return self.explain(image, caption)
-        if not isinstance(caption, Caption):
-            raise UsageError(f"expected a Caption or a sentence, got {type(caption).__name__}")
-        path = str(image) if isinstance(image, str | Path) else None
-        for what, its, this in (
-            ("model", caption.model, self.name),
-            ("photo", caption.image, path if caption.image is not None else None),
-        ):
-            if this is not None and its != this:
-                raise UsageError(
-                    f"the caption is of another {what} ({its!r:.80}, not {this!r:.80}): to explain its "
-                    "words here, give caption.text"
-                )
-        return caption
+        if isinstance(caption, Caption) and caption.model != self.name:
+            raise UsageError(
+                f"the caption is of another model ({caption.model!r:.80}, not {self.name!r:.80}): to "
+                "explain its words here, give caption.text"
+            )
+        return self._explain(image, caption, method, samples)
+
+    def _explain(
+        self, image: Source, caption: Caption | str, method: str, samples: int | None
+    ) -> Caption:
+        raise NotImplementedError
 
     def sampler(self) -> "BasePredictor | None":
         """Return this model with hard attention that samples a location per word in every call.

@@ -54,7 +54,7 @@ class Caption:
         confidence: probability that the caption is right: see ``predict.confidence``; None if it was
             not requested.
         method: how the words are explained, one of ``captioner.limits.METHODS``. With another method
-            than ``attention``, ``weights`` are its maps; see ``explained``.
+            than ``attention``, ``weights`` are its maps; see ``with_maps``.
         unknown: indices of the words that the model does not know and reads as ``<unk>``; only a
             sentence given to ``Predictor.explain`` has any.
     """
@@ -109,7 +109,7 @@ class Caption:
         """
         return self.weights.sum((1, 2), dtype=np.float32) if self.has_sentinel else None
 
-    def explained(self, maps: Float32[np.ndarray, "T rows columns"], method: str) -> "Caption":
+    def with_maps(self, maps: Float32[np.ndarray, "T rows columns"], method: str) -> "Caption":
         """Return the caption with the maps of another method, which may be negative.
 
         What describes the attention alone, such as its layers, is left out, and so are alternatives.

@@ -3,10 +3,9 @@
 from pathlib import Path
 
 from captioner import fast
-from captioner.errors import UsageError
 from captioner.hf.families import check_installed
 from captioner.predict.base_predictor import BasePredictor
-from captioner.predict.predictor import Predictor, torch_device
+from captioner.predict.predictor import Predictor
 from captioner.resources import DEFAULT_MODEL, HF, find_model
 from captioner.store import checkpoint
 
@@ -26,9 +25,6 @@ def load(model: str | Path | None = None, device: str = "auto") -> BasePredictor
         UsageError: no such device, or transformers is not installed.
         CheckpointError: no such model, or it cannot be loaded.
     """
-    if not isinstance(model, str | Path | None) or model == "":
-        raise UsageError(f"a model is a name or a path, got {model!r:.80}")
-    torch_device(device)  # refused before the model is read
     if str(model).startswith(HF):
         check_installed()
         from captioner.hf.hub import load as load_hf

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from captioner.data.pixels import PixelBatch, read_batch, read_batches
@@ -19,11 +20,12 @@ from captioner.models.distributions import hard_attention, samples_locations
 from captioner.models.monte_carlo import over_paths
 from captioner.photos.images import Geometry, Source, path_of
 from captioner.predict import explanations
-from captioner.predict.base_predictor import BasePredictor, Method, Results, sentence_words
+from captioner.predict.base_predictor import BasePredictor, Results, SearchOptions, sentence_words
 from captioner.predict.caption import Attends, Caption
-from captioner.predict.confidence import SAMPLES, Calibration, agreement
+from captioner.predict.confidence import SAMPLES, agreement
 from captioner.search.beam import Decoding, Hypothesis, score_captions, search
 from captioner.search.sampling import WordSampling, sample_captions, sample_words
+from captioner.store.calibration import Calibration
 
 
 class Predictor(BasePredictor):
@@ -41,6 +43,8 @@ class Predictor(BasePredictor):
         UsageError: no such device.
     """
 
+    vocabulary: Vocabulary
+
     def __init__(
         self,
         captioner: Captioner,
@@ -53,26 +57,21 @@ class Predictor(BasePredictor):
         super().__init__(name, decoding, torch_device(device))
         self.captioner = captioner.to(self.device).eval()
         self.supervision, self.calibration = supervision, calibration
-
-    @property
-    def vocabulary(self) -> Vocabulary:  # type: ignore[override]
-        """The vocabulary of the model."""
-        return self.captioner.vocabulary
-
-    @property
-    def mechanism(self) -> str:  # type: ignore[override]
-        """Description of the attention."""
-        return self.captioner.decoder.mechanism
-
-    @property
-    def draws_locations(self) -> bool:  # type: ignore[override]
-        """Whether hard attention samples a new location in every pass."""
-        return samples_locations(self.captioner.decoder)
+        decoder = captioner.decoder
+        self.vocabulary, self.mechanism = captioner.vocabulary, decoder.mechanism
+        self.draws_locations = samples_locations(decoder)
+        self.has_window = decoder.window is not None
 
     def _stream(
-        self, images: Sequence[Source], decoding: Method, batch_size: int, *given: bool
+        self,
+        images: Sequence[Source],
+        options: SearchOptions,
+        batch_size: int,
+        *,
+        details: bool,
+        confidence: bool,
+        **_: bool,  # maps take no extra time here
     ) -> Results:
-        details, _, confidence = given  # maps take no extra time here
         if details and self.draws_locations:
             raise UsageError(
                 "details=True needs a second pass, and this model samples other locations in every "
@@ -81,25 +80,25 @@ class Predictor(BasePredictor):
         for batch in read_batches(images, batch_size, self.captioner.encoder.preprocessing):
             results: dict[int, Caption | ImageError] = dict(batch.failed)
             if batch.indices:
-                results |= self._captions(images, batch, decoding, details, confidence)
+                results |= self._captions(images, batch, options, details, confidence)
             yield from (results[index] for index in sorted(results))
 
     def _captions(
         self,
         images: Sequence[Source],
         batch: PixelBatch,
-        decoding: Method,
+        options: SearchOptions,
         details: bool,
         confidence: bool,
     ) -> Iterator[tuple[int, Caption]]:
         """Yield the index and the caption of each image that could be read."""
         decoder, annotations = self.captioner.decoder, self._annotate(batch.pixels)
-        if isinstance(decoding, WordSampling):
+        if isinstance(options, WordSampling):
             samples = self.decoding.samples
-            beams = sample_captions(decoder, annotations, decoding, samples)
+            beams = sample_captions(decoder, annotations, options, samples)
         else:
-            samples = decoding.samples
-            beams = search(decoder, annotations, decoding)
+            samples = options.samples
+            beams = search(decoder, annotations, options)
         if confidence:
             agreements = self.agreements(annotations, [beam[0].tokens for beam in beams])
         for row, (index, hypotheses) in enumerate(zip(batch.indices, beams, strict=True)):
@@ -132,38 +131,33 @@ class Predictor(BasePredictor):
             for caption, samples in zip(captions, sampled, strict=True)
         ]
 
-    def explain(self, image: Source, text: str, *, samples: int | None = None) -> Caption:
-        """Return a given sentence as a caption of the image, with details; see ``BasePredictor``.
+    def _explain(
+        self, image: Source, caption: Caption | str, method: str, samples: int | None
+    ) -> Caption:
+        """See ``BasePredictor.explain``.
 
         Words outside the vocabulary are scored as ``<unk>`` and listed in ``Caption.unknown``. The
         first map is the same for every sentence. ``LSTMDecoder`` attends before it reads the previous
         word, so its second map is the same for every sentence, too.
         """
-        words = sentence_words(text)
-        annotations, size = self._read(image)
-        ids = self.vocabulary.encode(words)
-        samples = self.decoding.with_options({"beam_size": 1, "samples": samples}).samples
-        (hypothesis,) = score_captions(self.captioner.decoder, annotations, [ids], samples)
-        geometry = _geometry(size, annotations, 0)
-        return self._caption(image, hypothesis, geometry, samples, words)
-
-    def explain_by(self, image: Source, caption: Caption | str, method: str) -> Caption:
-        """Return a caption of the image with the maps of another method; see ``BasePredictor``."""
-        caption = self._own(image, caption, method)
-        if method == "attention":
+        if isinstance(caption, Caption) and method == "attention":
             return caption
+        words = list(caption.words) if isinstance(caption, Caption) else sentence_words(caption)
         annotations, size = self._read(image)
-        geometry = _geometry(size, annotations, 0)
-        if geometry != caption.geometry:
+        geometry, ids = _geometry(size, annotations, 0), self.vocabulary.encode(words)
+        if not isinstance(caption, Caption):
+            samples = self.decoding.with_options({"beam_size": 1, "samples": samples}).samples
+            (hypothesis,) = score_captions(self.captioner.decoder, annotations, [ids], samples)
+            caption = self._caption(image, hypothesis, geometry, samples, words)
+        elif geometry != caption.geometry:
             raise UsageError(
                 "the caption is of another photo, whose size or regions differ: to explain its words "
                 "here, give caption.text"
             )
-        ids = self.vocabulary.encode(list(caption.words))
+        if method == "attention":
+            return caption
         maps = explanations.explain(self.captioner.decoder, annotations, ids, method)
-        rows, columns = geometry.grid  # without the padding that may follow boxes
-        cells = maps.numpy().reshape(len(maps), -1)[:, : rows * columns]
-        return caption.explained(cells.reshape(-1, rows, columns), method)
+        return caption.with_maps(_on_grid(maps, geometry).numpy(), method)
 
     def sampler(self) -> "Predictor | None":
         """Return a sampling model; the encoder is shared, the decoder copied."""
@@ -212,13 +206,7 @@ class Predictor(BasePredictor):
             return None if values is None else values.float().numpy()
 
         def maps(values: Tensor | None) -> Any:
-            """Convert weights of all regions to maps, without the padding that follows boxes."""
-            rows, columns = geometry.grid
-            return (
-                None
-                if values is None
-                else array(torch.unflatten(values[..., : rows * columns], -1, (rows, columns)))
-            )
+            return None if values is None else array(_on_grid(values, geometry))
 
         decoder = self.captioner.decoder
         modes = {hard.test_time for hard in hard_attention(decoder)}
@@ -243,6 +231,12 @@ class Predictor(BasePredictor):
             has_sentinel=decoder.has_sentinel,
             unknown=tuple(i for i, token in enumerate(hypothesis.tokens) if token == UNK),
         )
+
+
+def _on_grid(values: Float[Tensor, "*axes L"], geometry: Geometry) -> Tensor:
+    """Return values of all regions as maps, without the padding that may follow boxes."""
+    rows, columns = geometry.grid
+    return torch.unflatten(values[..., : rows * columns], -1, (rows, columns))
 
 
 def _geometry(size: tuple[int, int], annotations: Annotations, row: int) -> Geometry:

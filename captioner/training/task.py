@@ -28,7 +28,6 @@ from captioner.models.lstm import LSTMDecoder
 from captioner.models.neck import NeckFactory, Projection
 from captioner.models.registry import build
 from captioner.search.beam import Decoding, search
-from captioner.store.schema import check_model
 from captioner.training.likelihood import Likelihood
 from captioner.training.objective import Loss, Objective
 from captioner.training.warm_start import start_from
@@ -89,7 +88,6 @@ class CaptioningTask(pl.LightningModule):
         trees = {part: _tree(self.hparams[part]) for part in (*PARTS, "objective")}
         self.hparams.update(trees, decoding=asdict(decoding))
         self.objective: Objective = build("objective", trees.pop("objective"))
-        check_model(trees)  # otherwise the model folder could not be loaded
         self.captioner = Captioner.from_config(trees, Vocabulary(words))
         self.objective.check(self.captioner.decoder)
         self.supervision = self.objective.supervision

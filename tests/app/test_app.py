@@ -27,6 +27,7 @@ from starlette.testclient import TestClient
 
 import apps
 import runs
+from apps import resident
 from captioner import resources
 from captioner.app.example_photos import FOLDER, examples
 from captioner.app.served_models import MAX_BEAM, OWN, Models, several
@@ -36,7 +37,6 @@ from captioner.errors import UsageError
 from captioner.overlay import export
 from captioner.search.beam import Decoding
 from captioner.store import checkpoint
-from forgeries import resident
 
 
 @pytest.fixture(scope="module")

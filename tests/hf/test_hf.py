@@ -10,13 +10,12 @@ from PIL import Image
 
 import captioner
 import hf_models
-from captioner.cli import checks
-from captioner.cli.main import _parser, main
+from captioner.cli.main import main
 from captioner.data.shapes import scene
 from captioner.errors import CheckpointError, UsageError
+from captioner.hf.cells import placement
 from captioner.hf.families import QUESTION
 from captioner.hf.model import HFAdapter
-from captioner.hf.placement import placement
 from captioner.language.alignment import to_photo
 from hf_models import transformers
 
@@ -215,7 +214,7 @@ def test_marked_corners_are_found_where_they_are_on_the_photo(kind, process, siz
         ({"model_type": "new", "auto_map": {"AutoModel": "x.Y"}}, "code of its own.*never run"),
     ],
 )
-def test_other_models_are_refused_by_name_before_torch(tmp_path, capsys, config, words):
+def test_other_models_are_refused_by_name(tmp_path, capsys, config, words):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(CheckpointError, match=words):
         captioner.load(f"hf:{tmp_path}")
@@ -232,16 +231,10 @@ def test_only_safetensors_are_read(blip, tmp_path):
         captioner.load(f"hf:{tmp_path}")
 
 
-@pytest.mark.parametrize("name", ["hf:", "hf:no such/folder/here", "hf:../x/y"])
-def test_names_that_are_neither_folder_nor_hub_name_are_refused(name):
-    with pytest.raises(UsageError, match="no such folder, and no name on the hub"):
-        checks.CHECKS["model"]("--model", name)
-
-
-def test_without_transformers_the_advice_is_to_install_it(monkeypatch):
+def test_a_missing_folder_and_a_missing_library_are_one_line(monkeypatch, tmp_path):
+    with pytest.raises(CheckpointError, match="cannot be loaded by transformers"):
+        captioner.load(f"hf:{tmp_path}/nowhere")
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(UsageError, match=r"pip install 'captioner\[hf\]'"):
-        checks.CHECKS["model"]("--model", "hf:Salesforce/blip-image-captioning-base")
     with pytest.raises(UsageError, match=r"pip install 'captioner\[hf\]'"):
         captioner.load("hf:Salesforce/blip-image-captioning-base")
 
@@ -336,12 +329,3 @@ def test_a_folder_of_photos_gets_shards_and_resumes(blip, tmp_path, in_process):
     assert changed("generation_config", transformers_version="5.0.0") == original
     assert changed("config", transformers_version="5.0.0") == original
     assert changed("generation_config", repetition_penalty=1.5) != original
-
-
-@pytest.mark.parametrize("option", [["--temperature", "1"], ["--confidence"]])
-def test_options_of_the_packages_own_models_are_refused_before_torch(blip, tmp_path, option):
-    photos(1)[0].save(tmp_path / "photo.png")
-    call = ["caption", str(tmp_path / "photo.png"), "--model", f"hf:{blip}", *option]
-    options = _parser().parse_args(call)
-    with pytest.raises(UsageError, match=f"{option[0]} needs a model of this package"):
-        checks.check("caption", options)

@@ -36,7 +36,7 @@ def test_the_documented_example_runs(example, tmp_path, capsys):
     with pytest.raises(UsageError, match="1 to 200 words"):
         model.explain(example["photo"], "?!")
     with pytest.raises(UsageError, match="has no rollout"):
-        model.explain_by(example["photo"], caption, "rollout")
+        model.explain(example["photo"], caption, "rollout")
 
 
 @pytest.mark.parametrize(

@@ -249,8 +249,8 @@ def photo(tmp_path_factory):
 def test_captions_are_explained_and_drawn(photo):
     model = untrained("TransformerDecoder", **TRANSFORMER)
     plain = model.caption(photo, details=True)
-    assert model.explain_by(photo, plain, "attention") is plain
-    caption = model.explain_by(photo, plain, "occlusion")
+    assert model.explain(photo, plain, "attention") is plain
+    caption = model.explain(photo, plain, "occlusion")
     assert (caption.words, caption.method, caption.layers) == (plain.words, "occlusion", None)
     signed = caption.weights
     assert signed.shape == plain.weights.shape
@@ -268,40 +268,26 @@ def test_captions_are_explained_and_drawn(photo):
     assert "occlusion" in overlay.page([caption])
     assert overlay.figure(caption, dpi=50).size == overlay.figure(plain, dpi=50).size
     for method in ("rollout", "grad-cam"):
-        assert (model.explain_by(photo, plain, method).weights >= 0).all()
+        assert (model.explain(photo, plain, method).weights >= 0).all()
     with pytest.raises(UsageError, match="unknown method 'gradcam'; known: grad-cam"):
-        model.explain_by(photo, plain, "gradcam")
+        model.explain(photo, plain, "gradcam")
 
 
-def test_what_is_explained_must_fit(photo, tmp_path):
-    """A sentence is explained; a caption of another model, photo or size is refused."""
+def test_what_is_explained_must_fit(photo):
+    """A sentence is explained; a caption of another model or of a photo of another size is refused."""
     model = untrained("TransformerDecoder", **TRANSFORMER)
-    caption, other = model.caption(photo), str(tmp_path / "b.png")
-    sentence = model.explain_by(photo, caption.text, "grad-cam")
-    assert (sentence.weights == model.explain_by(photo, caption, "grad-cam").weights).all()
-    Image.new("RGB", (64, 96)).save(other)
-    for image, given, method, message in (
-        (photo, replace(caption, model="another"), "grad-cam", "of another model ('another', not"),
-        (other, caption, "attention", "of another photo"),
-        (Image.open(other), caption, "occlusion", "of another photo, whose size or regions differ"),
-    ):
-        with pytest.raises(UsageError, match=re.escape(message)):
-            model.explain_by(image, given, method)
-
-
-def test_a_caption_without_a_path_is_drawn_on_the_given_photo(photo, tmp_path):
-    model = untrained("TransformerDecoder", **TRANSFORMER)
-    caption, image = model.caption(Image.open(photo)), tmp_path / "x.png"
-    with pytest.raises(UsageError, match="give the image as photo="):
-        caption.save(image)
-    caption.save(image, photo=Image.open(photo))
-    with Image.open(image) as figure:
-        assert figure.size[0] > 100
+    caption = model.caption(photo)
+    sentence = model.explain(photo, caption.text, "grad-cam")
+    assert (sentence.weights == model.explain(photo, caption, "grad-cam").weights).all()
+    with pytest.raises(UsageError, match="of another model"):
+        model.explain(photo, replace(caption, model="another"), "grad-cam")
+    with pytest.raises(UsageError, match="of another photo, whose size or regions differ"):
+        model.explain(Image.new("RGB", (64, 96)), caption, "occlusion")
 
 
 def test_maps_without_a_value_of_the_sign(photo):
     model = untrained("TransformerDecoder", **TRANSFORMER)
-    caption = model.explain_by(photo, model.caption(photo), "occlusion")
+    caption = model.explain(photo, model.caption(photo), "occlusion")
     caption = replace(caption, weights=abs(caption.weights))
     style = overlay.Style(sign="negative")
     assert describe_spread(caption, 0, style) == "no cells"
@@ -310,7 +296,7 @@ def test_maps_without_a_value_of_the_sign(photo):
 
 def test_a_page_opens_at_the_strongest_map(photo):
     model = untrained("TransformerDecoder", **TRANSFORMER)
-    caption = model.explain_by(photo, model.caption(photo), "occlusion")
+    caption = model.explain(photo, model.caption(photo), "occlusion")
     sums = caption.weights.clip(0).sum((1, 2))
     words = overlay.style.content_words(caption)
     start = re.search(r"start\W+(\d+)", html.unescape(overlay.page([caption])))[1]
@@ -325,7 +311,7 @@ def test_the_command_explains_by_a_method(photo, tmp_path, monkeypatch, capsys):
     assert main([*command, "--method", "grad-cam"]) == 0
     record = json.loads((tmp_path / "a.json").read_text())
     assert record["method"] == "grad-cam"
-    expected = model.explain_by(photo, model.caption(photo), "grad-cam").weights
+    expected = model.explain(photo, model.caption(photo), "grad-cam").weights
     exported = np.array([word["weights"] for word in record["words"]])
     np.testing.assert_allclose(exported, expected, atol=1e-6)
     of_layers = [*command, "--model", "transformer", "--layer", "1"]
@@ -340,7 +326,7 @@ def test_a_page_says_whether_a_map_depends_on_the_word_itself(photo, method):
     """Attention comes before the word; gradients and erasure explain the word's probability."""
     pytest.importorskip("captum")
     model = untrained("TransformerDecoder", **TRANSFORMER)
-    caption = model.explain_by(photo, model.explain(photo, "a red dog"), method)
+    caption = model.explain(photo, model.explain(photo, "a red dog"), method)
     drawn = overlay.page([caption])
     said = ("not on the word itself" in drawn, "and on the word itself" in drawn)
     assert said == ((True, False) if method in ("attention", "rollout") else (False, True))
