@@ -10,7 +10,7 @@ from captioner import limits
 from captioner.errors import UsageError, plural
 from captioner.evaluation import localisation
 from captioner.language.word_classes import FUNCTION_WORDS
-from captioner.photos.images import Geometry
+from captioner.photos.geometry import Geometry
 from captioner.predict.caption import Caption
 
 Look = Literal["glow", "paper"]

@@ -18,7 +18,8 @@ from PIL import Image
 from captioner.errors import ImageError, UsageError
 from captioner.language.alignment import WHOLE, Box, photo_grid, to_photo, words_of
 from captioner.photos import images as image_files
-from captioner.photos.images import Geometry, Source
+from captioner.photos.geometry import Geometry
+from captioner.photos.images import Source
 from captioner.predict.base_predictor import BasePredictor, Method, Results, sentence_words
 from captioner.predict.caption import Caption
 from captioner.search.beam import Decoding

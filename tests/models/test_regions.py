@@ -29,7 +29,7 @@ from captioner.models.positions import grid_cosines, grid_sinusoids
 from captioner.models.registry import build
 from captioner.overlay import export
 from captioner.overlay.heatmap import draw_map
-from captioner.photos.images import Geometry
+from captioner.photos.geometry import Geometry
 from captioner.photos.region_files import RegionFiles
 from captioner.predict.predictor import Predictor
 from captioner.search.beam import Decoding

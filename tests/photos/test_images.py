@@ -16,7 +16,7 @@ from PIL import Image
 from captioner.data.pixels import to_tensor
 from captioner.errors import ImageError
 from captioner.photos import images
-from captioner.photos.images import Geometry
+from captioner.photos.geometry import Geometry
 from mutations import chunk, png
 
 HEIGHT, WIDTH = 24, 32
