@@ -79,17 +79,17 @@ def load(source: Source, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
             _check_size(source, max_pixels)
             # A copy, because converting a palette with transparency writes to the palette.
             return _upright(_rgb(source.copy()), source)
-        with _stream(source) as stream:
-            # Pillow would map a path into memory; truncating the file then kills the process.
-            with _open(stream) as image:
-                _check_size(image, max_pixels)
-                try:
-                    image.load()
-                except OSError:
-                    if image.format not in ("JPEG", "MPO"):
-                        raise
-                    image = _completed(stream, name_of(source))
-                return _upright(_rgb(image), image)
+        # Pillow would map a path into memory; truncating the file then kills the process.
+        with _stream(source) as stream, _open(stream) as image:
+            _check_size(image, max_pixels)
+            try:
+                image.load()
+            except OSError:
+                if image.format not in ("JPEG", "MPO"):
+                    raise
+                completed = _completed(stream, name_of(source))
+                return _upright(_rgb(completed), completed)
+            return _upright(_rgb(image), image)
     except Exception as error:  # Pillow's plugins can raise anything
         raise ImageError(f"{name_of(source)} {_diagnose(error)}") from error
 

@@ -21,7 +21,7 @@ PROGRAM_FOLDERS = {
     *("$recycle.bin", "system volume information", "lost+found", "__macosx"),
     *(".trash", ".trashes", ".thumbnails", ".spotlight-v100", ".fseventsd"),
 }
-"""Folders of thumbnails, deleted files and indexes of storage devices and file managers, in lower case."""
+"""Folders of thumbnails, deleted files and indexes of file managers and disks, in lower case."""
 
 
 def find(inputs: Sequence[str | Path]) -> list[Path]:
@@ -151,7 +151,7 @@ def _folders(folder: Path, left_out: Counter[str]) -> Iterator[tuple[Path, list[
     """
     top = Path(os.path.realpath(folder))
     seen: set[tuple[int, int]] = set()
-    pending, links = [folder], []
+    pending, links = [folder], list[Path]()
     while pending or links:  # one folder at a time, because os.walk recurses in Python 3.11
         current = pending.pop() if pending else links.pop(0)
         found = next(os.walk(current), None)  # None if the folder cannot be read
@@ -166,6 +166,8 @@ def _folders(folder: Path, left_out: Counter[str]) -> Iterator[tuple[Path, list[
         yield current, [name for name in files if not _is_hidden(name)]
         left_out[""] += sum(name.casefold() in PROGRAM_FOLDERS for name in folders)
         subfolders = sorted(Path(current, name) for name in folders if not _is_hidden(name))
-        linked = set(filter(os.path.islink, subfolders))  # Path.is_symlink refuses the longest paths
+        linked = set(
+            filter(os.path.islink, subfolders)
+        )  # Path.is_symlink refuses the longest paths
         pending += [path for path in reversed(subfolders) if path not in linked]
         links += [p for p in sorted(linked) if not top.is_relative_to(os.path.realpath(p))]
