@@ -19,6 +19,7 @@ from captioner.predict.load import load
 from captioner.resources import bundled_models
 from captioner.store.model_folder import BEST, MODEL
 
+Real = float | int  # JSON writes 1.0 as 1
 CONCURRENCY = max(2, min(4, os.cpu_count() or 1))  # requests computed at the same time
 MAX_PIXELS = 50_000_000  # 150 MB in 8-bit RGB
 MAX_BEAM = 20  # for requests; a model's own beam may be larger
@@ -82,7 +83,7 @@ def preview(photo: Photo) -> bytes:
 
 
 def several(
-    way: str, count: int, diversity: float, temperature: float, top_p: float, seed: int
+    way: str, count: int, diversity: Real, temperature: Real, top_p: Real, seed: int
 ) -> dict[str, Any]:
     """Return the options of ``BasePredictor.method``; those that do not apply are None.
 
@@ -142,7 +143,7 @@ class Models:
 
     def answer(
         self, photo: Photo, model: str, sentence: str = "", beam_size: int = OWN,
-        length_penalty: float = OWN, details: bool = True, more: Mapping[str, Any] | None = None,
+        length_penalty: Real = OWN, details: bool = True, more: Mapping[str, Any] | None = None,
     ) -> Answer:  # fmt: skip
         """Caption a photo, or explain a sentence about it if there is one.
 
