@@ -116,7 +116,7 @@ def _open(stream: Any) -> Image.Image:
     return image  # the library turns it upright
 
 
-def _completed(stream: BinaryIO, name: str) -> Image.Image:
+def _completed(stream: Any, name: str) -> Image.Image:
     """Decode a JPEG file whose end is missing, as viewers do; say so if pixels are missing, too."""
     stream.seek(0)
     data = stream.read()
