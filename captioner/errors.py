@@ -5,8 +5,10 @@ line prints only that line, and the traceback with ``--debug``.
 """
 
 import difflib
+import logging
 import re
 from collections.abc import Iterable
+from functools import cache
 
 NAME_LIMIT = 300
 """Names of more characters are cut in the middle in messages."""
@@ -98,3 +100,12 @@ def plural(count: int, noun: str) -> str:
     ('1 photo', '1,200 photos')
     """
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+@cache
+def notice(message: str) -> None:
+    """Say once what was left out or is missing, as a warning of the logger ``captioner``.
+
+    Python prints it to standard error, unless the program has set up its logging otherwise.
+    """
+    logging.getLogger("captioner").warning("captioner: %s", one_line(message))

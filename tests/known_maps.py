@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 from PIL import Image
 
-from captioner.photos.images import Geometry
+from captioner.photos.geometry import Geometry
 from captioner.predict.caption import Caption
 
 SOFT = "LSTMDecoder: Additive × Soft"

@@ -19,16 +19,17 @@ from captioner import overlay
 from captioner.app.panel import ALL, select, style_of
 from captioner.app.served_models import (
     CONCURRENCY,
-    COUNT,
     MAX_BEAM,
+    MAX_COUNT,
     MAX_PENALTY,
     OWN,
     TEMPERATURE,
     TOP_P,
     WAYS,
     Models,
+    read,
     several,
-)
+)  # fmt: skip
 from captioner.app.upload import PhotoInput, show_errors, write_export, write_image
 from captioner.limits import SEED
 from captioner.overlay import Style, export
@@ -52,7 +53,9 @@ class Endpoints:
         self, photo: str | None, model: str, beam_size: int, length_penalty: Number
     ) -> dict[str, Any]:
         """Caption a photo: a record of `captioner caption --format jsonl`, and the alternatives."""
-        answer = self._models.answer(photo, model, "", beam_size, length_penalty, details=False)
+        answer = self._models.answer(
+            read(photo), model, "", beam_size, length_penalty, details=False
+        )
         alternatives = [
             {"caption": c.text, "log_prob": round(c.log_prob, 4), "score": round(exp(c.score), 4)}
             for c in answer.captions[1:]
@@ -69,7 +72,7 @@ class Endpoints:
         """
         more = several(way, count, diversity, temperature, top_p, seed)
         answer = self._models.answer(
-            photo, model, length_penalty=length_penalty, details=False, more=more
+            read(photo), model, length_penalty=length_penalty, details=False, more=more
         )
         return [caption.to_dict() for caption in answer.captions]
 
@@ -77,38 +80,37 @@ class Endpoints:
         self, photo: str | None, sentence: str, model: str, layer: int, head: int
     ) -> dict[str, Any]:
         """Return the attention weights of each word, as `captioner explain` writes them to JSON."""
-        answer = self._models.answer(photo, model, sentence)
+        answer = self._models.answer(read(photo), model, sentence)
         return overlay.record(answer.caption, Style(layer=select(layer), head=select(head)))
 
     def redraw(self, photo: str | None, sentence: str, model: str) -> dict[str, Any]:
         """Like /explain, but hard attention samples new cells in each call."""
-        text = sentence.strip() or self._models.answer(photo, model).caption.text
-        return overlay.record(self._models.redraw(photo, text, model))
+        decoded = read(photo)
+        text = sentence.strip() or self._models.answer(decoded, model).caption.text
+        return overlay.record(self._models.redraw(decoded, text, model))
 
     def overlay(
         self, photo: str | None, word: int, sentence: str, model: str, opacity: Number,
         scale: Any, smoothing: Any, layer: int, head: int,
     ) -> str:  # fmt: skip
         """Draw the attention map of one word on the photo, as a PNG file of the same size."""
-        answer = self._models.answer(photo, model, sentence)
         style = style_of(layer, head, opacity, scale, smoothing)
-        drawn = overlay.blend(answer.caption, word, answer.photo, style)
-        return write_image(drawn, answer.caption)
+        answer = self._models.answer(read(photo), model, sentence)
+        return write_image(overlay.blend(answer.caption, word, answer.photo, style), answer.caption)
 
     def export(
         self, photo: str | None, form: str, sentence: str, model: str, opacity: Number,
         scale: Any, smoothing: Any, layer: int, head: int,
     ) -> str:  # fmt: skip
         """Export the attention maps of all words as one file."""
-        answer = self._models.answer(photo, model, sentence)
+        answer = self._models.answer(read(photo), model, sentence)
         style = style_of(layer, head, opacity, scale, smoothing)
         return write_export(answer.caption, answer.photo, form, style)
 
     def past(self, photo: str | None, sentence: str, model: str, layer: int, head: int) -> str:
         """Draw how much each word attends to the earlier words, as a PNG file."""
-        answer = self._models.answer(photo, model, sentence)
-        matrix = overlay.word_attention(answer.caption, select(layer), select(head))
-        return write_image(matrix, answer.caption)
+        caption = self._models.answer(read(photo), model, sentence).caption
+        return write_image(overlay.word_attention(caption, select(layer), select(head)), caption)
 
 
 def add_endpoints(models: Models) -> None:
@@ -122,7 +124,7 @@ def add_endpoints(models: Models) -> None:
             gr.Number(OWN, precision=0, minimum=OWN, maximum=MAX_BEAM, label="beam_size"),
             gr.Number(OWN, minimum=OWN, maximum=MAX_PENALTY, label="length_penalty"),
             gr.Radio(list(WAYS), value="beam", label="way"),
-            gr.Number(OWN, precision=0, minimum=OWN, maximum=COUNT.high, label="count"),
+            gr.Number(OWN, precision=0, minimum=OWN, maximum=MAX_COUNT, label="count"),
             gr.Number(Decoding.diversity, minimum=0, label="diversity"),
             gr.Number(TEMPERATURE, minimum=0, label="temperature"),
             gr.Number(TOP_P, minimum=0, maximum=1, label="top_p"),

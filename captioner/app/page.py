@@ -11,10 +11,9 @@ import jinja2
 from captioner.app.api import add_endpoints
 from captioner.app.example_photos import Example
 from captioner.app.panel import ALL, PRIVATE, Listen, Stage
-from captioner.app.served_models import COUNT, MAX_BEAM, OWN, TEMPERATURE, TOP_P, WAYS, Models
-from captioner.app.upload import PhotoInput, one_line_html
-from captioner.errors import CaptionerError
-from captioner.limits import METHODS, SEED, Number, check
+from captioner.app.served_models import MAX_BEAM, MAX_COUNT, OWN, TEMPERATURE, TOP_P, WAYS, Models
+from captioner.app.upload import PhotoInput
+from captioner.limits import METHODS, SEED
 from captioner.overlay import Style
 from captioner.overlay.html import FOLDER as OVERLAY
 from captioner.search.beam import Decoding
@@ -22,8 +21,6 @@ from captioner.search.beam import Decoding
 TITLE = """<h1>captioner</h1>
 <p>Describes a photo and shows where the model looked for each word. Point at a word.</p>"""
 NONE = "no other"
-NUMBER: Any = ("a number", int | float)
-TYPES = {"string": ("a text", str), "number": NUMBER, "integer": NUMBER}  # by JSON schema
 LOOKS = [("glow", "glow"), ("as in the paper", "paper")]
 SCALES = [("shared by all words", "shared"), ("one for each word", "own")]
 SMOOTHINGS = [("smooth", "bicubic"), ("gaussian", "gaussian"), ("cells", "none")]
@@ -58,40 +55,9 @@ LOOK: dict[str, Any] = {
 }
 
 
-class _Page(gr.Blocks):
-    """Answers requests with wrong inputs in one line, and leaves no traceback in the log."""
-
-    def validate_inputs(self, block_fn: Any, inputs: list[Any]) -> None:
-        """Check the number of inputs, and their types for the endpoints of ``app/api.py``."""
-        if len(inputs) < len(block_fn.inputs):
-            text = f"expected {len(block_fn.inputs)} inputs, got {len(inputs)}; give all of them"
-            raise gr.Error(text, print_exception=False)
-        if block_fn.api_visibility == "public":
-            for block, value in zip(block_fn.inputs, inputs, strict=False):
-                name, expected = TYPES.get(block.api_info().get("type"), ("a file", dict | None))
-                if not isinstance(value, expected):
-                    text = f"{block.label} must be {name}, got {value!r:.40}"
-                    raise gr.Error(one_line_html(text), print_exception=False)
-
-    async def preprocess_data(self, block_fn: Any, inputs: list[Any], *options: Any) -> Any:
-        """Convert the inputs to what the functions take."""
-        try:
-            for block, value in zip(block_fn.inputs, inputs, strict=False):
-                low, high = (getattr(block, end, None) for end in ("minimum", "maximum"))
-                if low is not None and high is not None:
-                    check(block.label, value, Number(low, high, whole=False))
-            return await super().preprocess_data(block_fn, inputs, *options)
-        except CaptionerError as error:
-            raise gr.Error(one_line_html(str(error)), print_exception=False) from error
-        except Exception as error:
-            wrong = "an input has the wrong form; the API page shows what each takes"
-            text = error.message if isinstance(error, gr.Error) else wrong
-            raise gr.Error(one_line_html(text), print_exception=False) from error
-
-
 def build(models: Models, examples: Sequence[Example]) -> gr.Blocks:
     """Return the page, ready for ``launch``, which opens with the first of these examples."""
-    with _Page(title="captioner", analytics_enabled=False, delete_cache=DELETE_CACHE) as page:
+    with gr.Blocks(title="captioner", analytics_enabled=False, delete_cache=DELETE_CACHE) as page:
         gr.HTML(TITLE, padding=False, elem_classes="title")
         path = gr.State(str(examples[0].path))
         with gr.Row(elem_classes="page"):
@@ -114,10 +80,8 @@ def build(models: Models, examples: Sequence[Example]) -> gr.Blocks:
             lambda new: gr.skip() if new is None else (None, new), photo, [photo, path], **PRIVATE
         )
 
-        def choose(event: gr.EventData) -> Any:
-            data: Any = event._data  # a forged request can have any
-            index = data.get("index") if isinstance(data, dict) else None
-            return next((str(e.path) for i, e in enumerate(examples) if i == index), gr.skip())
+        def choose(event: gr.EventData) -> str:
+            return str(examples[event.index].path)
 
         strip.select(choose, None, path, **PRIVATE)
         new_photo = partial(gr.on, [path.change, page.load])
@@ -150,7 +114,7 @@ def _settings(models: Models) -> tuple[list[Any], list[Any], Listen, list[Listen
             label="Several captions by",
             elem_id="way",
         )
-        counts = [("model default", OWN), *range(1, int(COUNT.high) + 1)]
+        counts = [("model default", OWN), *range(1, MAX_COUNT + 1)]
         count = Choice(counts, value=OWN, label="Number of captions", elem_id="count")
         with gr.Column(visible=False) as diverse:
             diversity = gr.Slider(

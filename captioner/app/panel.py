@@ -13,7 +13,7 @@ import gradio as gr
 import numpy as np
 
 from captioner import overlay
-from captioner.app.served_models import CONCURRENCY, Answer, Models, preview, several
+from captioner.app.served_models import CONCURRENCY, Answer, Models, preview, read, several
 from captioner.app.upload import write_export, write_image
 from captioner.errors import CaptionerError, UsageError
 from captioner.overlay import Style, export
@@ -116,14 +116,9 @@ class Stage:
         self.outputs += [output for panel in self.panels for output in panel.outputs]
 
     def connect(
-        self,
-        new_photo: Listen,
-        path: Any,
-        change: Listen,
-        requests: list[Listen],
-        query: list[Any],
-        style: list[Any],
-    ) -> None:
+        self, new_photo: Listen, path: Any, change: Listen, requests: list[Listen],
+        query: list[Any], style: list[Any],
+    ) -> None:  # fmt: skip
         """Connect the stage with the controls of the page.
 
         ``query`` are the inputs of ``ask``, and ``style`` those of ``style_of``.
@@ -173,15 +168,9 @@ class Stage:
         return wrapped
 
     def ask(
-        self,
-        photo: Answers | str,
-        model: str,
-        other: str,
-        given: str,
-        beam_size: int,
-        method: str,
+        self, photo: Answers | str, model: str, other: str, given: str, beam_size: int, method: str,
         *controls: Any,
-    ) -> Update:
+    ) -> Update:  # fmt: skip
         """Caption a new photo or the shown one, or explain the given sentence.
 
         If a model gives the same captions of the shown photo again, the chosen caption stays chosen.
@@ -192,16 +181,18 @@ class Stage:
         former = () if isinstance(photo, str) else photo
         count = len(signature(several).parameters)
         more, style = several(*controls[:count]), controls[count:]
+        decoded = read(path)
+        shown = preview(decoded)
         answers = [
-            self.models.answer(path, name, given, beam_size, more=more)
+            self.models.answer(decoded, name, given, beam_size, more=more)
             for name in (model, other)
             if name in self.models.names
         ]
         kept = (
-            replace(answer.chosen_before(before), method=method, photo=preview(answer.photo))
+            replace(answer.chosen_before(before), method=method, photo=shown, path=path)
             for answer, before in zip_longest(answers, former[: len(answers)])
         )
-        return self.show(tuple(map(self.models.explained, kept)), *style)
+        return self.show(tuple(self.models.explained(answer, decoded) for answer in kept), *style)
 
     def choose(self, side: int, answers: Answers, chosen: int, *style: Any) -> Update:
         """Show a caption with its own maps."""
@@ -211,8 +202,8 @@ class Stage:
     def sample(self, side: int, answers: Answers, *style: Any) -> Update:
         """Sample the cells of hard attention again for the shown caption."""
         answer = answers[side]
-        sampled = self.models.redraw(answer.path, answer.caption.text, answer.model)
-        answer = replace(answer, sampled=sampled)
+        text = answer.caption.text
+        answer = replace(answer, sampled=self.models.redraw(read(answer.path), text, answer.model))
         return self.show((*answers[:side], answer, *answers[side + 1 :]), *style)
 
     def show(self, answers: Answers, *style: Any) -> Update:

@@ -11,20 +11,20 @@ from typing import Any
 from PIL import Image
 
 from captioner.errors import ImageError, ModelError, UsageError, unknown
-from captioner.limits import Number, check
 from captioner.photos import images
+from captioner.photos.images import Photo
 from captioner.predict.base_predictor import BasePredictor, sentence_words
 from captioner.predict.caption import Caption
 from captioner.predict.load import load
 from captioner.resources import bundled_models
 from captioner.store.model_folder import BEST, MODEL
 
+Real = float | int  # JSON writes 1.0 as 1
 CONCURRENCY = max(2, min(4, os.cpu_count() or 1))  # requests computed at the same time
 MAX_PIXELS = 50_000_000  # 150 MB in 8-bit RGB
 MAX_BEAM = 20  # for requests; a model's own beam may be larger
 MAX_PENALTY = 3
-SEARCH = {"beam_size": Number(1, MAX_BEAM), "length_penalty": Number(0, MAX_PENALTY, whole=False)}
-COUNT = Number(1, 10)  # number of captions of a photo
+MAX_COUNT = 10  # captions of a photo
 # Ways of writing several captions, with the names that the page shows.
 WAYS = {"beam": "beam search", "diverse": "diverse beam search", "sampled": "sampling"}
 DEFAULT_COUNT = 5  # number of captions of diverse beam search and of sampling
@@ -39,7 +39,6 @@ class Answer:
     """A photo and its captions by one model, and which of them the page shows."""
 
     model: str
-    path: str | Path | None
     photo: images.Source
     captions: tuple[Caption, ...]  # the model's, best first, or one written by the user
     given: bool = False  # whether the user wrote it
@@ -47,19 +46,13 @@ class Answer:
     can_sample: bool = False  # whether the model has hard attention
     sampled: Caption | None = None  # the shown caption with newly sampled cells
     method: str = "attention"  # how the shown caption is to be explained
-    problem: str = ""  # why the model cannot use the method; its maps then show attention
+    note: str = ""  # why the model cannot use the method; its maps then show attention
+    path: str = ""  # of the upload, to decode it again
 
     @property
     def caption(self) -> Caption:
         """The shown caption."""
         return self.sampled or self.captions[self.chosen]
-
-    @property
-    def note(self) -> str:
-        """A message if the maps are not those of the method; empty if they are."""
-        if not self.problem:
-            return ""
-        return f"{self.model} has no {self.method}; the maps show attention ({self.problem})"
 
     def chosen_before(self, former: "Answer | None") -> "Answer":
         """Keep the choice of a former answer if it has the same captions."""
@@ -69,32 +62,28 @@ class Answer:
         return replace(self, chosen=former.chosen)
 
 
-def read(path: str | Path | None) -> tuple[str, Image.Image]:
-    """Return the name and the upright RGB image of an upload; errors do not name its folder."""
+def read(path: str | Path | None) -> Photo:
+    """Decode an upload; the photo and errors about it have its name, without the server's folder."""
     if path is None:
         raise UsageError("no photo given; upload one")
+    name = Path(path).name
     try:
-        return Path(path).name, images.load(path, max_pixels=MAX_PIXELS)
+        return Photo(name, images.load(path, max_pixels=MAX_PIXELS))
     except ImageError as error:
         problem = str(error).removeprefix(images.name_of(path))
-        raise ImageError(f"{images.name_of(Path(path).name)}{problem}") from error
+        raise ImageError(f"{images.name_of(name)}{problem}") from error
 
 
-def preview(photo: images.Source) -> bytes:
+def preview(photo: Photo) -> bytes:
     """Return a photo as a JPEG of the size that a page shows, which takes little memory."""
-    small, stream = images.load(photo), BytesIO()
+    small, stream = photo.image.copy(), BytesIO()
     small.thumbnail((PREVIEW_SIDE, PREVIEW_SIDE), Image.Resampling.LANCZOS)
     small.save(stream, "JPEG", quality=90)
     return stream.getvalue()
 
 
 def several(
-    way: str,
-    count: int,
-    diversity: float | int,
-    temperature: float | int,
-    top_p: float | int,
-    seed: int,
+    way: str, count: int, diversity: Real, temperature: Real, top_p: Real, seed: int
 ) -> dict[str, Any]:
     """Return the options of ``BasePredictor.method``; those that do not apply are None.
 
@@ -104,10 +93,6 @@ def several(
         diversity: the penalty of diverse beam search, which has one group per caption.
         temperature, top_p, seed: options of sampling.
     """
-    if count != OWN:
-        check("count", count, COUNT)
-    elif way not in ("diverse", "sampled"):
-        return {}
     number = {"num_captions": DEFAULT_COUNT if count == OWN else count}
     if way == "diverse":
         groups = {"diverse_groups": number["num_captions"], "diversity": diversity}
@@ -115,7 +100,7 @@ def several(
     if way == "sampled":
         sampling = {"temperature": temperature, "top_p": top_p, "seed": seed}
         return number | sampling | {"beam_size": None, "length_penalty": None}
-    return number
+    return {} if count == OWN else number
 
 
 class Models:
@@ -157,69 +142,59 @@ class Models:
             return self._loaded[name]
 
     def answer(
-        self,
-        path: str | Path | None,
-        model: str,
-        sentence: str = "",
-        beam_size: int = OWN,
-        length_penalty: float | int = OWN,
-        details: bool = True,
-        more: Mapping[str, Any] | None = None,
-    ) -> Answer:
-        """Caption an uploaded photo, or explain a sentence about it if there is one.
+        self, photo: Photo, model: str, sentence: str = "", beam_size: int = OWN,
+        length_penalty: Real = OWN, details: bool = True, more: Mapping[str, Any] | None = None,
+    ) -> Answer:  # fmt: skip
+        """Caption a photo, or explain a sentence about it if there is one.
 
         Beam size or length penalty -1 means the model's own. With ``details``, captions have weights
         per layer and head, and attention to earlier words. ``more`` is what ``several`` returns.
         """
-        name, photo = read(path)
         predictor, sampler = self._load(model)
-        if sentence.strip():
+        given = bool(sentence.strip())
+        if given:
             captions = [_explain(predictor, photo, sentence)]
         else:
             search = {"beam_size": beam_size, "length_penalty": length_penalty}
-            options = {option: value for option, value in search.items() if value != OWN}
-            for option, value in options.items():
-                check(option, value, SEARCH[option])
-            more = more or {}
-            method = predictor.search_options(options | dict(more))
+            options: dict[str, Any] = {k: value for k, value in search.items() if value != OWN}
+            options |= more or {}
+            method = predictor.search_options(options)
             detailed = details and not predictor.draws_locations
             known = predictor.has_confidence(method)
             (best,) = predictor.captions([photo], method, details=detailed, confidence=known)
             if isinstance(best, ImageError):
                 raise best
-            captions = [best, *best.alternatives][: more.get("num_captions")]
-        named = tuple(replace(caption, image=name) for caption in captions)
-        given = bool(sentence.strip())
-        return Answer(model, path, photo, named, given, can_sample=sampler is not None)
+            captions = [best, *best.alternatives][: options.get("num_captions")]
+        return Answer(model, photo, tuple(captions), given, can_sample=sampler is not None)
 
-    def explained(self, answer: Answer) -> Answer:
+    def explained(self, answer: Answer, photo: Photo | None = None) -> Answer:
         """Explain the shown caption by the method of the answer, unless it already is.
 
         If the model or the installation lacks what the method needs, the answer says so in ``note``,
-        and the caption keeps its attention.
+        and the caption keeps its attention. ``photo`` is the upload, if it was already decoded.
         """
         caption = answer.captions[answer.chosen]
         if caption.method == answer.method:
-            return replace(answer, problem="") if answer.problem else answer
-        predictor = self.get(answer.model)
-        _, photo = read(answer.path)
+            return replace(answer, note="")
         try:
-            caption = predictor.explain(photo, caption, answer.method)
+            photo = photo or read(answer.path)
+            caption = self.get(answer.model).explain(photo, caption, answer.method)
         except (UsageError, ModelError) as error:
-            return replace(answer, problem=str(error))
-        others = answer.captions[: answer.chosen], answer.captions[answer.chosen + 1 :]
-        return replace(answer, captions=(*others[0], caption, *others[1]), problem="")
+            note = f"{answer.model} has no {answer.method}; the maps show attention ({error})"
+            return replace(answer, note=note)
+        captions = list(answer.captions)
+        captions[answer.chosen] = caption
+        return replace(answer, captions=tuple(captions), note="")
 
-    def redraw(self, path: str | Path | None, sentence: str, model: str) -> Caption:
+    def redraw(self, photo: Photo, sentence: str, model: str) -> Caption:
         """Explain a sentence; hard attention samples a new cell for each word in every call."""
-        name, photo = read(path)
         _, sampler = self._load(model)
         if sampler is None:
             raise UsageError(f"{model} has no hard attention to sample; choose another model")
-        return replace(_explain(sampler, photo, sentence), image=name)
+        return _explain(sampler, photo, sentence)
 
 
-def _explain(predictor: BasePredictor, photo: images.Source, sentence: str) -> Caption:
+def _explain(predictor: BasePredictor, photo: Photo, sentence: str) -> Caption:
     sentence_words(sentence, MAX_WORDS)  # the time grows with the square of their number
     return predictor.explain(photo, sentence)
 

@@ -1,21 +1,18 @@
 """The server of the app."""
 
 import ipaddress
-import logging
 import os
 import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from starlette.datastructures import Headers
 from starlette.middleware import Middleware
-from starlette.responses import PlainTextResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 
 from captioner.app.example_photos import examples
 from captioner.app.page import LOOK, build
@@ -39,44 +36,6 @@ LAUNCH: dict[str, Any] = {
 }
 
 
-class Gate:
-    """Refuse requests for other hosts, and answer requests that cannot be parsed with status 400.
-
-    A page of another site could otherwise reach a server on this machine by DNS rebinding. Hosts are
-    given without port; an empty list allows all.
-    """
-
-    def __init__(self, app: ASGIApp, hosts: Collection[str] = ()) -> None:
-        self._app, self._hosts = app, frozenset(host.lower() for host in hosts)
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request."""
-        if scope["type"] == "lifespan":
-            return await self._app(scope, receive, send)
-        host = Headers(scope=scope).get("host", "").lower()
-        name = host if host.endswith("]") else host.rpartition(":")[0] or host
-        if self._hosts and name not in self._hosts:
-            text = "This server does not answer this host name. Start it with --allowed-host NAME."
-            return await PlainTextResponse(f"{text}\n", 403)(scope, receive, send)
-        started = False
-
-        async def watch(message: Message) -> None:
-            nonlocal started
-            started = True
-            if message.get("status") == 500:  # Gradio's answer to inputs that do not fit
-                message = {**message, "status": 422}
-            await send(message)
-
-        try:
-            await self._app(scope, receive, watch)
-        except Exception as error:
-            if started:
-                raise
-            logging.getLogger(__name__).warning("%s: %.200r", scope["path"], error)
-            await PlainTextResponse("The request is malformed.\n", 400)(scope, receive, send)
-        return None
-
-
 @contextmanager
 def serving(
     models: Models,
@@ -92,14 +51,16 @@ def serving(
     Raises:
         UsageError: the port is in use, or the host is not an address of this machine.
     """
-    app_kwargs = {"middleware": [Middleware(Gate, hosts=hosts_to_answer(host, allowed_hosts))]}
+    # Or a page of another site could reach a server on this machine by DNS rebinding.
+    hosts = hosts_to_answer(host, allowed_hosts)
+    gate = Middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
     with tempfile.TemporaryDirectory(prefix="captioner-app-") as folder:
         os.environ["GRADIO_TEMP_DIR"] = folder  # Gradio keeps uploads and drawings here
         page = build(models, examples(models, given, Path(folder)))
         page.queue(max_size=MAX_QUEUE, default_concurrency_limit=CONCURRENCY)
         try:
             _, url, _ = page.launch(
-                server_name=host, server_port=port, app_kwargs=app_kwargs, **LAUNCH
+                server_name=host, server_port=port, app_kwargs={"middleware": [gate]}, **LAUNCH
             )
         except OSError as error:
             raise UsageError(
@@ -112,12 +73,12 @@ def serving(
 
 
 def hosts_to_answer(address: str, allowed: Sequence[str]) -> list[str]:
-    """Return the names in the ``Host`` header to answer on an address; empty for all."""
+    """Return the names in the ``Host`` header to answer on an address; "*" stands for all."""
     try:
         local = ipaddress.ip_address(address.strip("[]")).is_loopback
     except ValueError:
         local = address == "localhost"
-    return [*LOOPBACK, *allowed] if local or allowed else []
+    return [*LOOPBACK, *allowed] if local or allowed else ["*"]
 
 
 def run(models: Models, host: str, port: int, *options: Sequence[Any]) -> None:

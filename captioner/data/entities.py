@@ -19,7 +19,8 @@ from jaxtyping import Float64
 
 from captioner.data.readers.text_files import read_lines
 from captioner.errors import DataError
-from captioner.photos.images import MAX_PIXELS, Geometry
+from captioner.photos.geometry import Geometry
+from captioner.photos.images import MAX_PIXELS
 
 TYPES = ("people", "clothing", "bodyparts", "animals", "vehicles", "instruments", "scene", "other")
 """The eight types of entities; a phrase of any other type counts as "other"."""

@@ -21,7 +21,8 @@ from captioner.data.object_words import CategoryWords, WordFinder
 from captioner.data.readers.text_files import MALFORMED, read_json
 from captioner.data.scene_grammar import Mention, SceneObject, find_mentions
 from captioner.errors import DataError
-from captioner.photos.images import MAX_PIXELS, Geometry
+from captioner.photos.geometry import Geometry
+from captioner.photos.images import MAX_PIXELS
 
 MAX_OUTLINE = 1e6  # largest length of a polygon's outline, in pixels
 

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float, Float64
 
 from captioner.language.vocabulary import Tokenizer
-from captioner.photos.images import overlaps
+from captioner.photos.geometry import overlaps
 
 Box = tuple[float, float, float, float]
 WHOLE: Box = (0.0, 0.0, 1.0, 1.0)

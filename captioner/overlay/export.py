@@ -49,33 +49,25 @@ def render(suffix: str, caption: "Caption", photo: "Source | None", style: "Styl
 
 
 def save(
-    caption: "Caption",
-    file: str | Path,
-    style: "Style | None" = None,
+    caption: "Caption", file: str | Path, style: "Style | None" = None,
     photo: "Source | None" = None,
-) -> None:
+) -> None:  # fmt: skip
     """Write a caption's attention in the format of the suffix, e.g. ``.png``, ``.html`` or ``.npz``.
 
     ``photo`` is the captioned image, if the caption has no path.
 
     Raises:
-        UsageError: an unknown suffix, no such folder, the file is the photo itself, or the format
-            shows the photo and the caption has no image path.
+        UsageError: an unknown suffix, the file is the photo itself, or the format shows the photo
+            and the caption has no image path.
         ImageError: the photo cannot be read.
     """
     from captioner.files import write_bytes
     from captioner.overlay.style import DEFAULT_STYLE
 
-    if not isinstance(file, str | Path):
-        raise UsageError(f"expected a path such as 'dog.png', got {type(file).__name__}")
     path, known = Path(file), [f".{name}" for name in names()]
-    if not path.name:
-        raise UsageError(f"expected the name of a file, such as 'dog.png', got {str(file)!r}")
     suffix = path.suffix.lower()
     if suffix not in known:
         raise UsageError(f"cannot write '{path}': {unknown('suffix', path.suffix, known)}")
     if caption.image is not None and path.exists() and path.samefile(caption.image):
         raise UsageError(f"'{path}' is the photo itself: save the caption to another file")
-    if not path.parent.is_dir():
-        raise UsageError(f"cannot write '{path}': the folder '{path.parent}' does not exist")
     write_bytes(path, render(suffix, caption, photo, style or DEFAULT_STYLE) or b"")

@@ -12,7 +12,6 @@ from typing import Any
 import jinja2
 import numpy as np
 
-from captioner.errors import UsageError
 from captioner.overlay import heatmap
 from captioner.overlay.style import (
     DEFAULT_STYLE,
@@ -47,13 +46,7 @@ def page(
     only its own script and style sheet. ``photos`` are the images in the order of the captions, if
     these have no paths. The reader of the page can change opacity and scale.
     """
-    if not captions:
-        raise UsageError("a page needs captions, got none; give one or more")
     sources = [None] * len(captions) if photos is None else photos
-    if len(sources) != len(captions):
-        raise UsageError(
-            f"{len(captions)} captions need as many photos, got {len(sources)}; give one for each"
-        )
     items = [_item(*pair, style) for pair in zip(captions, sources, strict=True)]
     return render("page.html", items=items, drawing=style)
 

@@ -25,7 +25,7 @@ def record(caption: Caption, style: Style = DEFAULT_STYLE) -> dict[str, Any]:
     The weights of another method than attention are its values, which may be negative.
     """
     weights, outside = values(caption, style), caption.outside
-    entropy = entropies(maps(caption, style))
+    entropy, grounding = entropies(maps(caption, style)), caption.visual_grounding
     return {
         "image": caption.image,
         "size": [caption.geometry.width, caption.geometry.height],
@@ -42,19 +42,17 @@ def record(caption: Caption, style: Style = DEFAULT_STYLE) -> dict[str, Any]:
                 "log_prob": round(caption.word_log_probs[index], 4),
                 **({} if outside is None else {"outside": round(float(outside[index]), 4)}),
                 "entropy": round(float(entropy[index]), 4),
-                **_grounding(caption, index),
+                **(
+                    {}
+                    if grounding is None
+                    else {"visual_grounding": round(float(grounding[index]), 4)}
+                ),
                 # The shortest decimals that round to the same float32 values.
                 "weights": [[float(str(value)) for value in row] for row in weights[index]],
             }
             for index, word in enumerate(caption.words)
         ],
     }
-
-
-def _grounding(caption: Caption, index: int) -> dict[str, float]:
-    """Return the visual grounding of a word for its record; nothing without a visual sentinel."""
-    grounding = caption.visual_grounding
-    return {} if grounding is None else {"visual_grounding": round(float(grounding[index]), 4)}
 
 
 def npz(caption: Caption, style: Style = DEFAULT_STYLE) -> bytes:

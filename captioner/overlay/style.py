@@ -1,7 +1,7 @@
 """Drawing options, the weights that they select, and descriptions of maps in words."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from jaxtyping import Float32
@@ -10,7 +10,7 @@ from captioner import limits
 from captioner.errors import UsageError, plural
 from captioner.evaluation import localisation
 from captioner.language.word_classes import FUNCTION_WORDS
-from captioner.photos.images import Geometry
+from captioner.photos.geometry import Geometry
 from captioner.predict.caption import Caption
 
 Look = Literal["glow", "paper"]
@@ -54,10 +54,6 @@ class Style:
 
     def __post_init__(self) -> None:
         limits.check("opacity", self.opacity, limits.SHARE)
-        choices_of = {"scale": Scale, "smoothing": Smoothing, "look": Look, "sign": Sign}
-        for name, choices in choices_of.items():
-            if (value := getattr(self, name)) not in get_args(choices):
-                raise UsageError(f"{name} must be {' or '.join(get_args(choices))}, got {value!r}")
 
 
 DEFAULT_STYLE = Style()

@@ -1,7 +1,6 @@
-"""Images in any form → upright RGB, and the mapping from the annotation grid to image pixels."""
+"""Images in any form → upright RGB."""
 
 import base64
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -11,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
-from jaxtyping import Bool, Float64, Real, UInt8
-from PIL import Image, ImageOps, UnidentifiedImageError
+from jaxtyping import UInt8
+from PIL import Image, ImageChops, ImageOps, UnidentifiedImageError
 from PIL.ExifTags import Base
 
-from captioner.errors import NAME_LIMIT, ImageError, plural, printable
+from captioner.errors import NAME_LIMIT, ImageError, notice, printable
 
 # By Pillow's names. MPO (JPEG with a second view, from phones) opens as JPEG.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
@@ -23,25 +22,8 @@ HEIF_EXTRA = "pip install 'captioner[heif]'"
 MAX_PIXELS = 80_000_000  # above the images of common cameras, below Pillow's warning at 89 million
 MAX_PIPE = 1 << 28  # bytes of the largest file read from a pipe
 
-# The first bytes of files and the names of their formats, for error messages. Advice follows a ";".
-_KINDS = {
-    rb"\xff\xd8\xff": "JPEG",
-    rb"\x89PNG": "PNG",
-    rb"RIFF....WEBP": "WEBP",
-    rb"GIF8": "GIF",
-    rb"II\*\0|MM\0\*": "TIFF",
-    rb"BM.{4}\0{4}": "BMP",
-    rb"....ftyp(avif|avis)": "AVIF",
-    rb"....ftyp(hei[cfmsx]|hev[cx]|mif1|msf1)": "HEIC",
-    rb"....ftyp": "a video",
-    rb"%PDF": "a PDF document",
-    rb"PK\x03\x04": "a ZIP archive",
-    rb"version https://git-lfs": "a Git LFS pointer instead of the file; run git lfs pull",
-    rb".*<svg": "an SVG drawing",
-    rb"(?i).*<(html|!doctype html)": "an HTML page",
-    rb"[\t\r\n -~]+\Z": "text",
-    rb"\Z": "an empty file",
-}
+_HEIC = re.compile(rb"....ftyp(hei[cfmsx]|hev[cx]|mif1|msf1)", re.DOTALL)  # its first bytes
+JPEG_END = b"\xff\xd9"
 
 
 @dataclass(frozen=True)
@@ -78,6 +60,7 @@ def load(source: Source, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
     - 16-bit grey is scaled from 0…65535. Grey of 32 bits ("I", "F") has no fixed range: the range of
       its values is scaled to black … white. Values that are not finite become black.
     - Animations and multi-page files give their first frame, an open Pillow image its current one.
+    - A JPEG file that is cut off is decoded as far as it goes; a line on standard error says so.
 
     A stream is read from its beginning and stays open; a Pillow image is not changed. The result has
     no file and no metadata. The size is checked before decoding; Pillow's limit of 178 million pixels
@@ -89,7 +72,6 @@ def load(source: Source, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
     """
     if isinstance(source, Photo):
         return source.image
-    head: bytes | None = None
     try:
         if isinstance(source, np.ndarray) or hasattr(source, "numpy"):
             return _rgb(_from_array(source))
@@ -97,18 +79,19 @@ def load(source: Source, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
             _check_size(source, max_pixels)
             # A copy, because converting a palette with transparency writes to the palette.
             return _upright(_rgb(source.copy()), source)
-        with _stream(source) as stream:
-            beginning: bytes | str = stream.read(512)
-            if isinstance(beginning, str):
-                raise ImageError("is open as text; open it with mode 'rb'")
-            head = bytes(beginning)
-            # Pillow would map a path into memory; truncating the file then kills the process.
-            with _open(stream, head) as image:
-                _check_size(image, max_pixels)
+        # Pillow would map a path into memory; truncating the file then kills the process.
+        with _stream(source) as stream, _open(stream) as image:
+            _check_size(image, max_pixels)
+            try:
                 image.load()
-                return _upright(_rgb(image), image)
+            except OSError:
+                if image.format not in ("JPEG", "MPO"):
+                    raise
+                completed = _completed(stream, name_of(source))
+                return _upright(_rgb(completed), completed)
+            return _upright(_rgb(image), image)
     except Exception as error:  # Pillow's plugins can raise anything
-        raise ImageError(f"{name_of(source)} {_diagnose(error, source, head)}") from error
+        raise ImageError(f"{name_of(source)} {_diagnose(error)}") from error
 
 
 def upright_size(path: str) -> tuple[int, int]:
@@ -118,88 +101,37 @@ def upright_size(path: str) -> tuple[int, int]:
         return image.size[::-1] if swapped else image.size
 
 
-def _open(stream: Any, head: bytes) -> Image.Image:
+def _open(stream: Any) -> Image.Image:
     """Open an image of one of the documented formats; its pixels are not decoded yet."""
-    if _kind(head) != "HEIC":
+    head = stream.read(16)
+    stream.seek(0)
+    if not _HEIC.match(head):
         return Image.open(stream, formats=FORMATS)
     try:
-        from pillow_heif.as_plugin import (
-            HeifImageFile,
-        )  # registering it would change Pillow for all
+        # Registering the plugin would change Pillow for the whole process.
+        from pillow_heif.as_plugin import HeifImageFile
     except ImportError as error:
         raise ImageError(f"is a HEIC photo, which needs a further library: {HEIF_EXTRA}") from error
-    stream.seek(0)
     image: Image.Image = HeifImageFile(stream)  # type: ignore[no-untyped-call]
     return image  # the library turns it upright
 
 
-def _kind(head: bytes) -> str:
-    """Return the format of a file that begins with these bytes; "" if it is unknown."""
-    return next((kind for mark, kind in _KINDS.items() if re.match(mark, head, re.DOTALL)), "")
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """Where the cells of the annotation grid are in an image.
-
-    Images are resized for the encoder, not cropped or padded: cell (r, c) spans c · width / columns …
-    (c + 1) · width / columns from the left. Pixel (i, j) covers the unit square from (j, i).
-
-    Args:
-        width, height: of the upright image, in pixels.
-        grid: rows and columns of the annotation map.
-        boxes: of the regions of a detector, in place of a grid, which is then (1, number of regions):
-            left, top, right and bottom in pixels.
-    """
-
-    width: int
-    height: int
-    grid: tuple[int, int]
-    boxes: tuple[tuple[float, float, float, float], ...] | None = None
-
-    def describe(self) -> str:
-        """Return what has a weight: "cell of the 7 × 7 grid", or "region (36 regions)"."""
-        rows, columns = self.grid
-        if self.boxes is not None:
-            return f"region ({plural(columns, 'region')})"
-        return f"cell of the {rows} × {columns} grid"
-
-    def to_grid(
-        self, mask: Bool[np.ndarray, "height width"] | Real[np.ndarray, "height width"]
-    ) -> Float64[np.ndarray, "rows columns"]:
-        """Return the mean of a mask over each cell; of a boolean mask, the fraction covered.
-
-        A pixel on a border counts with the area that it shares with the cell.
-        """
-        if mask.shape != (self.height, self.width):
-            raise ValueError(f"a mask of shape {mask.shape}: expected {self.height, self.width}")
-        # The area that two boxes share is a product of lengths, so each axis has its own matrix.
-        rows, columns = overlaps(self.grid[0], self.height), overlaps(self.grid[1], self.width)
-        # Zeros outside the mask's bounding box are left out.
-        down, across = (np.flatnonzero(mask.any(axis)) for axis in (1, 0))
-        if not down.size:
-            return np.zeros(self.grid)
-        inside = slice(down[0], down[-1] + 1), slice(across[0], across[-1] + 1)
-        means = rows[:, inside[0]] @ mask[inside].astype(np.float64) @ columns[:, inside[1]].T
-        # Rounding must not make a full cell 1.0000000000000002.
-        return np.asarray(np.clip(means, mask.min(), mask.max()))
-
-
-def overlaps(
-    cells: int, pixels: int, start: float = 0.0, end: float = 1.0
-) -> Float64[np.ndarray, "cells pixels"]:
-    """Compute how each of the cells between two fractions of an axis divides among its pixels.
-
-    Rows sum to 1, also if a part of the cell lies outside the image; to 0 if it lies outside as a whole.
-    """
-    borders = np.linspace(start * pixels, end * pixels, cells + 1)[:, None]
-    left, right = (
-        np.maximum(borders[:-1], np.arange(pixels)),
-        np.minimum(borders[1:], np.arange(pixels) + 1),
+def _completed(stream: Any, name: str) -> Image.Image:
+    """Decode a JPEG file whose end is missing, as viewers do; say so if pixels are missing, too."""
+    stream.seek(0)
+    data = stream.read()
+    # A header of a scan, or its Huffman tables, that is cut off would swallow the end.
+    last = max(data.rfind(b"\xff\xc4"), data.rfind(b"\xff\xda"))
+    if len(data) - last - 2 <= int.from_bytes(data[last + 2 : last + 4], "big"):
+        data = data[:last]
+    # Other data in place of the missing end change the image only where it is not complete.
+    image, probe = (
+        Image.open(BytesIO(data + filler + JPEG_END), formats=("JPEG",))
+        for filler in (b"", bytes(range(1, 64)))
     )
-    lengths = np.clip(right - left, 0, None)
-    total = lengths.sum(1, keepdims=True)
-    return np.asarray(lengths / np.where(total > 0, total, 1))
+    if ImageChops.difference(image, probe).getbbox() is not None:
+        notice(f"{name} is cut off, and its missing part is grey or blurred; copy the photo again")
+    return image
 
 
 def _check_size(image: Image.Image, max_pixels: int) -> None:
@@ -276,12 +208,7 @@ def _stream(source: Any) -> Iterator[BinaryIO]:
     if isinstance(source, str | Path):
         path = Path(source)
         opened = str(source).startswith(("/dev/fd/", "/dev/stdin"))  # by the calling process
-        if not str(source):
-            raise ImageError("is an empty name; give the path of a photo")
-        if path.is_dir():
-            os.scandir(path).close()  # raises PermissionError for a folder that cannot be read
-            raise ImageError("is a folder, not an image; name the files in it")
-        if path.exists() and not (path.is_file() or (opened and path.is_fifo())):
+        if path.exists() and not (path.is_file() or path.is_dir() or (opened and path.is_fifo())):
             raise ImageError("is a pipe or a device, not an image; give a file")
         with path.open("rb") as file:
             yield file if file.seekable() else BytesIO(file.read(MAX_PIPE))  # a pipe cannot seek
@@ -298,15 +225,15 @@ def _stream(source: Any) -> Iterator[BinaryIO]:
         yield BytesIO(source.read(MAX_PIPE))
 
 
-def _diagnose(error: Exception, source: Source, head: bytes | None) -> str:
-    """What is wrong with the source and what to do; ``head`` is its beginning, None if unread."""
+def _diagnose(error: Exception) -> str:
+    """Return what is wrong with a source and what to do."""
     reason = printable(str(error)) or type(error).__name__
     match error:
         case ImageError():
             return str(error)
+        case UnidentifiedImageError():
+            return f"is not an image; give a {', '.join(FORMATS)} or HEIC file"
         case FileNotFoundError():
-            if Path(str(source)).is_symlink():
-                return "is a link to a file that does not exist; check the link"
             return "does not exist; check the path (web addresses are not fetched)"
         case Image.DecompressionBombError() | Image.DecompressionBombWarning() | MemoryError():
             return f"is too large ({reason}); scale it down"
@@ -314,16 +241,7 @@ def _diagnose(error: Exception, source: Source, head: bytes | None) -> str:
             return (
                 f"cannot be read ({printable(cause)}); check its name, its permissions and its disk"
             )
-    if head is None:
-        return f"cannot be read ({reason}); check it"
-    kind = _kind(head) or f"unknown data ({head[:8].hex(' ')})"
-    if kind in (*FORMATS, "HEIC"):
-        cause = "" if isinstance(error, UnidentifiedImageError) else f" ({reason})"
-        found = f"is {'an' if kind == 'AVIF' else 'a'} {kind} file that cannot be decoded{cause}"
-        return f"{found}; download, copy or export it again"
-    if ";" in kind:
-        return f"is {kind}"
-    return f"is {kind}, not an image; give a {', '.join(FORMATS)} or HEIC file"
+    return f"cannot be decoded ({reason}); download, copy or export it again"
 
 
 def data_url(image: Image.Image, quality: int = 88, kind: str = "jpeg") -> str:

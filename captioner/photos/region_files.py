@@ -16,9 +16,8 @@ from captioner.photos.images import Source, name_of, path_of
 VECTORS, BOXES = ("features", "feat", "x"), ("boxes", "bbox")
 SIZES = (("image_w", "image_h"), ("image_width", "image_height"))
 """The names of arrays in ``.npz`` files."""
-_COCO = re.compile(
-    r"(?:COCO_[a-z]+\d{4}_)?0*(\d+)"
-)  # the photo COCO_val2014_000000000042 has id 42
+# The photo COCO_val2014_000000000042 has id 42.
+_COCO = re.compile(r"(?:COCO_[a-z]+\d{4}_)?0*(\d+)")
 SLACK = 0.01  # how far a box may reach beyond the photo, relative to its side
 
 
@@ -58,7 +57,8 @@ class RegionFiles:
             UsageError: there is no such folder of features or boxes.
         """
         name = name_of(source)
-        if (path := path_of(source)) is None:
+        path = path_of(source)
+        if path is None:
             raise ImageError(f"{name} has no file name to find its region features by; give a path")
         file = _find(self.features or Path(path).parent, path)
         try:
@@ -93,7 +93,7 @@ class RegionFiles:
         return vectors
 
 
-def _find(folder: Path, source: str | Path) -> Path:
+def _find(folder: Path, source: str) -> Path:
     """Return the file of a photo in a folder; ImageError if there is none."""
     if not folder.is_dir():
         raise UsageError(

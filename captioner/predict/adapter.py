@@ -17,7 +17,8 @@ from PIL import Image
 from captioner.errors import ImageError, UsageError
 from captioner.language.alignment import WHOLE, Box, photo_grid, to_photo, words_of
 from captioner.photos import images as image_files
-from captioner.photos.images import Geometry, Source, path_of
+from captioner.photos.geometry import Geometry
+from captioner.photos.images import Source, path_of
 from captioner.predict.base_predictor import BasePredictor, Results, SearchOptions, sentence_words
 from captioner.predict.caption import Caption
 from captioner.search.beam import Decoding

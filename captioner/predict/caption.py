@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from jaxtyping import Float32
 
-from captioner.photos.images import Geometry, Source, data_url
+from captioner.photos.geometry import Geometry
+from captioner.photos.images import Source, data_url
 
 if TYPE_CHECKING:
     import captioner

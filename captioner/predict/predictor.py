@@ -18,7 +18,8 @@ from captioner.models.annotations import Annotations
 from captioner.models.captioner import Captioner
 from captioner.models.distributions import hard_attention, samples_locations
 from captioner.models.monte_carlo import over_paths
-from captioner.photos.images import Geometry, Source, path_of
+from captioner.photos.geometry import Geometry
+from captioner.photos.images import Source, path_of
 from captioner.predict import explanations
 from captioner.predict.base_predictor import BasePredictor, Results, SearchOptions, sentence_words
 from captioner.predict.caption import Attends, Caption

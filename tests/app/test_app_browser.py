@@ -105,7 +105,7 @@ def test_a_short_visit(page, scene, tmp_path):
     for name, shown in (("<img src=x>.jpg", ".jpg"), ("x.py", "x.py")):
         (tmp_path / name).write_text("not a photo")
         page.set_input_files("#photo input[type=file]", tmp_path / name)
-        page.locator("#notice [role=alert]", has_text=f"{shown} is text, not an image").wait_for()
+        page.locator("#notice [role=alert]", has_text=f"{shown} is not an image").wait_for()
     drop = """() => {
       const dataTransfer = new DataTransfer();
       dataTransfer.items.add(new File(["not a photo"], "dropped.py", { type: "text/x-python" }));
@@ -113,7 +113,7 @@ def test_a_short_visit(page, scene, tmp_path):
       area.dispatchEvent(new DragEvent("drop", { dataTransfer, bubbles: true, cancelable: true }));
     }"""
     page.evaluate(drop)
-    page.locator("#notice [role=alert]", has_text="dropped.py is text, not an image").wait_for()
+    page.locator("#notice [role=alert]", has_text="dropped.py is not an image").wait_for()
     explain(page, "!!!")
     page.locator("#notice", has_text="has 1 to").wait_for()
     settle(page)

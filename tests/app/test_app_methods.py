@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from captioner.app.panel import ALL, Stage
-from captioner.app.served_models import OWN, Models
+from captioner.app.served_models import OWN, Models, read
 from tests.predict.test_predictor import TRANSFORMER, noise
 from tests.predict.test_predictor import predictor as untrained
 
@@ -28,9 +28,10 @@ def test_the_app_explains_the_shown_caption(photo, monkeypatch):
     model = untrained("TransformerDecoder", **TRANSFORMER)
     monkeypatch.setattr("captioner.app.served_models.load", lambda *_: model)
     models = Models(["a"], "cpu")
-    answer = models.explained(replace(models.answer(photo, "a"), method="grad-cam"))
+    answered = replace(models.answer(read(photo), "a"), path=photo)
+    answer = models.explained(replace(answered, method="grad-cam"))
     assert (answer.caption.method, answer.captions[1].method) == ("grad-cam", "attention")
-    assert models.explained(answer) is answer
+    assert models.explained(answer).captions is answer.captions
     back = models.explained(replace(answer, chosen=1))
     assert [c.method for c in back.captions[:2]] == ["grad-cam", "grad-cam"]
     assert back.captions[0] is answer.captions[0]

@@ -8,7 +8,8 @@ from PIL import Image
 
 from captioner import overlay
 from captioner.overlay import Style, heatmap
-from captioner.photos.images import Geometry, load
+from captioner.photos.geometry import Geometry
+from captioner.photos.images import load
 from known_maps import CELLS, SIZES, gray, local_caption, make_caption, one_hot, save_photo
 
 EVIL = '</script><script>document.title="evil"</script><img src=x onerror=alert(1)>'

@@ -18,7 +18,7 @@ import captioner
 import runs
 from captioner.cli.main import main
 from captioner.errors import UsageError
-from captioner.photos.images import Geometry
+from captioner.photos.geometry import Geometry
 from captioner.predict import predictor
 from captioner.store import checkpoint
 

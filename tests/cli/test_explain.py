@@ -91,7 +91,7 @@ def test_an_unreadable_photo_is_skipped(sentence, photos, run_folder, tmp_path, 
     command = ["explain", *inputs, "--model", str(run_folder), "--output", str(out), *sentence]
     assert main(command) == 1
     error = capsys.readouterr().err
-    assert "a.png is text, not an image" in error
+    assert "a.png is not an image" in error
     assert "missing.png does not exist" in error
     assert "loop.png cannot be read" in error
     assert "3 of 5 photos could not be read" in error

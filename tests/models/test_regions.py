@@ -29,7 +29,7 @@ from captioner.models.positions import grid_cosines, grid_sinusoids
 from captioner.models.registry import build
 from captioner.overlay import export
 from captioner.overlay.heatmap import draw_map
-from captioner.photos.images import Geometry
+from captioner.photos.geometry import Geometry
 from captioner.photos.region_files import RegionFiles
 from captioner.predict.predictor import Predictor
 from captioner.search.beam import Decoding
@@ -206,7 +206,7 @@ def test_training_reads_what_captioning_reads(photos, tmp_path):
     for index, rows in zip(batch.indices, batch.pixels, strict=True):
         assert torch.equal(ImageFiles(regions)[str(photos[index])], rows)
     (tmp_path / "text.jpg").write_text("no photo")
-    with pytest.raises(ImageError, match="is text, not an image"):
+    with pytest.raises(ImageError, match="is not an image"):
         ImageFiles(regions)[str(tmp_path / "text.jpg")]
 
 

@@ -243,9 +243,6 @@ def test_layers_and_heads(layer, head):
         (lambda caption: overlay.figure(caption), "give the image as photo="),
         (lambda caption: overlay.blend(caption, 4, PHOTO), "counted from 0 to 3"),
         (lambda caption: overlay.word_attention(caption), "details=True"),
-        (lambda _: overlay.page([]), "give one or more"),
-        (lambda caption: overlay.page([caption] * 2, [PHOTO]), "as many photos, got 1"),
-        (lambda caption: overlay.page([caption], [PHOTO] * 2), "as many photos, got 2"),
     ],
 )
 def test_wrong_calls(draw, message, soft):

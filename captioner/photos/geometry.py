@@ -1,0 +1,72 @@
+"""The mapping from the annotation grid, or from the boxes of a detector, to the pixels of a photo."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Bool, Float64, Real
+
+from captioner.errors import plural
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Where the cells of the annotation grid are in an image.
+
+    Images are resized for the encoder, not cropped or padded: cell (r, c) spans c · width / columns …
+    (c + 1) · width / columns from the left. Pixel (i, j) covers the unit square from (j, i).
+
+    Args:
+        width, height: of the upright image, in pixels.
+        grid: rows and columns of the annotation map.
+        boxes: of the regions of a detector, in place of a grid, which is then (1, number of regions):
+            left, top, right and bottom in pixels.
+    """
+
+    width: int
+    height: int
+    grid: tuple[int, int]
+    boxes: tuple[tuple[float, float, float, float], ...] | None = None
+
+    def describe(self) -> str:
+        """Return what has a weight: "cell of the 7 × 7 grid", or "region (36 regions)"."""
+        rows, columns = self.grid
+        if self.boxes is not None:
+            return f"region ({plural(columns, 'region')})"
+        return f"cell of the {rows} × {columns} grid"
+
+    def to_grid(
+        self, mask: Bool[np.ndarray, "height width"] | Real[np.ndarray, "height width"]
+    ) -> Float64[np.ndarray, "rows columns"]:
+        """Return the mean of a mask over each cell; of a boolean mask, the fraction covered.
+
+        A pixel on a border counts with the area that it shares with the cell.
+        """
+        if mask.shape != (self.height, self.width):
+            raise ValueError(f"a mask of shape {mask.shape}: expected {self.height, self.width}")
+        # The area that two boxes share is a product of lengths, so each axis has its own matrix.
+        rows, columns = overlaps(self.grid[0], self.height), overlaps(self.grid[1], self.width)
+        # Zeros outside the mask's bounding box are left out.
+        down, across = (np.flatnonzero(mask.any(axis)) for axis in (1, 0))
+        if not down.size:
+            return np.zeros(self.grid)
+        inside = slice(down[0], down[-1] + 1), slice(across[0], across[-1] + 1)
+        means = rows[:, inside[0]] @ mask[inside].astype(np.float64) @ columns[:, inside[1]].T
+        # Rounding must not make a full cell 1.0000000000000002.
+        return np.asarray(np.clip(means, mask.min(), mask.max()))
+
+
+def overlaps(
+    cells: int, pixels: int, start: float = 0.0, end: float = 1.0
+) -> Float64[np.ndarray, "cells pixels"]:
+    """Compute how each of the cells between two fractions of an axis divides among its pixels.
+
+    Rows sum to 1, also if a part of the cell lies outside the image; to 0 if it lies outside as a whole.
+    """
+    borders = np.linspace(start * pixels, end * pixels, cells + 1)[:, None]
+    left, right = (
+        np.maximum(borders[:-1], np.arange(pixels)),
+        np.minimum(borders[1:], np.arange(pixels) + 1),
+    )
+    lengths = np.clip(right - left, 0, None)
+    total = lengths.sum(1, keepdims=True)
+    return np.asarray(lengths / np.where(total > 0, total, 1))
