@@ -155,5 +155,7 @@ def forced_maps(
         ]
 
     # Hard attention at test time "expectation" chooses no cell: its probabilities are the weights.
-    is_choice = decoded.log_prob is not None
-    return split(decoded.weights), split(decoded.probs) if is_choice else None
+    draw = decoded.draw
+    if draw is None or draw.log_prob is None:
+        return split(decoded.weights), None
+    return split(decoded.weights), split(draw.probs)

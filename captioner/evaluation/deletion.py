@@ -17,8 +17,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from captioner.language.vocabulary import PAD, START
 from captioner.models.annotations import Annotations
-from captioner.models.decoder import Decoded, Decoder, index_batch
+from captioner.models.decoder import Decoded, Decoder
 from captioner.models.erasure import Erasure
+from captioner.models.tensors import index_batch
 
 ORDERS = ("most", "random", "least")
 """Regions are erased by decreasing weight, in random order, or by increasing weight."""
@@ -138,7 +139,7 @@ def _ranks(
     """
     assert decoded.weights is not None
     weights = decoded.weights[: len(mask), step]
-    probs = weights if decoded.probs is None else decoded.probs[: len(mask), step]
+    probs = weights if decoded.draw is None else decoded.draw.probs[: len(mask), step]
     masked = (~mask).to(weights.dtype)
 
     def ranks(*keys: Tensor) -> Int[Tensor, "P L"]:

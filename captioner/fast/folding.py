@@ -12,7 +12,6 @@ from jaxtyping import Float, UInt8
 from torch import Size, Tensor, nn
 from torch.nn.utils import fuse_conv_bn_eval
 
-from captioner.fast import convolution
 from captioner.models import encoder
 from captioner.models.backbone import Backbone
 
@@ -74,7 +73,6 @@ def fold(network: Backbone, example: Float[Tensor, "B 3 H W"]) -> Backbone:
     - TensorFlow's ``SAME`` padding can be one pixel larger after the input than before it. Equal
       padding on both sides gives the same result if zeros are put before the kernel. It needs no
       padded copy of the input.
-    - The weights are put into oneDNN's order once, for one image and for a chunk of images.
 
     Args:
         network: in eval mode; it is not changed.
@@ -96,8 +94,6 @@ def fold(network: Backbone, example: Float[Tensor, "B 3 H W"]) -> Backbone:
             folded.set_submodule(norm, getattr(folding, "act", nn.Identity()))
         for name, (before, after) in sizes.items():
             _pad_alike(cast(nn.Conv2d, folded.get_submodule(name)), before, after)
-        if example.device.type == "cpu" and convolution.available():
-            convolution.keep_order(folded, frozenset({1, chunk_size(example)}))
         equal = all(
             (actual - plain).norm() <= TOLERANCE * plain.norm()
             for actual, plain in zip(folded(example), expected, strict=True)
