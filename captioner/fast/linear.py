@@ -51,9 +51,7 @@ class _WeightGradient(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, product: Tensor, rows: Tensor, weight: Tensor, bias: Tensor | None
-    ) -> Tensor:
+    def forward(ctx: Any, product: Tensor, rows: Tensor, *parameters: Tensor | None) -> Tensor:
         ctx.save_for_backward(rows)
         return product.view_as(product)
 
@@ -99,4 +97,5 @@ def onednn_is_faster() -> bool:
     """Return True on a processor with AVX-512 not made by Intel, if torch was built with oneDNN."""
     vendor = cpu_info().get("vendor_id") or platform.processor()  # the latter on Windows
     avx512 = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
-    return avx512 and "GenuineIntel" not in vendor and torch.backends.mkldnn.is_available()
+    built = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+    return avx512 and "GenuineIntel" not in vendor and built

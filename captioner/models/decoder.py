@@ -116,11 +116,12 @@ class Decoder(Component, kind="decoder"):
 
     def teacher_force(self, tokens: Int[Tensor, "B R T"], state: Any, details: bool) -> Decoded:
         """Run ``forward`` from the initial state, by default step by step."""
-        steps = []
+        all_logits, all_weights = [], []
         for words in tokens.unbind(-1):
             logits, weights, state = self.read(words, state)
-            steps.append((logits, weights))
-        return Decoded(*(torch.stack(parts, 2) for parts in zip(*steps, strict=True)))
+            all_logits.append(logits)
+            all_weights.append(weights)
+        return Decoded(torch.stack(all_logits, 2), torch.stack(all_weights, 2))
 
 
 class WordDecoder(Decoder, abstract=True):

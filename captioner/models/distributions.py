@@ -198,7 +198,6 @@ class Hard(Distribution):
         super().__init__(query_dim)
         check_choice("test_time", test_time, SamplingMode)
         check_choice("gradient", gradient, GradientName)
-        require(temperature > 0, f"the temperature must be above 0, got {temperature}")
         self.test_time, self.gradient = test_time, gradient
         self.temperature, self.expectation = temperature, expectation
 

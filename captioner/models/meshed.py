@@ -54,22 +54,14 @@ class MemoryNeck(TransformerNeck):
     layers, concatenated, for ``MeshedDecoder``. The keys of a second stream are those of every layer.
 
     Args:
-        dim: the width of the output of a layer.
         layers: N; 3 in the paper.
         slots: m, the number of memory slots of a layer; 40 in the paper.
         options: as for ``TransformerNeck``.
     """
 
-    def __init__(
-        self,
-        in_dim: int,
-        dim: int = 512,
-        layers: int = 3,
-        slots: int = 40,
-        **options: Any,
-    ) -> None:
-        super().__init__(in_dim, dim, layers=layers, **options)
-        self.out_dim = layers * dim
+    def __init__(self, in_dim: int, layers: int = 3, slots: int = 40, **options: Any) -> None:
+        super().__init__(in_dim, layers=layers, **options)
+        self.out_dim *= layers
         for layer in self.stack:
             layer.attention = MemorySlots(layer.attention, slots)
 

@@ -120,7 +120,6 @@ class SelfAttention(nn.Module):
     def __init__(self, dim: int, heads: int, head_window: int = 0) -> None:
         super().__init__()
         check_heads(heads, dim)
-        require(head_window >= 0, f"head_window must be 0 or more, got {head_window}")
         self.heads = heads
         self.head_window = head_window
         self.query = nn.Linear(dim, dim, bias=False)
@@ -171,7 +170,6 @@ def causal(length: int, total: int, device: torch.device) -> Bool[Tensor, "1 T P
 
 def feed_forward_network(dim: int, hidden: int, dropout: float) -> nn.Sequential:
     """Return ``W_2 max(0, W_1 x + b_1) + b_2`` with dropout after max (Vaswani et al. 2017, §3.3)."""
-    require(hidden >= 1, f"feed_forward must be 1 or more here, got {hidden}")
     return nn.Sequential(
         nn.Linear(dim, hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, dim)
     )

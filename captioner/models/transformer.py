@@ -119,10 +119,7 @@ class TransformerDecoder(WordDecoder):
         dropout: float = 0.1,
         tied: bool = True,
     ) -> None:
-        require(
-            dim % 2 == 0 and layers >= 1,
-            f"a Transformer needs an even width and 1 layer or more, got {dim=} and {layers=}",
-        )
+        require(dim % 2 == 0, f"a Transformer needs an even width, got {dim=}")
         super().__init__(vocab_size, dim, dropout, tied, std=0.25 / math.sqrt(dim))
         self.project_annotations: nn.Module = (
             nn.Identity() if annotation_dim == dim else nn.Linear(annotation_dim, dim, bias=False)
@@ -195,8 +192,5 @@ def _heads(output: AttentionOutput) -> Float[Tensor, "B W h L"]:
 
 def _joint(draws: list[Draw | None]) -> Draw | None:
     """Return the joint draw of the layers, which draw independently, with the last one's ``probs``."""
-    last = draws[-1]
-    if last is None:
-        return None
     stacked = map_tensors(lambda *values: torch.stack(values), *draws)
-    return replace(stacked.joint(0), probs=last.probs)
+    return None if stacked is None else replace(stacked.joint(0), probs=stacked.probs[-1])
