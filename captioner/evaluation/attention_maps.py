@@ -33,7 +33,7 @@ class Batch(NamedTuple):
     indices: list[int]  # of the images in the data set
     annotations: Annotations  # output of the neck
     generated: list[Hypothesis]  # the captions; empty if none were requested
-    seed: int  # of all random draws; differs between batches
+    seed: int  # of all random choices; differs between batches
 
 
 def batches(
@@ -155,7 +155,7 @@ def forced_maps(
         ]
 
     # Hard attention at test time "expectation" chooses no cell: its probabilities are the weights.
-    draw = decoded.draw
-    if draw is None or draw.log_prob is None:
+    choice = decoded.choice
+    if choice is None or choice.log_prob is None:
         return split(decoded.weights), None
-    return split(decoded.weights), split(draw.probs)
+    return split(decoded.weights), split(choice.probs)

@@ -51,7 +51,7 @@ class _WeightGradient(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, product: Tensor, rows: Tensor, *parameters: Tensor | None) -> Tensor:
+    def forward(ctx: Any, product: Tensor, rows: Tensor, *_: Tensor | None) -> Tensor:
         ctx.save_for_backward(rows)
         return product.view_as(product)
 

@@ -7,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from captioner.models.annotations import Annotations
-from captioner.models.distributions import Distribution, Draw, QueryContext, Sampling, Soft
+from captioner.models.distributions import Choice, Distribution, QueryContext, Sampling, Soft
 from captioner.models.registry import Component
 from captioner.models.scores import Additive, PreparedKeys, Queries, Score, Vectors
 from captioner.models.sentinel import mix, sentinel_weight
@@ -40,7 +40,7 @@ class AttentionOutput:
     context: Float[Tensor, "B *T D"]  # ẑ, the weighted sum of the values
     weights: Float[Tensor, "B *T L"]
     centre: Float[Tensor, "B *T 2"] | None = None
-    draw: Draw | None = None
+    choice: Choice | None = None
     heads: Float[Tensor, "B *T h L"] | None = None  # weights of every head; None with one head
 
 
@@ -155,7 +155,7 @@ class Attention(AttentionBase):
         alpha = self.distribution(scores, mask, query_context)  # α = p(e)
         context = alpha.weights.to(keys.values.dtype) @ keys.values  # ẑ = Σ_i α_i v_i
 
-        output = AttentionOutput(context, alpha.weights, alpha.centre, alpha.draw)
+        output = AttentionOutput(context, alpha.weights, alpha.centre, alpha.choice)
         if sentinels is None:
             return output
         beta = sentinel_weight(self.score.of_pairs(queries, sentinels), scores, mask)

@@ -8,7 +8,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from captioner.models.annotations import Annotations
-from captioner.models.distributions import Draw, Sampling
+from captioner.models.distributions import Choice, Sampling
 from captioner.models.local_attention import Local
 from captioner.models.registry import Component
 from captioner.models.sentinel import Sentinel
@@ -30,7 +30,7 @@ class Decoded:
     packed_logits: Float[Tensor, "*packed V"]
     weights: Float[Tensor, "B *R T L"]  # this and the next two as in ``Weights``
     centre: Float[Tensor, "B *R T 2"] | None = None
-    draw: Draw | None = None
+    choice: Choice | None = None
     # Weights of every layer and head; None without ``details``, or if there is only one.
     layers: Float[Tensor, "B *R T l h L"] | None = None
     # past_weights[…, t, l, h, j]: the weight of input j, <start> being 0, at step t of layer l and

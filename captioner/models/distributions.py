@@ -28,7 +28,7 @@ class Sampling:
     # None for the distribution's options: ``gradient`` in training mode, else ``test_time``.
     mode: SamplingMode | None = None
     temperature: float = 1.0  # multiplies the distribution's own temperature; above 0
-    # From probabilities (B, *h, T, L) to drawn indices (B, *h, T, 1); None draws rows independently.
+    # From probabilities (B, *h, T, L) to drawn indices (B, *h, T, 1); None choices rows independently.
     sampler: Callable[[Tensor], Tensor] | None = None
     # True for the images whose samples are replaced by their expectation in training.
     expected: Bool[Tensor, " B"] | None = None
@@ -46,17 +46,17 @@ class QueryContext:
 
 
 @dataclass(frozen=True)
-class Draw:
+class Choice:
     """What ``Hard`` knows about the position that it drew."""
 
     probs: Float[Tensor, "B *T L"]  # the distribution drawn from
     entropy: Float[Tensor, " B *T"]  # of that distribution, in nats
     log_prob: Float[Tensor, " B *T"] | None = None  # of the position, if its weight has no gradient
 
-    def joint(self, axis: int) -> "Draw":
-        """Return the joint draw of independent ones along an axis, and the mean of ``probs``."""
+    def joint(self, axis: int) -> "Choice":
+        """Return the joint choice of independent ones along an axis, and the mean of ``probs``."""
         log_prob = None if self.log_prob is None else self.log_prob.sum(axis)
-        return Draw(self.probs.mean(axis), self.entropy.sum(axis), log_prob)
+        return Choice(self.probs.mean(axis), self.entropy.sum(axis), log_prob)
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Weights:
 
     weights: Float[Tensor, "B *T L"]  # α, in [0, 1]; exactly 0 where masked. T may follow h.
     centre: Float[Tensor, "B *T 2"] | None = None  # (row, column) of a local window, in cells
-    draw: Draw | None = None  # of hard attention
+    choice: Choice | None = None  # of hard attention
 
 
 class Distribution(Component, kind="distribution"):
@@ -171,7 +171,7 @@ class Hard(Distribution):
     ``gradient`` selects how the scores are trained:
 
     - ``score_function``: the one-hot weights carry no gradient; an objective (``Reinforce``) trains
-      the scores through ``Draw.log_prob`` and ``Draw.entropy``.
+      the scores through ``Choice.log_prob`` and ``Choice.entropy``.
     - ``straight_through``: the gradient of a softmax of scores plus Gumbel noise replaces that of
       the one-hot weights (Jang et al. 2017, arXiv 1611.01144; Maddison et al. 2017, arXiv
       1611.00712). Biased, with less variance.
@@ -234,7 +234,7 @@ class Hard(Distribution):
     ) -> Weights:
         """Return one-hot weights, or the probabilities themselves; none of them trains the scores."""
         if mode == "expectation":
-            return Weights(probs, draw=Draw(probs, entropy(probs)))
+            return Weights(probs, choice=Choice(probs, entropy(probs)))
         if mode == "argmax":
             index = probs.argmax(-1, keepdim=True)
         elif sampler is not None:
@@ -242,7 +242,7 @@ class Hard(Distribution):
         else:
             index = gumbel_perturbed(probs).argmax(-1, keepdim=True)
         log_prob = safe_log(probs).gather(-1, index).squeeze(-1)
-        return Weights(one_hot(index, probs, mask), draw=Draw(probs, entropy(probs), log_prob))
+        return Weights(one_hot(index, probs, mask), choice=Choice(probs, entropy(probs), log_prob))
 
     def relax(self, probs: Scores, mask: Mask, temperature: float) -> Weights:
         """Return weights that are differentiable in the scores, by ``gumbel_softmax`` or through it."""
@@ -251,17 +251,17 @@ class Hard(Distribution):
         if self.gradient == "straight_through":  # the values of the one, the gradient of the other
             hard = one_hot(perturbed.argmax(-1, keepdim=True), probs, mask)
             weights = hard + weights - weights.detach()
-        return Weights(weights, draw=Draw(probs, entropy(probs)))
+        return Weights(weights, choice=Choice(probs, entropy(probs)))
 
 
 def _expect(output: Weights, expected: Bool[Tensor, " B"]) -> Weights:
     """Replace the weights of some images by the probabilities that they were drawn from."""
-    draw = output.draw
-    assert draw is not None
-    images = expected.view(-1, *[1] * (draw.entropy.ndim - 1))
-    weights = torch.where(images.unsqueeze(-1), draw.probs, output.weights)
-    log_prob = None if draw.log_prob is None else draw.log_prob.masked_fill(images, 0.0)
-    return Weights(weights, draw=replace(draw, log_prob=log_prob))
+    choice = output.choice
+    assert choice is not None
+    images = expected.view(-1, *[1] * (choice.entropy.ndim - 1))
+    weights = torch.where(images.unsqueeze(-1), choice.probs, output.weights)
+    log_prob = None if choice.log_prob is None else choice.log_prob.masked_fill(images, 0.0)
+    return Weights(weights, choice=replace(choice, log_prob=log_prob))
 
 
 def safe_log(probs: Rows) -> Rows:

@@ -119,8 +119,8 @@ class MeshedAttention(WrappedAttention, abstract=True):
             outputs.append(replace(output, context=alpha * output.context))
         stacked = map_tensors(lambda *parts: torch.stack(parts), *outputs)
         mean = map_tensors(lambda parts: parts.mean(0), stacked)
-        draw = None if stacked.draw is None else stacked.draw.joint(0)
-        return replace(mean, context=stacked.context.sum(0), draw=draw)
+        choice = None if stacked.choice is None else stacked.choice.joint(0)
+        return replace(mean, context=stacked.context.sum(0), choice=choice)
 
     def _split(self, vectors: Vectors) -> tuple[Vectors, ...]:
         return vectors.chunk(len(self.gates), -1)

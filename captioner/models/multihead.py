@@ -98,11 +98,11 @@ class MultiHead(AttentionBase):
             beta = sentinel_weight(score, scores, mask)
             heads = mix(beta, values_s, heads)
             weights = (1 - beta) * weights
-        draw = None if alpha.draw is None else alpha.draw.joint(1)
+        choice = None if alpha.choice is None else alpha.choice.joint(1)
         return AttentionOutput(
             self.output(join_heads(heads)),
             weights.mean(1),
-            draw=draw,
+            choice=choice,
             heads=weights.transpose(1, 2),
         )
 

@@ -179,7 +179,7 @@ class RecurrentDecoder(WordDecoder, abstract=True):
         if details:  # one layer; intra-attention has one head
             layers = None if attention.heads is None else attention.heads.unsqueeze(3)
             past = None if output.past_weights is None else output.past_weights[..., None, None, :]
-        shown = attention.weights, attention.centre, attention.draw
+        shown = attention.weights, attention.centre, attention.choice
         return Decoded(logits, *shown, layers, past, packing.valid_mask)
 
     def unroll(

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from captioner.models.annotations import Annotations
 from captioner.models.attention import AttentionFactory, AttentionOutput, Keys
 from captioner.models.decoder import Decoded, StepResult, WordDecoder
-from captioner.models.distributions import Draw, Sampling
+from captioner.models.distributions import Choice, Sampling
 from captioner.models.multihead import MultiHead, SelfAttention, causal, feed_forward_network
 from captioner.models.packing import Packing, pad_to_multiple, unfinished
 from captioner.models.positions import sinusoids
@@ -160,7 +160,7 @@ class TransformerDecoder(WordDecoder):
         if details:
             layers = torch.stack([_heads(output) for output in outputs], 2)
             past = torch.stack(past_weights, 3)
-        grouped = (last.weights, last.centre, _joint([output.draw for output in outputs]), layers)
+        grouped = (last.weights, last.centre, _joint([output.choice for output in outputs]), layers)
         steps = map_tensors(lambda part: packing.unpack(packing.ungroup(part)), grouped)
         return Decoded(logits, *steps, past, packing.valid_mask)
 
@@ -190,7 +190,7 @@ def _heads(output: AttentionOutput) -> Float[Tensor, "B W h L"]:
     return output.weights.unsqueeze(2) if output.heads is None else output.heads
 
 
-def _joint(draws: list[Draw | None]) -> Draw | None:
-    """Return the joint draw of the layers, which draw independently, with the last one's ``probs``."""
-    stacked = map_tensors(lambda *values: torch.stack(values), *draws)
+def _joint(choices: list[Choice | None]) -> Choice | None:
+    """Return the joint choice of the layers, which draw independently, with the last one's ``probs``."""
+    stacked = map_tensors(lambda *values: torch.stack(values), *choices)
     return None if stacked is None else replace(stacked.joint(0), probs=stacked.probs[-1])

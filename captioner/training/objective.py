@@ -133,7 +133,7 @@ class Objective(Component, kind="objective"):
         They are computed from the attention weights or, with sampled locations, from the probabilities.
         Only ``valid`` steps, whose target is not ``<pad>``, count.
         """
-        probs = decoded.weights if decoded.draw is None else decoded.draw.probs
+        probs = decoded.weights if decoded.choice is None else decoded.choice.probs
         terms = {}
         if self.doubly_stochastic:
             assert probs is not None
