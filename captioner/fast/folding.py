@@ -87,7 +87,7 @@ def _of_type(network: nn.Module, cls: type[nn.Module]) -> list[tuple[str, Any]]:
     return [(name, part) for name, part in network.named_modules() if isinstance(part, cls)]
 
 
-def _pad_alike(convolution: Conv2dSame, size: tuple[int, int]) -> tuple[int, int]:
+def _pad_alike(convolution: nn.Conv2d, size: tuple[int, int]) -> tuple[int, int]:
     """Replace ``SAME`` padding for an input of this size by equal padding; return the output's size."""
     (height, width), (rows, columns) = size, convolution.kernel_size
     down, right = convolution.stride
@@ -98,5 +98,5 @@ def _pad_alike(convolution: Conv2dSame, size: tuple[int, int]) -> tuple[int, int
     convolution.weight = nn.Parameter(weight, requires_grad=False)
     convolution.kernel_size = (weight.shape[2], weight.shape[3])
     convolution.padding = (-(-below // 2), -(-beside // 2))
-    convolution.__class__ = nn.Conv2d  # type: ignore[assignment]
+    convolution.__class__ = nn.Conv2d  # without the padding of Conv2dSame
     return output
