@@ -15,8 +15,9 @@ from captioner.evaluation.interventions import Intervened, Plan, log_probs, reco
 from captioner.language.vocabulary import END, PAD, SPECIALS, START, UNK
 from captioner.language.word_classes import FUNCTION_WORDS
 from captioner.models.annotations import Annotations
-from captioner.models.decoder import Decoder, index_batch, map_tensors
+from captioner.models.decoder import Decoder
 from captioner.models.distributions import Sampling
+from captioner.models.tensors import index_batch, map_tensors
 from captioner.predict.load import load_own
 from captioner.predict.predictor import Predictor
 from captioner.search.beam import search

@@ -33,7 +33,7 @@ class Batch(NamedTuple):
     indices: list[int]  # of the images in the data set
     annotations: Annotations  # output of the neck
     generated: list[Hypothesis]  # the captions; empty if none were requested
-    seed: int  # of all random draws; differs between batches
+    seed: int  # of all random choices; differs between batches
 
 
 def batches(
@@ -147,5 +147,7 @@ def forced_maps(
         ]
 
     # Hard attention at test time "expectation" chooses no cell: its probabilities are the weights.
-    is_choice = decoded.log_prob is not None
-    return split(decoded.weights), split(decoded.probs) if is_choice else None
+    choice = decoded.choice
+    if choice is None or choice.log_prob is None:
+        return split(decoded.weights), None
+    return split(decoded.weights), split(choice.probs)

@@ -27,8 +27,9 @@ from captioner.evaluation.image_statistics import Evaluation, Regime, of_images
 from captioner.evaluation.randomisation import randomised, rank_correlation
 from captioner.language.vocabulary import SPECIALS, UNK, Tokenizer
 from captioner.language.word_classes import FUNCTION_WORDS
-from captioner.models.decoder import Decoder, index_batch
+from captioner.models.decoder import Decoder
 from captioner.models.distributions import hard_attention
+from captioner.models.tensors import index_batch
 from captioner.predict.base_predictor import BasePredictor
 from captioner.predict.explanations import explain
 from captioner.predict.predictor import Predictor

@@ -1,7 +1,8 @@
 """Linear layers that multiply float32 matrices with oneDNN on AMD's processors with AVX-512.
 
 torch multiplies float32 matrices with MKL, which uses only AVX2 on processors not made by Intel.
-oneDNN, which is part of torch, is twice as fast there, and slower on Intel's (docs/speed.md).
+oneDNN, which is part of torch, is twice as fast there, and slower on Intel's (docs/speed.md). torch
+calls it if the first factor is in oneDNN's layout, ``Tensor.to_mkldnn``.
 """
 
 import platform
@@ -34,12 +35,31 @@ def linear(rows: Tensor, weight: Weight, bias: Tensor | None = None) -> Float[Te
     """Compute ``rows @ weight.T + bias``, differentiable once."""
     if len(weight) < NARROW or not _use_onednn(rows, weight):
         return F.linear(rows, weight, bias)
-    return _Linear.apply(rows.flatten(0, -2), weight, bias).view(*rows.shape[:-1], -1)
+    flat = rows.flatten(0, -2)
+    constant = None if bias is None else bias.detach()
+    product = F.linear(_pad(flat).to_mkldnn(), weight.detach(), constant)
+    product = product.to_dense()[: len(flat)]
+    if torch.is_grad_enabled() and weight.requires_grad:
+        product = _WeightGradient.apply(product, flat.detach(), weight, bias)
+    return product.view(*rows.shape[:-1], -1)
 
 
-def product(rows: Rows, weight: Weight, bias: Tensor | None = None) -> Float[Tensor, "m n"]:
-    """Compute ``rows @ weight.T + bias`` by oneDNN, outside autograd."""
-    return by_onednn(_pad(rows), weight, bias)[: len(rows)]
+class _WeightGradient(torch.autograd.Function):
+    """Return a product unchanged, and compute the gradient of its weight and bias by ``outer``.
+
+    torch's own gradient of a weight in oneDNN's layout is slow for few rows.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, product: Tensor, rows: Tensor, *_: Tensor | None) -> Tensor:
+        ctx.save_for_backward(rows)
+        return product.view_as(product)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (rows,) = ctx.saved_tensors
+        return grad, None, outer(grad, rows), grad.sum(0) if ctx.needs_input_grad[3] else None
 
 
 def outer(grad: Float[Tensor, "m n"], rows: Rows) -> Float[Tensor, "n k"]:
@@ -47,7 +67,7 @@ def outer(grad: Float[Tensor, "m n"], rows: Rows) -> Float[Tensor, "n k"]:
     grad, rows = _pad(grad), _pad(rows)
     if not _use_onednn(grad, rows):
         return grad.T @ rows
-    return by_onednn(grad.T, rows.T, None)
+    return F.linear(grad.T.to_mkldnn(), rows.T.contiguous()).to_dense()
 
 
 def _pad(rows: Rows) -> Rows:
@@ -66,7 +86,7 @@ def _use_onednn(rows: Tensor, weight: Tensor) -> bool:
         and rows.ndim > 1
         and rows.numel() > 0
         and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()  # it needs constant weights here
+        and not torch.compiler.is_compiling()
         and bool(torch.backends.mkldnn.enabled)
         and onednn_is_faster()
     )
@@ -74,38 +94,8 @@ def _use_onednn(rows: Tensor, weight: Tensor) -> bool:
 
 @cache
 def onednn_is_faster() -> bool:
-    """Return True on a processor with AVX-512 not made by Intel, if this torch has the operator."""
+    """Return True on a processor with AVX-512 not made by Intel, if torch was built with oneDNN."""
     vendor = cpu_info().get("vendor_id") or platform.processor()  # the latter on Windows
-    if not torch.backends.cpu.get_cpu_capability().startswith("AVX512") or "GenuineIntel" in vendor:
-        return False
-    try:
-        one = torch.ones(2, 2)
-        return bool(torch.equal(by_onednn(one, one, None), one + 1))
-    except (AttributeError, RuntimeError, TypeError):
-        return False
-
-
-def by_onednn(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute ``rows @ weight.T + bias`` with the undocumented operator that torch.compile emits."""
-    if not weight.is_contiguous() and not weight.T.is_contiguous():
-        weight = weight.contiguous()  # for a slice of a matrix, oneDNN has only a very slow kernel
-    result: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, "none", [], "")
-    return result
-
-
-class _Linear(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        ctx.save_for_backward(rows, weight)
-        return product(rows, weight, bias)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        rows, weight = ctx.saved_tensors
-        for_rows, for_weight, for_bias = ctx.needs_input_grad
-        return (
-            product(grad, weight.T) if for_rows else None,
-            outer(grad, rows) if for_weight else None,
-            grad.sum(0) if for_bias else None,
-        )
+    avx512 = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    built = bool(torch.backends.mkldnn.is_available())  # type: ignore[no-untyped-call]
+    return avx512 and "GenuineIntel" not in vendor and built

@@ -31,7 +31,7 @@ class FastRecurrence(RecurrentDecoder, abstract=True):
 
     def lstm_cells(self, active: Bool[Tensor, "B R T"], sizes: list[int]) -> Iterator[Cell]:
         """Return one cell per step. All steps share one product for the gradient of the weights."""
-        if active.device.type != "cpu" or self.attention.distribution.branches:
+        if active.device.type != "cpu":
             yield from super().lstm_cells(active, sizes)
             return
         input_weight, hidden_weight, input_bias, hidden_bias = self.lstm.parameters()

@@ -27,12 +27,9 @@ class Annotations:
     boxes: Float[Tensor, "B L 4"] | None = None  # None for the cells of a grid
 
     def __post_init__(self) -> None:
-        (images, regions), (rows, columns) = self.vectors.shape[:2], self.grid
+        regions, (rows, columns) = self.vectors.shape[1], self.grid
         if rows * columns != regions:
             raise ValueError(f"{regions} annotation vectors do not fill a {rows}×{columns} grid")
-        if self.mask is not None and self.mask.shape != (images, regions):
-            given = tuple(self.mask.shape)
-            raise ValueError(f"a mask of shape {given}: expected {(images, regions)}")
 
     def __len__(self) -> int:
         return self.vectors.shape[0]

@@ -1,17 +1,17 @@
 """Attention: A(q, K, V) = Σ_i p(a(k_i, q)) · v_i, a score composed with a distribution."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
-import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from captioner.models.annotations import Annotations
-from captioner.models.distributions import Distribution, QueryContext, Sampling, Soft, Weights
+from captioner.models.distributions import Choice, Distribution, QueryContext, Sampling, Soft
 from captioner.models.registry import Component
 from captioner.models.scores import Additive, PreparedKeys, Queries, Score, Vectors
-from captioner.models.sentinel import sentinel_weight
+from captioner.models.sentinel import mix, sentinel_weight
+from captioner.models.tensors import map_tensors
 
 Step = int | Int[Tensor, "*images T"] | None
 ScoreFactory = Callable[[int, int], Score]  # given query_dim and key_dim
@@ -28,18 +28,19 @@ class Keys:
     mask: Bool[Tensor, "B L"] | None  # True where a position may be attended
     grid: tuple[int, int]
     sampling: Sampling | None = None
-    use_expectation: Bool[Tensor, " B"] | None = None
 
 
 @dataclass(frozen=True)
-class AttentionOutput(Weights):
-    """``Weights`` with the context vector of each query; the axis T exists if the query had it.
+class AttentionOutput:
+    """The context vector of each query and its ``Weights``; the axis T exists if the query had it.
 
-    With several heads, ``weights`` and ``probs`` are means, ``log_prob`` and ``entropy`` sums.
+    With several heads, ``weights`` are their mean.
     """
 
-    context: Float[Tensor, "B *T D"] = field(kw_only=True)  # ẑ, the weighted sum of the values
-    candidate_values: Float[Tensor, "B *T k D"] | None = None  # values at ``candidate_indices``
+    context: Float[Tensor, "B *T D"]  # ẑ, the weighted sum of the values
+    weights: Float[Tensor, "B *T L"]
+    centre: Float[Tensor, "B *T 2"] | None = None
+    choice: Choice | None = None
     heads: Float[Tensor, "B *T h L"] | None = None  # weights of every head; None with one head
 
 
@@ -72,8 +73,8 @@ class AttentionBase(Component, kind="attention"):
         compared = annotations if annotations.keys is None else annotations.keys
         averaged = annotations.vectors if values is None else values
         projected = self.project(compared.vectors, averaged)
-        use_expectation = self.distribution.draw_expectation(len(averaged), averaged.device)
-        return Keys(*projected, annotations.mask, annotations.grid, sampling, use_expectation)
+        sampling = self.distribution.start(sampling, averaged)
+        return Keys(*projected, annotations.mask, annotations.grid, sampling)
 
     def project(self, keys: Vectors, values: Vectors) -> tuple[PreparedKeys, Vectors]:
         """Compute ``Keys.prepared`` and ``Keys.values``."""
@@ -96,8 +97,7 @@ class AttentionBase(Component, kind="attention"):
             return self.attend(query, keys, step, sentinel)
         sentinel = None if sentinel is None else sentinel.unsqueeze(1)
         output = self.attend(query.unsqueeze(1), keys, step, sentinel)
-        single = {name: part.squeeze(1) for name, part in vars(output).items() if part is not None}
-        return replace(output, **single)
+        return map_tensors(lambda part: part.squeeze(1), output)
 
     def attend(
         self, queries: Queries, keys: Keys, step: Step, sentinels: Sentinels = None
@@ -149,28 +149,15 @@ class Attention(AttentionBase):
     ) -> AttentionOutput:
         """Compute scores, weights, and the weighted sum of the values."""
         mask = None if keys.mask is None else keys.mask.unsqueeze(1)
-        query_context = QueryContext(queries, keys.grid, step, keys.sampling, keys.use_expectation)
+        query_context = QueryContext(queries, keys.grid, step, keys.sampling)
 
         scores = self.score(queries, keys.prepared)  # e = a(k, q)
         alpha = self.distribution(scores, mask, query_context)  # α = p(e)
         context = alpha.weights.to(keys.values.dtype) @ keys.values  # ẑ = Σ_i α_i v_i
 
-        candidates = None
-        if alpha.candidate_indices is not None:
-            images = torch.arange(len(context), device=context.device)[:, None, None]
-            candidates = keys.values[images, alpha.candidate_indices]  # (B, T, k, D)
-        output = AttentionOutput(**vars(alpha), context=context, candidate_values=candidates)
-        if sentinels is not None:
-            beta = sentinel_weight(self.score.of_pairs(queries, sentinels), scores, mask)
-            output = _mix(output, beta, sentinels)  # ĉ = β s + (1 - β) ẑ
-        return output
-
-
-def _mix(output: AttentionOutput, beta: Tensor, sentinels: Tensor) -> AttentionOutput:
-    """Compute ``ĉ = β s + (1 - β) ẑ``, for each candidate if there are any."""
-    candidates, weights = output.candidate_values, (1 - beta) * output.weights
-    beta = beta.to(sentinels.dtype)
-    if candidates is not None:
-        candidates = (beta * sentinels).unsqueeze(-2) + (1 - beta).unsqueeze(-1) * candidates
-    context = beta * sentinels + (1 - beta) * output.context
-    return replace(output, weights=weights, context=context, candidate_values=candidates)
+        output = AttentionOutput(context, alpha.weights, alpha.centre, alpha.choice)
+        if sentinels is None:
+            return output
+        beta = sentinel_weight(self.score.of_pairs(queries, sentinels), scores, mask)
+        context = mix(beta, sentinels, context)  # ĉ = β s + (1 - β) ẑ
+        return replace(output, context=context, weights=(1 - beta) * alpha.weights)

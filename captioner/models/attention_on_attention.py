@@ -32,11 +32,8 @@ class InformationGate(nn.Module):
         self.both = nn.Linear(query_dim + context_dim, 2 * context_dim)  # information, then gate
 
     def forward(
-        self, query: Float[Tensor, "B T n"], context: Float[Tensor, "B T *k D"]
-    ) -> Float[Tensor, "B T *k D"]:
-        """Gate the context of each query, or those of its k candidates."""
-        if context.ndim > query.ndim:
-            query = query.unsqueeze(2).expand(*context.shape[:-1], -1)
+        self, query: Float[Tensor, "B T n"], context: Float[Tensor, "B T D"]
+    ) -> Float[Tensor, "B T D"]:
         return F.glu(self.both(torch.cat([query, context], -1)))
 
 
@@ -65,12 +62,9 @@ class AttentionOnAttention(WrappedAttention):
     def attend(
         self, queries: Queries, keys: Keys, step: Step, sentinels: Sentinels = None
     ) -> AttentionOutput:
-        """Attend, then gate the context vector and those of the candidates."""
+        """Attend, then gate the context vector."""
         output = self.attention.attend(queries, keys, step, sentinels)
-        candidates = output.candidate_values
-        candidates = None if candidates is None else self.gate(queries, candidates)
-        context = self.gate(queries, output.context)
-        return replace(output, context=context, candidate_values=candidates)
+        return replace(output, context=self.gate(queries, output.context))
 
 
 class GatedSelfAttention(nn.Module):

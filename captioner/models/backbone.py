@@ -161,8 +161,7 @@ class _TorchvisionBackbone(Backbone):
         from torchvision.models import feature_extraction, get_model_weights
 
         presets = get_model_weights(name).__members__  # with the alias "DEFAULT"
-        if weights is not None and weights not in presets:
-            raise ModelError(unknown(f"weights of {name}", str(weights), presets))
+        check_known(f"weights of {name}", weights, [None, *presets])
         self.name, self.preset = name, presets[weights] if weights else None
         if self.preset is not None:
             transforms = self.preset.transforms()
@@ -213,9 +212,8 @@ def backbone(name: str, weights: str | None, image_size: int, strides: Sequence[
     """Build the network that ``CNNEncoder`` describes, with random weights."""
     if name in WIDTH_DEPTH:
         return _PackagedBackbone(name, weights, strides)
-    library, slash, bare = name.rpartition("/")
-    message = f"encoder {name!r}: expected timm/NAME, torchvision/NAME or a bare name"
-    require(library in ("", "timm", "torchvision"), message)
+    library, _, bare = name.rpartition("/")
+    check_known("library of an encoder", library, ["", "timm", "torchvision"])
     if library != "timm":
         from torchvision.models import list_models
 
@@ -224,20 +222,13 @@ def backbone(name: str, weights: str | None, image_size: int, strides: Sequence[
             return _TorchvisionBackbone(bare, weights, image_size, strides)
         if library == "torchvision":
             raise ModelError(unknown("torchvision model", bare, classifiers))
-    import timm
-
-    if not slash and not timm.is_model(bare):
-        raise ModelError(
-            unknown("encoder", bare, {*WIDTH_DEPTH, *classifiers, *timm.list_models()})
-        )
     return _TimmBackbone(bare, weights, image_size, strides)
 
 
 def bundled_file(name: str, weights: str | None) -> Path | None:
     """Return the file with these weights of a network, if they come with this package."""
     files = encoder_weights(name)
-    if weights not in (None, "DEFAULT", *files):
-        raise ModelError(unknown(f"weights of {name}", str(weights), ["DEFAULT", *files]))
+    check_known(f"weights of {name}", weights, [None, "DEFAULT", *files])
     return files.get(str(weights))
 
 
@@ -247,13 +238,14 @@ def timm_name(name: str, weights: str | None) -> str:
 
     if not timm.is_model(name):
         raise ModelError(unknown("timm model", name, timm.list_models()))
-    bare, _, tag = name.partition(".")
-    if weights not in (None, "DEFAULT"):
-        tag = str(weights)
-    tags = [known.partition(".")[2] for known in timm.list_pretrained(f"{bare}.*")]
-    if tag and tag not in tags:
-        raise ModelError(unknown(f"weights of {bare}", tag, tags))
-    return f"{bare}.{tag}" if tag else bare
+    bare = name.partition(".")[0]
+    return name if weights in (None, "DEFAULT") else f"{bare}.{weights}"
+
+
+def check_known(kind: str, name: str | None, known: Sequence[str | None]) -> None:
+    """Raise ModelError, which lists similar names, unless a name is known."""
+    if name not in known:
+        raise ModelError(unknown(kind, str(name), [str(other) for other in known if other]))
 
 
 def timm_preprocessing(network: Any) -> tuple[Channels, Channels, Interpolation]:

@@ -5,7 +5,6 @@ from typing import Any
 
 from torch import nn
 
-from captioner.errors import ModelError, unknown
 from captioner.language.vocabulary import Vocabulary
 from captioner.models.annotations import Annotations
 from captioner.models.decoder import Decoder
@@ -44,11 +43,8 @@ class Captioner(nn.Module):
         Raises:
             ModelError: a part is missing, unknown or cannot be built.
         """
-        for part in PARTS:
-            message = f"the model's configuration has no {part!r}; it needs {', '.join(PARTS)}"
-            require(part in config, message)
-        for part in sorted(set(config) - set(PARTS)):
-            raise ModelError(unknown("part of a captioner", part, PARTS))
+        message = f"a captioner has the parts {', '.join(PARTS)}, got {', '.join(map(str, config))}"
+        require(set(config) == set(PARTS), message)
         encoder = build("encoder", config["encoder"])
         neck = build("neck", config["neck"], **encoder.widths)
         decoder = build(

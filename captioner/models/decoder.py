@@ -1,20 +1,18 @@
 """The contract of every decoder: initial state, one step, and teacher forcing."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor, nn
 
 from captioner.models.annotations import Annotations
-from captioner.models.distributions import Sampling
+from captioner.models.distributions import Choice, Sampling
 from captioner.models.local_attention import Local
 from captioner.models.registry import Component
 from captioner.models.sentinel import Sentinel
-
-Part = TypeVar("Part")
+from captioner.models.tensors import map_tensors
 
 # The results of a step: logits of the next word, attention weights, new state.
 StepResult = tuple[Float[Tensor, "B R V"], Float[Tensor, "B R L"], Any]
@@ -30,11 +28,9 @@ class Decoded:
 
     # Logits of the next word at the N steps where ``valid_mask`` is True; at all without a mask.
     packed_logits: Float[Tensor, "*packed V"]
-    weights: Float[Tensor, "B *R T L"]  # this and the next four as in ``Weights``
-    log_prob: Float[Tensor, "B *R T"] | None = None
-    entropy: Float[Tensor, "B *R T"] | None = None
+    weights: Float[Tensor, "B *R T L"]  # this and the next two as in ``Weights``
     centre: Float[Tensor, "B *R T 2"] | None = None
-    probs: Float[Tensor, "B *R T L"] | None = None
+    choice: Choice | None = None
     # Weights of every layer and head; None without ``details``, or if there is only one.
     layers: Float[Tensor, "B *R T l h L"] | None = None
     # past_weights[…, t, l, h, j]: the weight of input j, <start> being 0, at step t of layer l and
@@ -120,11 +116,12 @@ class Decoder(Component, kind="decoder"):
 
     def teacher_force(self, tokens: Int[Tensor, "B R T"], state: Any, details: bool) -> Decoded:
         """Run ``forward`` from the initial state, by default step by step."""
-        steps = []
+        all_logits, all_weights = [], []
         for words in tokens.unbind(-1):
             logits, weights, state = self.read(words, state)
-            steps.append((logits, weights))
-        return Decoded(*(torch.stack(parts, 2) for parts in zip(*steps, strict=True)))
+            all_logits.append(logits)
+            all_weights.append(weights)
+        return Decoded(torch.stack(all_logits, 2), torch.stack(all_weights, 2))
 
 
 class WordDecoder(Decoder, abstract=True):
@@ -148,31 +145,3 @@ class WordDecoder(Decoder, abstract=True):
         nn.init.normal_(self.embedding.weight, std=std)
         if tied:
             self.output.weight = self.embedding.weight
-
-
-def map_tensors(function: Callable[..., Tensor], *parts: Part) -> Part:
-    """Apply a function to corresponding tensors of tuples or dataclasses with the same structure.
-
-    Everything else is taken from the first of ``parts``.
-    """
-    first: Any = parts[0]
-    if isinstance(first, Tensor):
-        return function(*parts)  # type: ignore[return-value]
-    if isinstance(first, tuple):
-        return tuple(map_tensors(function, *items) for items in zip(*parts, strict=True))  # type: ignore[return-value]
-    if not is_dataclass(first):
-        return first
-    names = [field.name for field in fields(first)]
-    values = {name: map_tensors(function, *(getattr(p, name) for p in parts)) for name in names}
-    return replace(first, **values)  # type: ignore[type-var, return-value]
-
-
-def index_batch(part: Part, images: Int[Tensor, " P"]) -> Part:
-    """Select images by index, possibly repeated, from tensors whose first axis is the images."""
-    return map_tensors(lambda tensor: tensor.index_select(0, images), part)
-
-
-def gather_rows(part: Part, rows: Int[Tensor, "B K"]) -> Part:
-    """Return ``part`` with row ``rows[b, k]`` of image b as its row k, for tensors (B, R, …)."""
-    images = torch.arange(len(rows), device=rows.device).unsqueeze(1)
-    return map_tensors(lambda tensor: tensor[images, rows], part)

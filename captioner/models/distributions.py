@@ -1,7 +1,7 @@
 """Distributions α = p(e): from scores to attention weights over the annotations."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -12,7 +12,7 @@ from captioner.models.registry import Component, check_choice, require
 from captioner.models.scores import at_least_float32
 
 SamplingMode = Literal["argmax", "sample", "expectation"]
-GradientName = Literal["score_function", "straight_through", "gumbel_softmax", "marginal"]
+GradientName = Literal["score_function", "straight_through", "gumbel_softmax"]
 Scores = Float[Tensor, "B *h T L"]  # h exists with several heads
 Mask = Bool[Tensor, "B *#h 1 L"] | None
 Rows = Float[Tensor, "*rows L"]
@@ -28,8 +28,10 @@ class Sampling:
     # None for the distribution's options: ``gradient`` in training mode, else ``test_time``.
     mode: SamplingMode | None = None
     temperature: float = 1.0  # multiplies the distribution's own temperature; above 0
-    # From probabilities (B, *h, T, L) to drawn indices (B, *h, T, 1); None draws rows independently.
+    # From probabilities (B, *h, T, L) to drawn indices (B, *h, T, 1); None choices rows independently.
     sampler: Callable[[Tensor], Tensor] | None = None
+    # True for the images whose samples are replaced by their expectation in training.
+    expected: Bool[Tensor, " B"] | None = None
 
 
 @dataclass(frozen=True)
@@ -41,28 +43,35 @@ class QueryContext:
     # Index of the word each query predicts, from 0: one for all, (T,) or (B, *h, T); None if unknown.
     step: int | Int[Tensor, "*images T"] | None
     sampling: Sampling | None = None
-    # True for images whose samples are replaced by their expectation, see ``draw_expectation``.
-    use_expectation: Bool[Tensor, " B"] | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What ``Hard`` knows about the position that it drew."""
+
+    probs: Float[Tensor, "B *T L"]  # the distribution drawn from
+    entropy: Float[Tensor, " B *T"]  # of that distribution, in nats
+    log_prob: Float[Tensor, " B *T"] | None = None  # of the position, if its weight has no gradient
+
+    def joint(self, axis: int) -> "Choice":
+        """Return the joint choice of independent ones along an axis, and the mean of ``probs``."""
+        log_prob = None if self.log_prob is None else self.log_prob.sum(axis)
+        return Choice(self.probs.mean(axis), self.entropy.sum(axis), log_prob)
 
 
 @dataclass(frozen=True)
 class Weights:
-    """The result of a distribution; only hard attention sets more than ``weights`` and ``centre``."""
+    """The result of a distribution."""
 
     weights: Float[Tensor, "B *T L"]  # α, in [0, 1]; exactly 0 where masked. T may follow h.
-    log_prob: Float[Tensor, " B *T"] | None = None  # of a drawn position without gradient
-    entropy: Float[Tensor, " B *T"] | None = None  # of the distribution drawn from, in nats
     centre: Float[Tensor, "B *T 2"] | None = None  # (row, column) of a local window, in cells
-    probs: Float[Tensor, "B *T L"] | None = None  # the distribution drawn from
-    candidate_indices: Int[Tensor, "B *T k"] | None = None  # positions that the decoder should try
-    candidate_probs: Float[Tensor, "B *T k"] | None = None  # these sum to 1
+    choice: Choice | None = None  # of hard attention
 
 
 class Distribution(Component, kind="distribution"):
     """Base of all distributions; ``query_dim`` is n, the width of a query, which some of them need."""
 
     sparse = False  # whether unmasked weights can be exactly 0, whose logarithm trains nothing
-    branches = False  # whether the decoder should try several positions and mix the predictions
 
     def __init__(self, query_dim: int) -> None:
         super().__init__()
@@ -75,9 +84,9 @@ class Distribution(Component, kind="distribution"):
     def set_heads(self, heads: int) -> None:
         """Give every head parameters of its own; called once, before the first use."""
 
-    def draw_expectation(self, images: int, device: torch.device) -> Bool[Tensor, " B"] | None:
-        """Draw, once per image, whether the expectation replaces its samples; None for never."""
-        return None
+    def start(self, sampling: Sampling | None, annotations: Tensor) -> Sampling | None:
+        """Decide what is the same for all words of an image; ``annotations`` are (B, L, D)."""
+        return sampling
 
     def forward(self, scores: Scores, mask: Mask, context: QueryContext) -> Weights:
         """Turn scores into weights that sum to 1, or are all 0 where every position is masked."""
@@ -159,19 +168,15 @@ class Entmax(Distribution):
 class Hard(Distribution):
     """Attend to one drawn position, ``s ~ Multinoulli(softmax(e))`` (Xu et al. 2015 §4.1).
 
-    ``gradient`` selects how the scores are trained. All but the last draw random numbers:
+    ``gradient`` selects how the scores are trained:
 
     - ``score_function``: the one-hot weights carry no gradient; an objective (``Reinforce``) trains
-      the scores through ``log_prob`` and ``entropy``.
+      the scores through ``Choice.log_prob`` and ``Choice.entropy``.
     - ``straight_through``: the gradient of a softmax of scores plus Gumbel noise replaces that of
       the one-hot weights (Jang et al. 2017, arXiv 1611.01144; Maddison et al. 2017, arXiv
       1611.00712). Biased, with less variance.
     - ``gumbel_softmax``: that softmax itself is the training weights, so that a decoder is trained
       on mixtures of regions and evaluated on single ones. Its gradient is exact for these weights.
-    - ``marginal``: nothing is sampled. The decoder tries each of the ``top`` most probable
-      positions, the probability of a word is Σ p(s) p(y | s) over them, and the next state is the
-      mean of theirs (Shankar, Garg, Sarawagi 2018, "Surprisingly Easy Hard-Attention"). No
-      variance, and ``top`` times the work of a step.
 
     Args:
         test_time: the mode outside training: ``argmax``, the most probable position; ``sample``;
@@ -180,7 +185,6 @@ class Hard(Distribution):
         temperature: the scores are divided by it; above 0.
         expectation: probability in training that the expectation replaces the samples of an image
             (0.5 in the paper).
-        top: k, the number of positions that ``marginal`` tries.
     """
 
     def __init__(
@@ -190,75 +194,94 @@ class Hard(Distribution):
         gradient: GradientName = "score_function",
         temperature: float = 1.0,
         expectation: float = 0.0,
-        top: int = 6,
     ) -> None:
         super().__init__(query_dim)
         check_choice("test_time", test_time, SamplingMode)
         check_choice("gradient", gradient, GradientName)
-        require(top >= 1, f"top, the number of positions to try, must be 1 or more, got {top}")
-        require(temperature > 0, f"the temperature must be above 0, got {temperature}")
-        require(0 <= expectation <= 1, f"expectation must be from 0 to 1, got {expectation}")
-        require(
-            gradient != "marginal" or not expectation,
-            "gradient: marginal samples nothing that an expectation could replace: "
-            "set expectation to 0",
-        )
-        self.test_time, self.gradient, self.temperature = test_time, gradient, temperature
-        self.expectation, self.top = expectation, top
-        self.branches = gradient == "marginal"
+        self.test_time, self.gradient = test_time, gradient
+        self.temperature, self.expectation = temperature, expectation
 
     @property
     def name(self) -> str:
         return f"Hard ({self.test_time})"
 
-    def draw_expectation(self, images: int, device: torch.device) -> Bool[Tensor, " B"] | None:
+    def start(self, sampling: Sampling | None, annotations: Tensor) -> Sampling | None:
+        """Draw the images whose expectation replaces their samples."""
         if not (self.training and self.expectation):
-            return None
-        return torch.rand(images, device=device) < self.expectation
+            return sampling
+        expected = torch.rand(len(annotations), device=annotations.device) < self.expectation
+        return replace(sampling or Sampling(), expected=expected)
 
     def forward(self, scores: Scores, mask: Mask, context: QueryContext) -> Weights:
-        """Compute one-hot weights of the drawn position; see ``gradient`` and ``Sampling``."""
+        """Compute the weights of the chosen position; see ``gradient`` and ``Sampling``."""
         sampling = context.sampling or Sampling()
-        training = self.training and sampling.mode is None
-        mode = sampling.mode or ("sample" if training else self.test_time)
         temperature = self.temperature * sampling.temperature
-
         probs = masked_softmax(scores / temperature, mask)
-        log_probs = probs.clamp(min=torch.finfo(probs.dtype).tiny).log()
-        entropy = -(probs * log_probs).sum(-1)
-        if mode == "expectation":
-            return Weights(probs, None, entropy, probs=probs)
-        if training and self.branches:
-            return self._candidates(probs, entropy)
+        if not self.training or sampling.mode is not None:
+            return self.choose(sampling.mode or self.test_time, probs, mask, sampling.sampler)
+        if self.gradient == "score_function":
+            output = self.choose("sample", probs, mask, sampling.sampler)
+        else:
+            output = self.relax(probs, mask, temperature)
+        return output if sampling.expected is None else _expect(output, sampling.expected)
 
-        noise = torch.zeros_like(probs)
+    def choose(
+        self,
+        mode: SamplingMode,
+        probs: Scores,
+        mask: Mask,
+        sampler: Callable[[Tensor], Tensor] | None,
+    ) -> Weights:
+        """Return one-hot weights, or the probabilities themselves; none of them trains the scores."""
+        if mode == "expectation":
+            return Weights(probs, choice=Choice(probs, entropy(probs)))
         if mode == "argmax":
             index = probs.argmax(-1, keepdim=True)
-        elif sampling.sampler is not None:
-            index = sampling.sampler(probs)
-        else:  # the Gumbel-max trick: argmax(log p + g) is distributed as p
-            noise = -torch.empty_like(probs).exponential_().log()
-            index = (log_probs + noise).argmax(-1, keepdim=True)
-        weights = clear_masked(torch.zeros_like(probs).scatter(-1, index, 1.0), mask)
-        log_prob: Tensor | None = log_probs.gather(-1, index).squeeze(-1)
+        elif sampler is not None:
+            index = sampler(probs)
+        else:
+            index = gumbel_perturbed(probs).argmax(-1, keepdim=True)
+        log_prob = safe_log(probs).gather(-1, index).squeeze(-1)
+        return Weights(one_hot(index, probs, mask), choice=Choice(probs, entropy(probs), log_prob))
 
-        if training and self.gradient in ("straight_through", "gumbel_softmax"):
-            relaxed = masked_softmax((log_probs + noise) / temperature, mask)
-            hard = weights if self.gradient == "straight_through" else relaxed.detach()
-            weights, log_prob = hard + relaxed - relaxed.detach(), None
-        if training and context.use_expectation is not None:
-            use_expectation = context.use_expectation.view(-1, *[1] * (entropy.ndim - 1))
-            weights = torch.where(use_expectation.unsqueeze(-1), probs, weights)
-            log_prob = None if log_prob is None else log_prob.masked_fill(use_expectation, 0.0)
-        return Weights(weights, log_prob, entropy, probs=probs)
+    def relax(self, probs: Scores, mask: Mask, temperature: float) -> Weights:
+        """Return weights that are differentiable in the scores, by ``gumbel_softmax`` or through it."""
+        perturbed = gumbel_perturbed(probs)
+        weights = masked_softmax(perturbed / temperature, mask)
+        if self.gradient == "straight_through":  # the values of the one, the gradient of the other
+            hard = one_hot(perturbed.argmax(-1, keepdim=True), probs, mask)
+            weights = hard + weights - weights.detach()
+        return Weights(weights, choice=Choice(probs, entropy(probs)))
 
-    def _candidates(self, probs: Scores, entropy: Float[Tensor, "B *h T"]) -> Weights:
-        """Return the ``top`` most probable positions, their probabilities renormalised."""
-        chosen, indices = probs.topk(min(self.top, probs.shape[-1]), -1)
-        tiny = torch.finfo(probs.dtype).tiny  # for rows in which every position is masked
-        chosen = chosen / chosen.sum(-1, keepdim=True).clamp(min=tiny)
-        weights = torch.zeros_like(probs).scatter(-1, indices, chosen)
-        return Weights(weights, None, entropy, None, probs, indices, chosen)
+
+def _expect(output: Weights, expected: Bool[Tensor, " B"]) -> Weights:
+    """Replace the weights of some images by the probabilities that they were drawn from."""
+    choice = output.choice
+    assert choice is not None
+    images = expected.view(-1, *[1] * (choice.entropy.ndim - 1))
+    weights = torch.where(images.unsqueeze(-1), choice.probs, output.weights)
+    log_prob = None if choice.log_prob is None else choice.log_prob.masked_fill(images, 0.0)
+    return Weights(weights, choice=replace(choice, log_prob=log_prob))
+
+
+def safe_log(probs: Rows) -> Rows:
+    """Compute the logarithm, that of the smallest positive number for 0."""
+    return probs.clamp(min=torch.finfo(probs.dtype).tiny).log()
+
+
+def entropy(probs: Rows) -> Float[Tensor, "*rows"]:
+    """Compute ``H = − Σ p log p`` in nats."""
+    return -(probs * safe_log(probs)).sum(-1)
+
+
+def gumbel_perturbed(probs: Rows) -> Rows:
+    """Compute ``log p + g`` with Gumbel noise g; the position of its maximum is distributed as p."""
+    return safe_log(probs) - torch.empty_like(probs).exponential_().log()
+
+
+def one_hot(index: Int[Tensor, "*rows 1"], probs: Rows, mask: Tensor | None) -> Rows:
+    """Return weight 1 at each index, if it is not masked, and 0 elsewhere."""
+    return clear_masked(torch.zeros_like(probs).scatter(-1, index, 1.0), mask)
 
 
 def hard_attention(decoder: nn.Module) -> list[Hard]:

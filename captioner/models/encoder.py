@@ -19,9 +19,6 @@ from captioner.photos.region_files import RegionFiles
 Images = UInt8[Tensor, "B 3 H W"]
 Inputs = Images | Float32[Tensor, "B N D5"]  # pixels, or rows of ``RegionFiles.read``
 
-# Largest side of the input in pixels; the feature maps of a larger input take gigabytes.
-MAX_SIZE = 2048
-
 
 @dataclass(frozen=True)
 class Preprocessing:
@@ -80,6 +77,7 @@ class Encoder(Component, kind="encoder"):
 class BackboneEncoder(Encoder, abstract=True):
     """Base of encoders that wrap one network; ``make`` builds it, cut at feature maps."""
 
+    preprocessing: Preprocessing
     make: ClassVar[Any]  # from name, weights, image_size and cuts to a Backbone
     mean: Tensor
     std: Tensor
@@ -88,8 +86,6 @@ class BackboneEncoder(Encoder, abstract=True):
         self, name: str, cuts: Sequence[int], image_size: int, weights: str | None, trainable: int
     ) -> None:
         super().__init__()
-        message = f"image_size must be 1 to {MAX_SIZE} pixels, got {image_size}"
-        require(1 <= image_size <= MAX_SIZE, message)
         self.name, self.cuts, self.weights = name, tuple(cuts), weights
         self.trainable = bool(trainable)
         network: Backbone = self.make(name, weights, image_size, cuts)
@@ -188,8 +184,8 @@ class CNNEncoder(BackboneEncoder):
             (hypercolumns: Hariharan et al. 2015, arXiv 1411.5752).
 
     Raises:
-        ModelError: unknown name or weights; a stride that the network does not have; duplicate
-            ``extra_strides``, or one that is not smaller than ``stride``.
+        ModelError: unknown name or weights; a stride that the network does not have; extra strides
+            that are not below ``stride``.
     """
 
     make = staticmethod(backbone)
@@ -203,10 +199,9 @@ class CNNEncoder(BackboneEncoder):
         trainable: bool | int = False,
         extra_strides: Sequence[int] = (),
     ) -> None:
-        repeated = len(set(extra_strides)) < len(extra_strides)
         require(
-            not repeated and all(0 < extra < stride for extra in extra_strides),
-            f"extra_strides={list(extra_strides)}: expected different strides below stride={stride}",
+            all(extra < stride for extra in extra_strides),
+            f"extra_strides={list(extra_strides)}: expected strides below stride={stride}",
         )
         super().__init__(name, (stride, *extra_strides), image_size, weights, trainable)
 
@@ -252,23 +247,23 @@ class TwoStreamEncoder(Encoder):
     """
 
     parts: ClassVar[dict[str, str]] = {"keys": "encoder", "values": "encoder"}
+    preprocessing: Preprocessing
 
     def __init__(
         self, keys: Callable[[], Encoder] = ViTEncoder, values: Callable[[], Encoder] = CNNEncoder
     ) -> None:
         super().__init__()
         self.keys, self.values = keys(), values()
-        sizes = [
-            e.preprocessing for e in self.streams if isinstance(e.preprocessing, Preprocessing)
-        ]
-        require(
-            len(sizes) == 2 and self.keys.key_dim is None and self.values.key_dim is None,
-            "each stream of a TwoStreamEncoder is an encoder of one stream that reads pixels, got "
-            f"{type(self.keys).__name__} and {type(self.values).__name__}",
-        )
+        for encoder in self.streams:
+            message = (
+                "a stream of a TwoStreamEncoder is a CNNEncoder, a ViTEncoder or one like them"
+            )
+            require(isinstance(encoder, BackboneEncoder), message)
         self.out_dim, self.key_dim = self.values.out_dim, self.keys.out_dim
         self.trainable = self.keys.trainable or self.values.trainable
-        self.preprocessing = max(sizes, key=lambda size: size.height)
+        self.preprocessing = max(
+            (encoder.preprocessing for encoder in self.streams), key=lambda size: size.height
+        )
 
     @property
     def external(self) -> bool:
@@ -288,9 +283,9 @@ class TwoStreamEncoder(Encoder):
         return replace(values, keys=keys)
 
     @property
-    def streams(self) -> tuple[Encoder, Encoder]:
+    def streams(self) -> tuple[BackboneEncoder, BackboneEncoder]:
         """The encoders of keys and values, in the order of ``parts``."""
-        return self.keys, self.values
+        return self.keys, self.values  # type: ignore[return-value]
 
 
 def _last_layers(backbone: nn.Module, number: int) -> list[nn.Module]:
@@ -299,9 +294,7 @@ def _last_layers(backbone: nn.Module, number: int) -> list[nn.Module]:
         return [backbone]
     layers = [module for module in backbone.modules() if not list(module.children())]
     weighted = [i for i, layer in enumerate(layers) if any(p.ndim > 1 for p in layer.parameters())]
-    count = len(weighted)
-    message = f"trainable={number}: expected true, false or a number of layers up to {count}"
-    require(0 <= number <= count, message)
+    require(0 <= number <= len(weighted), f"trainable={number}: there are {len(weighted)} layers")
     return layers[weighted[-number] :] if number else []
 
 
@@ -318,9 +311,8 @@ def _before_load(
         encoder._ready = True
 
 
-def _resized(images: Images, encoder: Encoder) -> UInt8[Tensor, "B 3 h w"]:
+def _resized(images: Images, encoder: BackboneEncoder) -> UInt8[Tensor, "B 3 h w"]:
     """Shrink images to the size of an encoder."""
-    assert isinstance(encoder.preprocessing, Preprocessing)
     size = (encoder.preprocessing.height, encoder.preprocessing.width)
     if images.shape[2:] == size:
         return images

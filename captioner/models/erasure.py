@@ -8,7 +8,8 @@ from torch import Tensor
 from captioner.errors import ModelError
 from captioner.models.annotations import Annotations
 from captioner.models.attention import Keys
-from captioner.models.decoder import Decoder, index_batch
+from captioner.models.decoder import Decoder
+from captioner.models.tensors import index_batch
 
 
 class Erasure:

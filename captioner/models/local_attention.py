@@ -3,8 +3,6 @@
 With a mask, positions are numbered among the unmasked ones: s = 0, 1, … S - 1 in raster order.
 """
 
-from typing import Any
-
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -19,7 +17,6 @@ from captioner.models.distributions import (
     masked_softmax,
 )
 from captioner.models.positions import cells
-from captioner.models.registry import require
 from captioner.models.scores import at_least_float32
 
 
@@ -30,10 +27,6 @@ class Local(Distribution, abstract=True):
 
     def __init__(self, query_dim: int, window: int) -> None:
         super().__init__(query_dim)
-        require(
-            window >= 1,
-            f"{type(self).__name__} needs a window of 1 position or more to either side, got {window}",
-        )
         self.window = window
 
     def within(self, distance: Scores, mask: Mask) -> Tensor:
@@ -68,16 +61,12 @@ class LocalP(Local):
 
     Args:
         dim: the width of the hidden layer that predicts p_t.
-        renormalise: divide the weights by their sum.
     """
 
     axes = 1  # components of p_t
 
-    def __init__(
-        self, query_dim: int, window: int = 10, dim: int = 128, renormalise: bool = False
-    ) -> None:
+    def __init__(self, query_dim: int, window: int = 10, dim: int = 128) -> None:
         super().__init__(query_dim, window)
-        self.renormalise = renormalise
         hidden = nn.Linear(query_dim, dim, bias=False)
         output = nn.Linear(dim, self.axes, bias=False)
         self.place = nn.Sequential(hidden, nn.Tanh(), output, nn.Sigmoid())
@@ -91,11 +80,8 @@ class LocalP(Local):
 
     def gaussian(self, weights: Tensor, squared_distance: Tensor, centre: Tensor | None) -> Weights:
         """Multiply weights by ``exp(−(s − p_t)² / 2σ²)`` with σ = D / 2."""
-        weights = weights * torch.exp(-squared_distance / (2 * (self.window / 2) ** 2))
-        if self.renormalise:
-            tiny = torch.finfo(weights.dtype).tiny
-            weights = weights / weights.sum(-1, keepdim=True).clamp(min=tiny)
-        return Weights(weights, centre=centre)
+        sigma = self.window / 2
+        return Weights(weights * torch.exp(-squared_distance / (2 * sigma**2)), centre=centre)
 
 
 class LocalP2D(LocalP):
@@ -106,14 +92,14 @@ class LocalP2D(LocalP):
 
     Args:
         window: D, in cells.
-        options: as for ``LocalP``.
+        dim: as for ``LocalP``.
     """
 
     axes = 2
     needs_grid = True
 
-    def __init__(self, query_dim: int, window: int = 2, **options: Any) -> None:
-        super().__init__(query_dim, window, **options)
+    def __init__(self, query_dim: int, window: int = 2, dim: int = 128) -> None:
+        super().__init__(query_dim, window, dim)
 
     def forward(self, scores: Scores, mask: Mask, context: QueryContext) -> Weights:
         """Compute weights that sum to at most 1, or are all 0 if the whole window is masked."""

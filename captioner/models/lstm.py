@@ -1,25 +1,13 @@
 """The LSTM decoder of "Show, Attend and Tell": attend, then update."""
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from captioner.models.attention import AttentionOutput
-from captioner.models.decoder import map_tensors
-from captioner.models.recurrent import (
-    Cell,
-    Embedded,
-    LSTMState,
-    RecurrentDecoder,
-    StepOutput,
-    expectation,
-    mixture,
-    over_candidates,
-)
+from captioner.models.recurrent import Cell, Embedded, LSTMState, RecurrentDecoder, StepOutput
 
 
 class LSTMDecoder(RecurrentDecoder):
@@ -52,34 +40,16 @@ class LSTMDecoder(RecurrentDecoder):
         self, embedded: Embedded, state: LSTMState, cell: Cell
     ) -> tuple[StepOutput, LSTMState]:
         """Attend with h_{t-1}, gate the context vector, update the memory."""
-        memory = state.memory
-        attention = self.attention(memory.hidden, state.keys, state.words)
+        hidden = state.memory.hidden
+        attention = self.attention(hidden, state.keys, state.step)  # ẑ_t
         if self.gate is not None:
-            attention = _scale(attention, self.gate(memory.hidden))  # β_t ẑ_t
-        context, probs = attention.context, attention.candidate_probs
-        if attention.candidate_values is not None:  # one update per candidate location
-            context = attention.candidate_values
-            embedded, memory = over_candidates((embedded, memory), context.shape[-2])
-        inputs = torch.cat([embedded, context.to(embedded.dtype)], -1)  # [E y_{t-1}; ẑ_t]
-        memory, past_weights = self.update(inputs, memory, cell)
-        hidden = memory.hidden
-        if probs is not None:  # the next step continues with the mean of the candidates
-            memory = map_tensors(partial(expectation, probs=probs), memory)
-        state = replace(state, memory=memory, words=state.words + 1)
-        return StepOutput(hidden, attention, past_weights), state
+            attention = replace(attention, context=self.gate(hidden) * attention.context)  # β_t ẑ_t
+        inputs = torch.cat([embedded, attention.context.to(embedded.dtype)], -1)
+        memory, past_weights = self.update(inputs, state.memory, cell)  # h_t, c_t
+        return StepOutput(memory.hidden, attention, past_weights), state.after(memory)
 
     def read_out(self, embedded: Embedded, output: StepOutput) -> Float[Tensor, "*rows V"]:
         """Compute the deep output (eq. 7)."""
-        context = output.attention.context
-        if output.attention.candidate_values is not None:
-            embedded, context = embedded.unsqueeze(-2), output.attention.candidate_values
         hidden = self.output_hidden(self.dropout(output.hidden))  # L_h h_t
-        deep = torch.tanh(embedded + hidden + self.output_context(context))
-        return mixture(self.output(self.dropout(deep)), output.attention.candidate_probs)
-
-
-def _scale(attention: AttentionOutput, gate: Float[Tensor, "B R 1"]) -> AttentionOutput:
-    """Multiply the context vector, and that of each candidate, by the gate."""
-    candidates = attention.candidate_values
-    candidates = None if candidates is None else gate.unsqueeze(-2) * candidates
-    return replace(attention, context=gate * attention.context, candidate_values=candidates)
+        context = self.output_context(output.attention.context)  # L_z ẑ_t
+        return self.output(self.dropout(torch.tanh(embedded + hidden + context)))

@@ -7,8 +7,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from captioner.models.attention import AttentionOutput
-from captioner.models.decoder import map_tensors
 from captioner.models.packing import Packing
 from captioner.models.recurrent import (
     Cell,
@@ -18,12 +16,11 @@ from captioner.models.recurrent import (
     RecurrentDecoder,
     StepOutput,
     append_mean,
-    expectation,
-    mixture,
 )
 from captioner.models.registry import require
 from captioner.models.scores import Location
 from captioner.models.sentinel import Sentinel
+from captioner.models.tensors import map_tensors
 
 
 class LuongDecoder(RecurrentDecoder):
@@ -91,37 +88,33 @@ class LuongDecoder(RecurrentDecoder):
     def advance(
         self, embedded: Embedded, state: LSTMState, cell: Cell
     ) -> tuple[StepOutput, LSTMState]:
-        inputs, feed = embedded, state.memory.attentional  # h̃_{t-1}; None at the first word
+        """Update the memory, attend with h_t, compute h̃_t."""
+        inputs = embedded
         if self.global_feature:
             inputs = append_mean(inputs, state.mean)
         if self.input_feeding:
+            feed = state.memory.attentional  # h̃_{t-1}
             feed = torch.zeros_like(embedded) if feed is None else feed.to(embedded.dtype)
             inputs = torch.cat([inputs, feed], -1)
-        memory, past_weights = self.update(inputs, state.memory, cell)
+        memory, past_weights = self.update(inputs, state.memory, cell)  # h_t, c_t
         sentinel = None
         if self.sentinel is not None:
             sentinel = self.sentinel(inputs, state.memory.hidden, memory.cell)  # s_t
-        attention = self.attention(memory.hidden, state.keys, state.words, sentinel)
-        attentional = self._attentional(attention, memory.hidden)
+        attention = self.attention(memory.hidden, state.keys, state.step, sentinel)  # ẑ_t
+        attentional = self.combine(attention.context, memory.hidden)  # h̃_t
         if self.input_feeding:
-            probs = attention.candidate_probs
-            feed = attentional if probs is None else expectation(attentional, probs)
-        memory = replace(memory, attentional=feed)
-        state = replace(state, memory=memory, words=state.words + 1)
-        return StepOutput(attentional, attention, past_weights), state
+            memory = replace(memory, attentional=attentional)
+        return StepOutput(attentional, attention, past_weights), state.after(memory)
 
-    def _attentional(self, attention: AttentionOutput, hidden: Tensor) -> Tensor:
-        """Compute h̃_t = tanh(W_c [ẑ_t; h_t]) (eq. 5), for each candidate if there are any."""
-        context = attention.context
-        if attention.candidate_values is not None:
-            context = attention.candidate_values
-            hidden = hidden.unsqueeze(-2).expand(*context.shape[:-1], -1)
+    def combine(
+        self, context: Float[Tensor, "*rows D"], hidden: Float[Tensor, "*rows n"]
+    ) -> Float[Tensor, "*rows m"]:
+        """Compute h̃_t = tanh(W_c [ẑ_t; h_t]) (eq. 5)."""
         return torch.tanh(self.attentional(torch.cat([context.to(hidden.dtype), hidden], -1)))
 
     def read_out(self, embedded: Embedded, output: StepOutput) -> Float[Tensor, "*rows V"]:
         """Compute W_s h̃_t (eq. 6)."""
-        logits = self.output(self.dropout(output.hidden))
-        return mixture(logits, output.attention.candidate_probs)
+        return self.output(self.dropout(output.hidden))
 
     def unroll(
         self, embedded: Embedded, active: Bool[Tensor, "B R T"], state: LSTMState
@@ -138,9 +131,8 @@ class LuongDecoder(RecurrentDecoder):
         hidden = packing.pack(hidden.view(*active.shape, -1))  # (N, n)
         step = torch.arange(active.shape[-1], device=hidden.device).expand(active.shape)
         queries, step = (packing.group_by_image(part) for part in (hidden, packing.pack(step)))
-        attention = self.attention(queries, state.keys, step)
-        attention = map_tensors(packing.ungroup, attention)
-        attentional = self._attentional(attention, hidden)
+        attention = map_tensors(packing.ungroup, self.attention(queries, state.keys, step))
+        attentional = self.combine(attention.context, hidden)
         # The output layer reads only h̃, so the contexts are not kept.
-        attention = replace(attention, context=attention.context[..., :0], candidate_values=None)
+        attention = replace(attention, context=attention.context[..., :0])
         return map_tensors(packing.unpack, StepOutput(attentional, attention))

@@ -22,6 +22,7 @@ from captioner.models.multihead import Mask, MultiHead, SelfAttention
 from captioner.models.neck import TransformerNeck
 from captioner.models.registry import require
 from captioner.models.scores import PreparedKeys, Queries, Vectors
+from captioner.models.tensors import map_tensors
 from captioner.models.transformer import TransformerDecoder
 
 
@@ -53,22 +54,14 @@ class MemoryNeck(TransformerNeck):
     layers, concatenated, for ``MeshedDecoder``. The keys of a second stream are those of every layer.
 
     Args:
-        dim: the width of the output of a layer.
         layers: N; 3 in the paper.
         slots: m, the number of memory slots of a layer; 40 in the paper.
         options: as for ``TransformerNeck``.
     """
 
-    def __init__(
-        self,
-        in_dim: int,
-        dim: int = 512,
-        layers: int = 3,
-        slots: int = 40,
-        **options: Any,
-    ) -> None:
-        super().__init__(in_dim, dim, layers=layers, **options)
-        self.out_dim = layers * dim
+    def __init__(self, in_dim: int, layers: int = 3, slots: int = 40, **options: Any) -> None:
+        super().__init__(in_dim, layers=layers, **options)
+        self.out_dim *= layers
         for layer in self.stack:
             layer.attention = MemorySlots(layer.attention, slots)
 
@@ -117,15 +110,17 @@ class MeshedAttention(WrappedAttention, abstract=True):
     def attend(
         self, queries: Queries, keys: Keys, step: Step, sentinels: Sentinels = None
     ) -> AttentionOutput:
-        gated, outputs = [], []
+        outputs = []
         levels = zip(self.gates, self._split(keys.prepared), self._split(keys.values), strict=True)
         for gate, prepared, values in levels:
             level = replace(keys, prepared=prepared, values=values)
             output = self.attention.attend(queries, level, step, sentinels)  # C(x̃ⁱ, q)
             alpha = torch.sigmoid(gate(torch.cat([queries, output.context], -1)))
-            gated.append(alpha * output.context)
-            outputs.append(output)
-        return _join(outputs, torch.stack(gated).sum(0))
+            outputs.append(replace(output, context=alpha * output.context))
+        stacked = map_tensors(lambda *parts: torch.stack(parts), *outputs)
+        mean = map_tensors(lambda parts: parts.mean(0), stacked)
+        choice = None if stacked.choice is None else stacked.choice.joint(0)
+        return replace(mean, context=stacked.context.sum(0), choice=choice)
 
     def _split(self, vectors: Vectors) -> tuple[Vectors, ...]:
         return vectors.chunk(len(self.gates), -1)
@@ -155,7 +150,7 @@ class MeshedDecoder(TransformerDecoder):
         )
         meshed = partial(MeshedAttention, attention=attention, levels=levels)
         super().__init__(vocab_size, annotation_dim // levels, meshed, **options)
-        self.memory = Levels(self.memory, levels)
+        self.project_annotations = Levels(self.project_annotations, levels)
 
 
 class Levels(nn.Module):
@@ -168,15 +163,3 @@ class Levels(nn.Module):
     def forward(self, vectors: Float[Tensor, "B L Nw"]) -> Float[Tensor, "B L Nd"]:
         parts = torch.unflatten(vectors, -1, (self.levels, -1))
         return self.module(parts).flatten(-2)
-
-
-def _join(outputs: list[AttentionOutput], context: Tensor) -> AttentionOutput:
-    """Return the means of weights and probabilities, and the sums of log-probabilities and entropies."""
-    joined: dict[str, Any] = {"context": context}
-    for name, join in (
-        ("weights", torch.mean), ("heads", torch.mean), ("probs", torch.mean),
-        ("log_prob", torch.sum), ("entropy", torch.sum),
-    ):  # fmt: skip
-        parts = [getattr(output, name) for output in outputs]
-        joined[name] = None if parts[0] is None else join(torch.stack(parts), 0)
-    return replace(outputs[0], **joined)  # the centre of local attention depends on the query alone

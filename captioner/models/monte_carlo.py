@@ -9,8 +9,9 @@ from torch import Tensor
 
 from captioner.errors import UsageError
 from captioner.models.annotations import Annotations
-from captioner.models.decoder import Decoder, StepResult, gather_rows
+from captioner.models.decoder import Decoder, StepResult
 from captioner.models.distributions import Sampling, samples_locations
+from captioner.models.tensors import gather_rows
 
 
 class StratifiedSampler:

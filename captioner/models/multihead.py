@@ -18,7 +18,7 @@ from captioner.models.attention import (
 from captioner.models.distributions import QueryContext, Soft, masked_softmax
 from captioner.models.registry import require
 from captioner.models.scores import PreparedKeys, Queries, Vectors
-from captioner.models.sentinel import sentinel_weight
+from captioner.models.sentinel import mix, sentinel_weight
 
 Mask = Bool[Tensor, "#N #T P"] | None
 
@@ -69,11 +69,6 @@ class MultiHead(AttentionBase):
         self.output = nn.Linear(dim, key_dim, bias=False)
         self.distribution = distribution(dim // heads)
         self.distribution.set_heads(heads)
-        require(
-            not self.distribution.branches,
-            "gradient: marginal works with a single head only: choose the attention Attention, "
-            "or the gradient straight_through",
-        )
         self.dropout = nn.Dropout(dropout)
 
     def project(self, keys: Vectors, values: Vectors) -> tuple[PreparedKeys, Vectors]:
@@ -89,26 +84,25 @@ class MultiHead(AttentionBase):
         mask = None if keys.mask is None else keys.mask[:, None, None]  # (B, 1, 1, L)
         if isinstance(step, Tensor) and step.ndim > 1:
             step = step.unsqueeze(1)  # (B, 1, T)
-        query_context = QueryContext(query, keys.grid, step, keys.sampling, keys.use_expectation)
+        query_context = QueryContext(query, keys.grid, step, keys.sampling)
 
         scores = query @ key.mT / math.sqrt(query.shape[-1])  # (B, h, T, L)
         alpha = self.distribution(scores, mask, query_context)
-        heads, weights = self.dropout(alpha.weights).to(value.dtype) @ value, alpha.weights
+        weights = alpha.weights
+        heads = self.dropout(weights).to(value.dtype) @ value
         if sentinels is not None:  # every head has its own β
             keys_s, values_s = (
                 split_heads(part, self.heads) for part in self.project(sentinels, sentinels)
             )  # (B, h, T, d/h)
             score = (query * keys_s).sum(-1) / math.sqrt(query.shape[-1])
             beta = sentinel_weight(score, scores, mask)
-            weights, beta = (1 - beta) * weights, beta.to(heads.dtype)
-            heads = beta * values_s + (1 - beta) * heads
-        log_prob, entropy, probs = alpha.log_prob, alpha.entropy, alpha.probs
+            heads = mix(beta, values_s, heads)
+            weights = (1 - beta) * weights
+        choice = None if alpha.choice is None else alpha.choice.joint(1)
         return AttentionOutput(
+            self.output(join_heads(heads)),
             weights.mean(1),
-            None if log_prob is None else log_prob.sum(1),
-            None if entropy is None else entropy.sum(1),
-            context=self.output(join_heads(heads)),
-            probs=None if probs is None else probs.mean(1),
+            choice=choice,
             heads=weights.transpose(1, 2),
         )
 
@@ -126,7 +120,6 @@ class SelfAttention(nn.Module):
     def __init__(self, dim: int, heads: int, head_window: int = 0) -> None:
         super().__init__()
         check_heads(heads, dim)
-        require(head_window >= 0, f"head_window must be 0 or more, got {head_window}")
         self.heads = heads
         self.head_window = head_window
         self.query = nn.Linear(dim, dim, bias=False)
@@ -177,7 +170,6 @@ def causal(length: int, total: int, device: torch.device) -> Bool[Tensor, "1 T P
 
 def feed_forward_network(dim: int, hidden: int, dropout: float) -> nn.Sequential:
     """Return ``W_2 max(0, W_1 x + b_1) + b_2`` with dropout after max (Vaswani et al. 2017, §3.3)."""
-    require(hidden >= 1, f"feed_forward must be 1 or more here, got {hidden}")
     return nn.Sequential(
         nn.Linear(dim, hidden), nn.ReLU(), nn.Dropout(dropout), nn.Linear(hidden, dim)
     )

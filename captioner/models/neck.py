@@ -77,11 +77,9 @@ class Projection(Neck):
         key_dim: int | None = None,
     ) -> None:
         super().__init__()
-        require(positions >= 0, f"Projection needs 0 positions or more, got {positions}")
         require(
             key_dim is not None or not add_keys,
-            "add_keys: true adds the keys of a second stream, and this encoder has one stream: choose "
-            "TwoStreamEncoder, or leave add_keys at false",
+            "add_keys: true needs an encoder of two streams: choose TwoStreamEncoder",
         )
         self.out_dim = dim
         self.positions = positions
@@ -130,10 +128,6 @@ class Blind(Projection):
     batches: Tensor
 
     def __init__(self, in_dim: int, *, key_dim: int | None = None, **options: Any) -> None:
-        require(
-            not options.get("add_keys"),
-            "Blind ignores the keys of a second stream: leave add_keys at false",
-        )
         super().__init__(in_dim, **options)
         self.register_buffer("mean", torch.zeros(in_dim))
         self.register_buffer("batches", torch.zeros(()))
@@ -162,7 +156,6 @@ class SAGAN(Projection):
 
     def __init__(self, in_dim: int, dim: int = 512, **options: Any) -> None:
         super().__init__(in_dim, dim, **options)
-        require(dim >= 8, f"SAGAN projects to an eighth of dim, which must be 8 or more, got {dim}")
         self.attention = Attention(dim, dim, partial(ScaledDot, dim=dim // 8, scale="none"))
         self.value = nn.Linear(dim, dim // 8, bias=False)
         self.output = nn.Linear(dim // 8, dim, bias=False)
@@ -206,11 +199,7 @@ class TransformerNeck(Projection):
         **options: Any,
     ) -> None:
         super().__init__(in_dim, dim, dropout, **options)
-        require(
-            dim % 4 == 0 and layers >= 1,
-            f"{type(self).__name__} needs a dim divisible by 4 and 1 layer or more, "
-            f"got {dim} and {layers}",
-        )
+        require(dim % 4 == 0, f"{type(self).__name__} needs a dim divisible by 4, got {dim}")
         shape = dim, heads, head_window, feed_forward, dropout
         self.stack = nn.ModuleList(EncoderLayer(*shape) for _ in range(layers))  # type: ignore[assignment]
         self.norm = nn.LayerNorm(dim)
@@ -255,7 +244,6 @@ class Convolutional(TransformerNeck):
 
     def __init__(self, in_dim: int, window: int = 1, head_window: int = 1, **options: Any) -> None:
         super().__init__(in_dim, head_window=head_window, **options)
-        require(window >= 1, f"Convolutional needs a window of 1 cell or more, got {window}")
         self.window = window
 
     def reach(self, row: Axis, column: Axis) -> Bool[Tensor, "1 L L"]:
@@ -280,11 +268,6 @@ class Local2D(TransformerNeck):
 
     def __init__(self, in_dim: int, block: int = 2, margin: int = 1, **options: Any) -> None:
         super().__init__(in_dim, **options)
-        require(
-            block >= 1 and margin >= 0,
-            "Local2D needs a block of 1 cell or more and a margin of 0 or more, "
-            f"got {block} and {margin}",
-        )
         self.block, self.margin = block, margin
 
     def reach(self, row: Axis, column: Axis) -> Bool[Tensor, "1 L L"]:

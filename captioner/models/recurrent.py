@@ -12,21 +12,14 @@ from torch import Tensor, nn
 
 from captioner.models.annotations import Annotations
 from captioner.models.attention import Attention, AttentionFactory, AttentionOutput, Keys
-from captioner.models.decoder import (
-    Decoded,
-    Part,
-    StepResult,
-    WordDecoder,
-    gather_rows,
-    map_tensors,
-)
+from captioner.models.decoder import Decoded, StepResult, WordDecoder
 from captioner.models.distributions import Sampling
 from captioner.models.packing import Packing, batch_sizes, pad_to_multiple, unfinished
-from captioner.models.registry import require
 from captioner.models.scores import Additive
+from captioner.models.tensors import gather_rows, map_tensors
 
 Embedded = Float[Tensor, "*rows m"]
-Memory = tuple[Float[Tensor, "N n"], Float[Tensor, "N n"]]  # h and c
+Memory = tuple[Float[Tensor, "*rows n"], Float[Tensor, "*rows n"]]  # h and c
 Cell = Callable[[Tensor, Memory], Memory]  # as nn.LSTMCell
 
 
@@ -43,11 +36,12 @@ class Tape:
 class LSTMMemory:
     """The memory of every row of every image."""
 
-    hidden: Float[Tensor, "B R *k n"]  # h_t
-    cell: Float[Tensor, "B R *k n"]  # c_t
-    attentional: Float[Tensor, "B R m"] | None = None  # h̃_t, with input feeding after a word
-    tape: Tape | None = None  # for intra-attention, after the first word
-    language: tuple[Tensor, Tensor] | None = None  # h²_t and c²_t of ``TopDownDecoder``, likewise
+    hidden: Float[Tensor, "B R n"]  # h_t
+    cell: Float[Tensor, "B R n"]  # c_t
+    # Of some decoders, after the first word:
+    attentional: Float[Tensor, "B R m"] | None = None  # h̃_t, which is fed into the next step
+    language: Memory | None = None  # h²_t and c²_t of ``TopDownDecoder``
+    tape: Tape | None = None  # of intra-attention
 
 
 @dataclass(frozen=True)
@@ -57,18 +51,22 @@ class LSTMState:
     memory: LSTMMemory
     keys: Keys
     mean: Float[Tensor, "B D"]  # ā, the mean annotation
-    words: int = 0  # number of words read so far
+    step: int = 0  # the index of the next word
 
     def reorder(self, rows: Int[Tensor, "B K"]) -> "LSTMState":
         """Return the state whose row k of image b continues row ``rows[b, k]``."""
         return replace(self, memory=gather_rows(self.memory, rows))
+
+    def after(self, memory: LSTMMemory) -> "LSTMState":
+        """Return the state after one more word."""
+        return replace(self, memory=memory, step=self.step + 1)
 
 
 @dataclass(frozen=True)
 class StepOutput:
     """The results of one step (B, R, …), of all steps (B, R, T, …), or of packed steps (N, …)."""
 
-    hidden: Float[Tensor, "*rows n"]  # h_t, or Luong's h̃_t; (*rows, k, n) with k candidates
+    hidden: Float[Tensor, "*rows n"]  # h_t, or Luong's h̃_t
     attention: AttentionOutput
     past_weights: Float[Tensor, "*rows t"] | None = None  # intra-attention to earlier memories
 
@@ -148,11 +146,6 @@ class RecurrentDecoder(WordDecoder, abstract=True):
         self.start_hidden = nn.Sequential(nn.Linear(annotation_dim, hidden), nn.Tanh())
         self.start_cell = nn.Sequential(nn.Linear(annotation_dim, hidden), nn.Tanh())
         self.intra = IntraAttention(self.input_dim, hidden) if intra else None
-        require(
-            not (intra and self.attention.distribution.branches),
-            "gradient: marginal and intra: true cannot be combined: set intra: false, or choose "
-            "the gradient straight_through or score_function",
-        )
 
     @property
     def mechanism(self) -> str:
@@ -186,8 +179,8 @@ class RecurrentDecoder(WordDecoder, abstract=True):
         if details:  # one layer; intra-attention has one head
             layers = None if attention.heads is None else attention.heads.unsqueeze(3)
             past = None if output.past_weights is None else output.past_weights[..., None, None, :]
-        shown = attention.weights, attention.log_prob, attention.entropy, attention.centre
-        return Decoded(logits, *shown, attention.probs, layers, past, packing.valid_mask)
+        shown = attention.weights, attention.centre, attention.choice
+        return Decoded(logits, *shown, layers, past, packing.valid_mask)
 
     def unroll(
         self, embedded: Embedded, active: Bool[Tensor, "B R T"], state: LSTMState
@@ -223,27 +216,24 @@ class RecurrentDecoder(WordDecoder, abstract=True):
         return repeat(self.lstm_cell)
 
     def update(
-        self, inputs: Float[Tensor, "B R *k i"], memory: LSTMMemory, cell: Cell
+        self, inputs: Float[Tensor, "B R i"], memory: LSTMMemory, cell: Cell
     ) -> tuple[LSTMMemory, Float[Tensor, "B R t"] | None]:
         """Return the memory after one more input, and the intra-attention weights."""
-        hidden, cells, past_weights, tape = memory.hidden, memory.cell, None, None
-        if self.intra is not None:
-            hidden, cells, past_weights = self.intra.summarize(inputs, memory)
-        summary = hidden
-        hidden, cells = run_cell(cell, inputs, (hidden, cells))
-        if self.intra is not None:
-            tape = self.intra.append(memory.tape, hidden, cells, summary)
+        if self.intra is None:
+            hidden, cells = run_cell(cell, inputs, (memory.hidden, memory.cell))
+            return replace(memory, hidden=hidden, cell=cells), None
+        summary, cells, past_weights = self.intra.summarize(inputs, memory)
+        hidden, cells = run_cell(cell, inputs, (summary, cells))
+        tape = self.intra.append(memory.tape, hidden, cells, summary)
         return replace(memory, hidden=hidden, cell=cells, tape=tape), past_weights
 
 
-def run_cell(
-    cell: Cell, inputs: Float[Tensor, "B R *k i"], memory: tuple[Tensor, Tensor]
-) -> tuple[Tensor, Tensor]:
-    """Run a cell for all rows (B, R, *k, n) of its memory h and c."""
-    hidden, cells = cell(
-        inputs.flatten(0, -2), (memory[0].flatten(0, -2), memory[1].flatten(0, -2))
-    )
-    return hidden.view(*inputs.shape[:-1], -1), cells.view(*inputs.shape[:-1], -1)
+def run_cell(cell: Cell, inputs: Float[Tensor, "B R i"], memory: Memory) -> Memory:
+    """Run a cell for all rows (B, R, n) of its memory h and c."""
+    hidden, cells = memory
+    updated = cell(inputs.flatten(0, 1), (hidden.flatten(0, 1), cells.flatten(0, 1)))
+    rows = inputs.shape[:2]
+    return torch.unflatten(updated[0], 0, rows), torch.unflatten(updated[1], 0, rows)
 
 
 def append_mean(
@@ -258,21 +248,3 @@ def _pad_rows(values: Shaped[Tensor, "B R *more"], rows: int) -> Shaped[Tensor, 
     """Return the first ``rows`` rows of each image, with rows of zeros if there are fewer."""
     missing = max(0, rows - values.shape[1])
     return F.pad(values[:, :rows], (0, 0) * (values.ndim - 2) + (0, missing))
-
-
-def mixture(logits: Float[Tensor, "*steps V"], probs: Tensor | None) -> Float[Tensor, "*rows V"]:
-    """Mix the predictions of k candidates, if there are any: log Σ_i p_i · softmax(logits_i)."""
-    if probs is None:
-        return logits
-    tiny = torch.finfo(probs.dtype).tiny
-    return (logits.log_softmax(-1) + probs.clamp(min=tiny).log().unsqueeze(-1)).logsumexp(-2)
-
-
-def over_candidates(part: Part, count: int) -> Part:
-    """Repeat all tensors (B, R, n) of ``part`` for the candidates of a row: (B, R, k, n)."""
-    return map_tensors(lambda tensor: tensor.unsqueeze(2).expand(-1, -1, count, -1), part)
-
-
-def expectation(vectors: Float[Tensor, "*rows k n"], probs: Tensor) -> Float[Tensor, "*rows n"]:
-    """Average vectors over their candidates: Σ_i p_i v_i."""
-    return (probs.unsqueeze(-1) * vectors).sum(-2)

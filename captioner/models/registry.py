@@ -103,8 +103,7 @@ def build(kind: str, tree: object, /, *leading: Any, **sizes: Any) -> Any:
         )
     cls = find(kind, tree["class_path"])
     name, init_args = cls.__name__, tree.get("init_args") or {}
-    if not isinstance(init_args, Mapping):
-        raise ModelError(f"init_args of {name} must map options to values, got {init_args!r:.80}")
+    require(isinstance(init_args, Mapping), f"init_args of {name} must map options to values")
     sizes |= zip(inspect.signature(cls).parameters, leading, strict=False)
     for fixed in sorted(set(init_args) & set(sizes)):
         raise ModelError(f"option {fixed} of {name} is determined by the other parts: leave it out")

@@ -46,3 +46,11 @@ def sentinel_weight(
 ) -> Float[Tensor, "B *h T 1"]:
     """Return β, the softmax of the sentinel's score among those of the unmasked regions."""
     return torch.sigmoid(score - block_masked(region_scores, mask).logsumexp(-1)).unsqueeze(-1)
+
+
+def mix(
+    beta: Float[Tensor, "*rows 1"], sentinel: Float[Tensor, "*rows D"], context: Tensor
+) -> Float[Tensor, "*rows D"]:
+    """Compute ``ĉ = β s + (1 - β) ẑ``."""
+    beta = beta.to(sentinel.dtype)
+    return beta * sentinel + (1 - beta) * context

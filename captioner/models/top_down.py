@@ -1,14 +1,12 @@
 """The LSTM decoder of "Bottom-Up and Top-Down Attention": an attention LSTM and a language LSTM."""
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from captioner.models.decoder import map_tensors
 from captioner.models.recurrent import (
     Cell,
     Embedded,
@@ -16,9 +14,6 @@ from captioner.models.recurrent import (
     RecurrentDecoder,
     StepOutput,
     append_mean,
-    expectation,
-    mixture,
-    over_candidates,
     run_cell,
 )
 
@@ -53,26 +48,17 @@ class TopDownDecoder(RecurrentDecoder):
         self, embedded: Embedded, state: LSTMState, cell: Cell
     ) -> tuple[StepOutput, LSTMState]:
         """Update the attention LSTM, attend, update the language LSTM."""
-        memory = state.memory
-        language = memory.language or (torch.zeros_like(memory.hidden),) * 2  # h²_{t-1}, c²_{t-1}
-        inputs = append_mean(embedded, state.mean)  # [E y_{t-1}; ā]
-        inputs = torch.cat([language[0].to(embedded.dtype), inputs], -1)
-        memory, past_weights = self.update(inputs, memory, cell)  # h¹_t, c¹_t
-        attention = self.attention(memory.hidden, state.keys, state.words)
-
-        context, hidden, probs = attention.context, memory.hidden, attention.candidate_probs
-        if attention.candidate_values is not None:  # one update per candidate location
-            context = attention.candidate_values
-            hidden, language = over_candidates((hidden, language), context.shape[-2])
-        inputs = torch.cat([context.to(hidden.dtype), hidden], -1)
-        language = run_cell(self.language, inputs, language)  # h²_t, c²_t
-        output = StepOutput(language[0], attention, past_weights)
-        if probs is not None:  # the next step continues with the mean of the candidates
-            language = map_tensors(partial(expectation, probs=probs), language)
+        language = state.memory.language  # h²_{t-1}, c²_{t-1}
+        if language is None:
+            language = (torch.zeros_like(state.memory.hidden),) * 2
+        inputs = [language[0].to(embedded.dtype), append_mean(embedded, state.mean)]
+        memory, past_weights = self.update(torch.cat(inputs, -1), state.memory, cell)  # h¹_t, c¹_t
+        attention = self.attention(memory.hidden, state.keys, state.step)  # ẑ_t
+        inputs = [attention.context.to(memory.hidden.dtype), memory.hidden]
+        language = run_cell(self.language, torch.cat(inputs, -1), language)  # h²_t, c²_t
         memory = replace(memory, language=language)
-        return output, replace(state, memory=memory, words=state.words + 1)
+        return StepOutput(language[0], attention, past_weights), state.after(memory)
 
     def read_out(self, embedded: Embedded, output: StepOutput) -> Float[Tensor, "*rows V"]:
         """Compute W_p h²_t (eq. 7)."""
-        logits = self.output(self.output_hidden(self.dropout(output.hidden)))
-        return mixture(logits, output.attention.candidate_probs)
+        return self.output(self.output_hidden(self.dropout(output.hidden)))

@@ -10,12 +10,13 @@ from torch import Tensor, nn
 
 from captioner.models.annotations import Annotations
 from captioner.models.attention import AttentionFactory, AttentionOutput, Keys
-from captioner.models.decoder import Decoded, StepResult, WordDecoder, gather_rows, map_tensors
-from captioner.models.distributions import Sampling
+from captioner.models.decoder import Decoded, StepResult, WordDecoder
+from captioner.models.distributions import Choice, Sampling
 from captioner.models.multihead import MultiHead, SelfAttention, causal, feed_forward_network
 from captioner.models.packing import Packing, pad_to_multiple, unfinished
 from captioner.models.positions import sinusoids
 from captioner.models.registry import require
+from captioner.models.tensors import gather_rows, map_tensors
 
 Cache = Float[Tensor, "B R P dd"]
 
@@ -49,11 +50,6 @@ class Layer(nn.Module):
         self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(3))
         self.self_attention = SelfAttention(dim, heads)
         self.attention = attention(dim, dim)
-        require(
-            not self.attention.distribution.branches,
-            "gradient: marginal needs a single attention per word, and in a Transformer every "
-            "layer attends: choose the gradient straight_through or score_function",
-        )
         self.feed_forward = feed_forward_network(dim, feed_forward, dropout)
         self.dropout = nn.Dropout(dropout)
 
@@ -123,12 +119,9 @@ class TransformerDecoder(WordDecoder):
         dropout: float = 0.1,
         tied: bool = True,
     ) -> None:
-        require(
-            dim % 2 == 0 and layers >= 1,
-            f"a Transformer needs an even width and 1 layer or more, got {dim=} and {layers=}",
-        )
+        require(dim % 2 == 0, f"a Transformer needs an even width, got {dim=}")
         super().__init__(vocab_size, dim, dropout, tied, std=0.25 / math.sqrt(dim))
-        self.memory: nn.Module = (
+        self.project_annotations: nn.Module = (
             nn.Identity() if annotation_dim == dim else nn.Linear(annotation_dim, dim, bias=False)
         )
         self.layers = nn.ModuleList(  # type: ignore[assignment]
@@ -145,9 +138,10 @@ class TransformerDecoder(WordDecoder):
         self, annotations: Annotations, rows: int = 1, sampling: Sampling | None = None
     ) -> TransformerState:
         """Return an empty cache, and the attention keys of every layer and image."""
-        memory = annotations.map(self.memory)
-        empty = memory.vectors.new_zeros(len(memory), rows, 0, 2 * self.embedding.embedding_dim)
-        keys = tuple(layer.attention.prepare(memory, sampling=sampling) for layer in self.layers)
+        projected = annotations.map(self.project_annotations)
+        width = 2 * self.embedding.embedding_dim
+        empty = projected.vectors.new_zeros(len(annotations), rows, 0, width)
+        keys = tuple(layer.attention.prepare(projected, sampling=sampling) for layer in self.layers)
         return TransformerState((empty,) * len(keys), keys)
 
     def read(self, tokens: Int[Tensor, "B R"], state: TransformerState) -> StepResult:
@@ -166,9 +160,7 @@ class TransformerDecoder(WordDecoder):
         if details:
             layers = torch.stack([_heads(output) for output in outputs], 2)
             past = torch.stack(past_weights, 3)
-        log_prob = _sum([output.log_prob for output in outputs])
-        entropy = _sum([output.entropy for output in outputs])
-        grouped = (last.weights, log_prob, entropy, last.centre, last.probs, layers)
+        grouped = (last.weights, last.centre, _joint([output.choice for output in outputs]), layers)
         steps = map_tensors(lambda part: packing.unpack(packing.ungroup(part)), grouped)
         return Decoded(logits, *steps, past, packing.valid_mask)
 
@@ -198,7 +190,7 @@ def _heads(output: AttentionOutput) -> Float[Tensor, "B W h L"]:
     return output.weights.unsqueeze(2) if output.heads is None else output.heads
 
 
-def _sum(values: list[Tensor | None]) -> Tensor | None:
-    """Add up log-probabilities or entropies: the layers sample independently."""
-    sampled = [value for value in values if value is not None]
-    return torch.stack(sampled).sum(0) if sampled else None
+def _joint(choices: list[Choice | None]) -> Choice | None:
+    """Return the joint choice of the layers, which draw independently, with the last one's ``probs``."""
+    stacked = map_tensors(lambda *values: torch.stack(values), *choices)
+    return None if stacked is None else replace(stacked.joint(0), probs=stacked.probs[-1])

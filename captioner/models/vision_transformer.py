@@ -18,7 +18,7 @@ DINOV2_SMALL = "dinov2_small"
 """The network whose weights come with this package; it needs neither timm nor a download."""
 
 
-class Attention(nn.Module):
+class PatchAttention(nn.Module):
     """Multi-head self-attention of patches, with one matrix for queries, keys and values."""
 
     def __init__(self, dim: int, heads: int) -> None:
@@ -42,7 +42,7 @@ class Block(nn.Module):
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(dim, 1e-6), nn.LayerNorm(dim, 1e-6)
         self.ls1, self.ls2 = (nn.ParameterDict({"gamma": torch.ones(dim)}) for _ in range(2))
-        self.attn = Attention(dim, heads)
+        self.attn = PatchAttention(dim, heads)
         fc1, fc2 = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
         self.mlp = nn.Sequential(OrderedDict(fc1=fc1, act=nn.GELU(), fc2=fc2))
 
@@ -98,14 +98,13 @@ class TransformerBackbone(Backbone):
     def __init__(self, image_size: int, patch: int, depth: int, layers: Sequence[int]) -> None:
         super().__init__()
         require(
-            image_size % patch == 0 and image_size > 0,
+            image_size % patch == 0,
             f"encoder {self.name!r} reads patches of {patch} pixels: image_size must be a multiple "
             f"of {patch}, got {image_size}",
         )
         require(
-            0 < len(layers) == len(set(layers)) and all(1 <= layer <= depth for layer in layers),
-            f"encoder {self.name!r} has the layers 1 to {depth}: expected different ones of them, "
-            f"got {list(layers)}",
+            len(layers) > 0 and all(1 <= layer <= depth for layer in layers),
+            f"encoder {self.name!r} has the layers 1 to {depth}, got {list(layers)}",
         )
         self.layers, self.side = tuple(layers), image_size // patch
 

@@ -21,9 +21,10 @@ from captioner.errors import UsageError
 from captioner.language.vocabulary import START
 from captioner.limits import NO_CAPTUM, NO_LAYERS
 from captioner.models.annotations import Annotations
-from captioner.models.decoder import Decoder, map_tensors
+from captioner.models.decoder import Decoder
 from captioner.models.distributions import Sampling
 from captioner.models.erasure import Erasure
+from captioner.models.tensors import map_tensors
 
 POINTS = 8
 """The number of points of the Gauss-Legendre rule on the path of integrated gradients."""

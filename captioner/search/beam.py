@@ -15,9 +15,10 @@ from captioner import limits
 from captioner.errors import ModelError, UsageError, unknown
 from captioner.language.vocabulary import END, PAD, START, UNK
 from captioner.models.annotations import Annotations
-from captioner.models.decoder import Decoder, gather_rows, index_batch, map_tensors
+from captioner.models.decoder import Decoder
 from captioner.models.distributions import Sampling
 from captioner.models.monte_carlo import MonteCarlo
+from captioner.models.tensors import gather_rows, index_batch, map_tensors
 
 # Finished images leave the batch once they are this share of it: copying the other images' keys
 # costs about an eighth of a step.

@@ -12,9 +12,10 @@ from captioner import limits
 from captioner.errors import UsageError, unknown
 from captioner.language.vocabulary import END, PAD, START, UNK
 from captioner.models.annotations import Annotations
-from captioner.models.decoder import Decoder, index_batch
+from captioner.models.decoder import Decoder
 from captioner.models.distributions import Sampling
 from captioner.models.monte_carlo import MonteCarlo, StratifiedSampler
+from captioner.models.tensors import index_batch
 from captioner.search.beam import Hypothesis, score_captions
 
 

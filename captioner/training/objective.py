@@ -79,8 +79,7 @@ class Objective(Component, kind="objective"):
         if sampled and not self.trains_locations:
             raise UsageError(
                 f"{name} does not train the scores of hard attention: choose the objective "
-                "Reinforce, or give Hard the option gradient: straight_through, gumbel_softmax or "
-                "marginal"
+                "Reinforce, or give Hard the option gradient: straight_through or gumbel_softmax"
             )
         if self.trains_locations and not sampled:
             raise UsageError(
@@ -134,7 +133,7 @@ class Objective(Component, kind="objective"):
         They are computed from the attention weights or, with sampled locations, from the probabilities.
         Only ``valid`` steps, whose target is not ``<pad>``, count.
         """
-        probs = decoded.weights if decoded.probs is None else decoded.probs
+        probs = decoded.weights if decoded.choice is None else decoded.choice.probs
         terms = {}
         if self.doubly_stochastic:
             assert probs is not None

@@ -122,21 +122,22 @@ class Reinforce(Objective):
         weights = self.samples * _shares(reward, self.samples) if sums else 1.0  # N wₙ
         terms = {"likelihood": -mean(weights * smoothed)}
         measures = {"nll": -mean(exact.detach())}
-        if decoded.log_prob is not None:
+        choice = decoded.choice
+        if choice is not None and choice.log_prob is not None:
             # A surrogate whose gradient is −λ_r (log p(y | s̃) − b) ∂ log p(s̃ | a).
             if sums:
                 reward, baseline = _bounds(reward, self.samples)
             else:
                 baseline = self._baseline(reward, valid)
             advantage = (reward - baseline) * (self.samples if sums else 1)
-            terms["reinforce"] = -self.reward_weight * mean(advantage * decoded.log_prob)
+            terms["reinforce"] = -self.reward_weight * mean(advantage * choice.log_prob)
             measures |= {
                 "reward": mean(reward),
                 "baseline": mean(baseline),
                 "advantage_variance": mean((advantage - self.mean(advantage, valid)) ** 2),
             }
-        if decoded.entropy is not None:
-            entropy = mean(decoded.entropy)
+        if choice is not None:
+            entropy = mean(choice.entropy)
             terms["entropy"] = -self.entropy_weight * entropy
             measures["location_entropy"] = entropy.detach()
         terms |= self.attention_terms(decoded, valid, masks)

@@ -157,7 +157,7 @@ def test_hard_attention_ranks_the_chosen_region_first():
     """All other regions follow by their probability."""
     annotations = of_captions()
     decoded = make("LSTM", HARD)(annotations, torch.tensor([[START, 5, 7]] * 3))
-    weights, probs = decoded.weights[:, 2], decoded.probs[:, 2]
+    weights, probs = decoded.weights[:, 2], decoded.choice.probs[:, 2]
     ranks = _ranks(decoded, 2, annotations.mask, 1, torch.Generator())
     for row in range(3):
         valid = [i for i in range(L) if annotations.mask[row, i]]

@@ -9,7 +9,6 @@ import torch
 from captioner.fast import accelerate
 from captioner.language.vocabulary import END, PAD, UNK
 from captioner.models import Additive, Annotations, Attention, LSTMDecoder, LuongDecoder
-from captioner.models.distributions import Hard
 from captioner.models.packing import unfinished
 
 pytestmark = pytest.mark.usefixtures("with_fast")
@@ -22,10 +21,10 @@ every_kind = pytest.mark.parametrize(
 )
 
 
-def pair(kind, options=None, **attention):
+def pair(kind, options=None):
     """A plain decoder, and a faster one with the same weights."""
     torch.manual_seed(0)
-    made = partial(Attention, score=partial(Additive, dim=4), **attention)
+    made = partial(Attention, score=partial(Additive, dim=4))
     plain = kind(
         V, D, attention=made, hidden=4, embedding=3, dropout=0.0, **(options or {})
     ).double()
@@ -87,13 +86,6 @@ def test_steps_are_those_of_the_plain_decoder(kind, options):
             logits, weights, state = decoder.step(word, state)
         states.append([logits, weights, state.memory.hidden, state.memory.cell])
     close(*states)
-
-
-def test_candidates_of_marginal_attention_are_plain():
-    annotations, tokens = images(), captions()
-    distribution = partial(Hard, gradient="marginal", top=2)
-    results = [loss(d, annotations, tokens) for d in pair(LSTMDecoder, distribution=distribution)]
-    close(*([value] for value in results))
 
 
 def test_a_graph_can_be_used_twice_and_for_inputs_alone():

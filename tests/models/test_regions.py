@@ -241,7 +241,7 @@ def test_parts_that_need_a_grid_are_refused(tmp_path):
                     "init_args": {"keys": model.config["encoder"]},
                 }
             },
-            "encoder of one stream that reads pixels, got RegionFeatures",
+            "a stream of a TwoStreamEncoder is",
         ),
     ):
         with pytest.raises(ModelError, match=message):

@@ -17,7 +17,7 @@ from captioner.data.masks import read as read_masks
 from captioner.data.pixels import ImageFiles
 from captioner.data.readers import read
 from captioner.data.records import TRAIN, Record
-from captioner.errors import ModelError, UsageError
+from captioner.errors import UsageError
 from captioner.language.vocabulary import Vocabulary
 from captioner.models import Annotations, Captioner, TwoStreamEncoder
 from captioner.models.erasure import Erasure
@@ -111,7 +111,8 @@ def test_added_keys_are_a_linear_map_of_their_patch_that_starts_at_zero():
     without.load_state_dict(neck.state_dict(), strict=False)
     plain, start = without(both), neck(both)
     assert torch.equal(start.vectors, plain.vectors)
-    assert torch.equal(start.keys.vectors, plain.keys.vectors)
+    start.vectors.square().sum().backward()
+    assert neck.added[1].weight.grad.abs().max() > 0  # it is trained from the first step
 
     weight, bias = torch.randn(6, 16), torch.randn(6)
     neck.added[1].load_state_dict({"weight": weight, "bias": bias})
@@ -123,30 +124,6 @@ def test_added_keys_are_a_linear_map_of_their_patch_that_starts_at_zero():
             expected = plain.vectors[image, region] + weight @ normed + bias
             torch.testing.assert_close(result.vectors[image, region], expected)
     assert torch.equal(result.keys.vectors, plain.keys.vectors)
-
-
-def test_added_keys_are_trained_from_the_first_step():
-    tree = {"class_path": "Projection", "init_args": {"dim": 6, "add_keys": True}}
-    neck = build("neck", tree, in_dim=12, key_dim=16)
-    neck(annotations()).vectors.square().sum().backward()
-    assert neck.added[1].weight.grad.abs().max() > 0
-
-
-@pytest.mark.parametrize(
-    ("name", "key_dim", "message"),
-    [
-        ("Projection", None, "add_keys: true adds the keys of a second stream"),
-        ("Blind", 16, "Blind ignores the keys of a second stream: leave add_keys at false"),
-    ],
-)
-def test_keys_that_are_not_there_cannot_be_added(name, key_dim, message):
-    with pytest.raises(ModelError, match=message):
-        build(
-            "neck",
-            {"class_path": name, "init_args": {"add_keys": True}},
-            in_dim=12,
-            key_dim=key_dim,
-        )
 
 
 def test_a_model_without_added_keys_can_be_the_start_of_one_with_them(tmp_path):
@@ -193,19 +170,6 @@ def test_positions_tell_equal_regions_of_both_streams_apart(name):
         if stream is not None:
             distances = torch.cdist(stream.vectors[0], stream.vectors[0])
             assert (distances + torch.eye(len(distances))).min() > 1e-3
-
-
-def test_a_neck_without_projection_says_so():
-    with pytest.raises(
-        ModelError, match="Identity is for encoders of one stream: choose Projection"
-    ):
-        captioner(neck={"class_path": "Identity"})
-
-
-def test_a_stream_has_one_stream():
-    nested = {"class_path": "TwoStreamEncoder", "init_args": {"keys": TREE, "values": VALUES}}
-    with pytest.raises(ModelError, match="an encoder of one stream"):
-        build("encoder", nested)
 
 
 @pytest.fixture(scope="module")
@@ -372,17 +336,6 @@ def test_a_fine_tuned_stream_is_taken_with_its_decoder(tmp_path):
     shallower["init_args"]["keys"]["init_args"]["layers"] = [1]
     with pytest.raises(UsageError, match=r"encoder\.keys\.layers is \[2\], here \[1\]"):
         start_from(captioner(shallower), str(tmp_path / "tuned"))
-    of_both = copy.deepcopy(tuned)
-    of_both["init_args"]["values"]["init_args"]["extra_strides"] = [8, 4]
-    swapped = copy.deepcopy(of_both)
-    swapped["init_args"]["values"]["init_args"]["extra_strides"] = [4, 8]
-    trained = captioner(of_both)
-    trained.encoder.keys.load_pretrained()
-    checkpoint.save(trained, tmp_path / "of-both", "# Both", Decoding())
-    with pytest.raises(
-        UsageError, match=r"encoder\.values\.extra_strides is \[8, 4\], here \[4, 8\]"
-    ):
-        start_from(captioner(swapped), str(tmp_path / "of-both"))
     larger = copy.deepcopy(tuned)
     larger["init_args"]["values"]["init_args"]["image_size"] = 96
     with pytest.raises(UsageError, match=r"encoder\.values\.image_size is 64, here 96"):

@@ -18,6 +18,7 @@ from captioner.errors import DataError
 from captioner.language.vocabulary import PAD
 from captioner.models.annotations import Annotations
 from captioner.models.decoder import Decoded
+from captioner.models.distributions import Choice
 from captioner.models.encoder import Preprocessing
 from captioner.models.neck import Blind
 from captioner.training import Likelihood, Objective, Reinforce, SelfCritical
@@ -57,7 +58,10 @@ def one_step(objective: Objective, images: slice, step: int) -> dict[str, torch.
     inputs = {name: part[images] for name, part in batch(step).items()}
     words = int((inputs["targets"] != PAD).sum(-1).max())
     parts = {name: inputs[name][:, :, :words].clone().requires_grad_() for name in LEAVES}
-    loss = objective(Decoded(**parts), inputs["targets"][:, :, :words], inputs["rewards"])
+    choice = Choice(parts["weights"], parts.pop("entropy"), parts.pop("log_prob"))
+    loss = objective(
+        Decoded(**parts, choice=choice), inputs["targets"][:, :, :words], inputs["rewards"]
+    )
     loss.total.backward()
     results = {"total": loss.total.detach(), **loss.measures}
     results |= {name: value.detach() for name, value in loss.terms.items()}

@@ -12,12 +12,11 @@ import torch.nn.functional as F
 
 import runs
 from captioner.cli.main import main
-from captioner.errors import ModelError, UsageError
+from captioner.errors import UsageError
 from captioner.language.vocabulary import END, PAD, START
-from captioner.models import Annotations, Attention, LSTMDecoder, LuongDecoder, TransformerDecoder
+from captioner.models import Annotations, Attention, LSTMDecoder
 from captioner.models.distributions import Distribution, Hard, QueryContext, Sampling, Soft, Weights
-from captioner.models.multihead import MultiHead
-from captioner.models.scores import Additive, ScaledDot
+from captioner.models.scores import Additive
 from captioner.store import checkpoint
 from captioner.training import Likelihood, Reinforce, SelfCritical
 from gradients import gradient, is_unbiased
@@ -52,10 +51,6 @@ def toy(seed=1, distribution=Hard, decoder=LSTMDecoder, **options):
         torch.nn.init.normal_(parameter, std=0.8)
     image = Annotations(2 * torch.randn(1, L, D, dtype=torch.double), (2, 2))
     return model.double().train(), image
-
-
-def marginal(top=L):
-    return partial(Hard, gradient="marginal", top=top)
 
 
 def inputs(rows):
@@ -161,7 +156,7 @@ def test_vimco_equals_a_plain_loop():
     decoded = decoder(image, inputs(2 * GROUP))
     computed = -T * objective(baseline="vimco")(decoded, targets(2 * GROUP)).total * 2
     log_probs = decoded.logits[0].log_softmax(-1).gather(-1, targets(2 * GROUP)[0, ..., None])
-    of_caption, of_path = log_probs.sum((1, 2)), decoded.log_prob[0].sum(-1)
+    of_caption, of_path = log_probs.sum((1, 2)), decoded.choice.log_prob[0].sum(-1)
     surrogate = 0.0
     for first in (0, GROUP):
         probs = of_caption[first : first + GROUP].exp().tolist()
@@ -240,33 +235,6 @@ def test_the_expectation_is_drawn_once_per_image():
     assert (decoder.eval()(images, tokens).weights.amax(-1) == 1).all()
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"decoder": LuongDecoder, "input_feeding": False}, WORDS),  # the state ignores locations
-        ({"decoder": LuongDecoder}, [END]),
-        ({"decoder": LSTMDecoder}, [END]),
-    ],
-)
-def test_a_marginal_is_exact_if_the_state_does_not_depend_on_locations(options, words):
-    decoder, image = toy(distribution=marginal(), **options)
-    decoded = decoder(image, torch.tensor([[[START, *words[:-1]]]]))
-    computed = -len(words) * Likelihood(0.0, 0.0)(decoded, torch.tensor([[words]])).total
-    other, _ = toy(**options)
-    log_prob, likelihood, _ = enumerated(other, image, words)
-    exact = torch.logsumexp(log_prob + likelihood, 0)
-    torch.testing.assert_close(computed, exact)
-    torch.testing.assert_close(gradient(computed, decoder), gradient(exact, other))
-
-
-@pytest.mark.parametrize("make", [LSTMDecoder, LuongDecoder])
-def test_a_marginal_of_one_position_is_the_argmax(make):
-    decoder, image = toy(distribution=marginal(top=1), decoder=make)
-    trained = decoder(image, inputs(1)).logits.log_softmax(-1)
-    evaluated = decoder.eval()(image, inputs(1)).logits.log_softmax(-1)
-    torch.testing.assert_close(trained, evaluated)
-
-
 @pytest.mark.parametrize("name", ["score_function", "straight_through"])  # weights are samples
 def test_samples_follow_the_probabilities_at_the_temperature(name):
     scores = torch.tensor([2.0, 1.0, 0.0, -1.0], dtype=torch.double)
@@ -277,7 +245,7 @@ def test_samples_follow_the_probabilities_at_the_temperature(name):
     output = hard(scores.expand(1, 40_000, L), None, context)
     expected = (scores / 6).softmax(-1)
     torch.testing.assert_close(output.weights.mean((0, 1)), expected, atol=0.01, rtol=0)
-    torch.testing.assert_close(output.probs[0, 0], expected)
+    torch.testing.assert_close(output.choice.probs[0, 0], expected)
 
 
 # ── The objective's bookkeeping ───────────────────────────────────────────────────────────────────
@@ -355,19 +323,7 @@ def test_objectives_refuse_decoders_that_they_cannot_train():
     for other in (Likelihood(), SelfCritical()):
         with pytest.raises(UsageError, match="choose the objective Reinforce"):
             other.check(toy()[0])
-    Likelihood().check(toy(distribution=marginal())[0])
     Reinforce().check(toy()[0])
-
-
-def test_decoders_that_cannot_try_positions_are_refused():
-    one_head = partial(Attention, score=ScaledDot, distribution=marginal())
-    for make, message in (
-        (lambda: MultiHead(8, 8, heads=2, dim=8, distribution=marginal()), "a single head"),
-        (lambda: TransformerDecoder(V, D, one_head, dim=8, heads=2, layers=1), "Transformer"),
-        (lambda: toy(distribution=marginal(), intra=True), "intra"),
-    ):
-        with pytest.raises(ModelError, match=message):
-            make()
 
 
 # ── From the command line ─────────────────────────────────────────────────────────────────────────
