@@ -15,7 +15,7 @@ from captioner.evaluation.metrics import CaptionScorer
 from captioner.language.vocabulary import Vocabulary
 from captioner.models.captioner import Captioner
 from captioner.resources import configs_folder
-from captioner.search.beam import Decoding
+from captioner.search.options import Decoding
 from captioner.store import checkpoint
 
 SIDE = 64

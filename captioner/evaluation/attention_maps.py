@@ -18,7 +18,9 @@ from captioner.models.captioner import Captioner
 from captioner.models.decoder import Decoder
 from captioner.photos.images import upright_size
 from captioner.predict.explanations import explain
-from captioner.search.beam import Decoding, Hypothesis, search
+from captioner.search.beam import search
+from captioner.search.hypotheses import Hypothesis
+from captioner.search.options import Decoding
 
 Images = Sequence[MaskedImage] | Sequence[Record]
 Encoded = tuple[list[int], Annotations | None, list[str]]

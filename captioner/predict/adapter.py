@@ -21,8 +21,7 @@ from captioner.photos import images as image_files
 from captioner.photos.images import Geometry, Source
 from captioner.predict.base_predictor import BasePredictor, Method, Results, sentence_words
 from captioner.predict.caption import Caption
-from captioner.search.beam import Decoding
-from captioner.search.sampling import WordSampling
+from captioner.search.options import Decoding, WordSampling
 
 LARGEST_BATCH = 8  # photos in full size that are in memory together, whatever batch_size is
 NO_SAMPLING = (

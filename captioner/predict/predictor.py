@@ -22,8 +22,10 @@ from captioner.predict import explanations
 from captioner.predict.base_predictor import BasePredictor, Method, Results, sentence_words
 from captioner.predict.caption import Attends, Caption
 from captioner.predict.confidence import SAMPLES, Calibration, agreement
-from captioner.search.beam import Decoding, Hypothesis, score_captions, search
-from captioner.search.sampling import WordSampling, sample_captions, sample_words
+from captioner.search.beam import score_captions, search
+from captioner.search.hypotheses import Hypothesis
+from captioner.search.options import Decoding, WordSampling
+from captioner.search.sampling import sample_captions, sample_words
 
 
 class Predictor(BasePredictor):

@@ -23,7 +23,7 @@ from captioner.models.captioner import PARTS, Captioner
 from captioner.models.encoder import Preprocessing
 from captioner.predict.confidence import Calibration
 from captioner.resources import bundled_models
-from captioner.search.beam import Decoding
+from captioner.search.options import Decoding
 from captioner.store import model_folder, schema, untrusted
 from captioner.store.model_folder import (
     BEST,

@@ -16,7 +16,9 @@ from captioner.language.vocabulary import END, PAD, START
 from captioner.models.annotations import Annotations
 from captioner.models.decoder import Decoded, Decoder
 from captioner.models.distributions import Sampling, hard_attention
-from captioner.search.beam import Decoding, Hypothesis, search
+from captioner.search.beam import search
+from captioner.search.hypotheses import Hypothesis
+from captioner.search.options import Decoding
 from captioner.search.sampling import mask_special_tokens, sample
 from captioner.training.objective import (
     Loss,

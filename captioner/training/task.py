@@ -27,7 +27,8 @@ from captioner.models.encoder import CNNEncoder, Encoder
 from captioner.models.lstm import LSTMDecoder
 from captioner.models.neck import NeckFactory, Projection
 from captioner.models.registry import build
-from captioner.search.beam import Decoding, search
+from captioner.search.beam import search
+from captioner.search.options import Decoding
 from captioner.store.schema import check_model
 from captioner.training.likelihood import Likelihood
 from captioner.training.objective import Loss, Objective

@@ -21,7 +21,7 @@ import runs
 from captioner.errors import ImageError, UsageError
 from captioner.limits import DECODING, WORD_SAMPLING
 from captioner.predict.predictor import Predictor
-from captioner.search.beam import Decoding
+from captioner.search.options import Decoding
 from forgeries import resident
 
 WORDS = ["a", "red", "blue", "circle", "square", "above", "below", "the", "of", "and"]

@@ -14,7 +14,8 @@ from captioner import limits
 from captioner.errors import ModelError, UsageError
 from captioner.language.vocabulary import END, PAD, START, UNK
 from captioner.models import Additive, Annotations, Attention, Decoder, LSTMDecoder
-from captioner.search.beam import Decoding, score_captions, search
+from captioner.search.beam import score_captions, search
+from captioner.search.options import Decoding
 
 V, L, D, IMAGES = 7, 4, 3, 5
 WORDS = range(UNK + 1, V)

@@ -12,7 +12,8 @@ import torch
 from captioner import load
 from captioner.cli.main import main
 from captioner.errors import UsageError
-from captioner.search.sampling import WordSampling, sample_captions, sample_words, truncate
+from captioner.search.options import WordSampling
+from captioner.search.sampling import sample_captions, sample_words, truncate
 from layouts import picture
 from tests.models.test_monte_carlo import toy
 from tests.search.test_beam import IMAGES, images, next_word, sharp_decoder
@@ -116,7 +117,7 @@ def test_sampled_locations_are_the_same_in_every_call():
 )
 def test_wrong_options_are_refused(options, message):
     with pytest.raises(UsageError, match=message):
-        WordSampling.from_options(options, 24)
+        WordSampling().with_options(options)
 
 
 def test_several_captions_are_written_as_json_lines(tiny_folder, tmp_path, capsys):

@@ -9,7 +9,7 @@ import runs
 from captioner.cli.main import main
 from captioner.errors import ModelError, UsageError
 from captioner.models.encoder import CNNEncoder
-from captioner.search.beam import Decoding
+from captioner.search.options import Decoding
 from captioner.store import checkpoint
 from captioner.training.warm_start import start_from
 
