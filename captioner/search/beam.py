@@ -4,6 +4,7 @@ A search is batched over images. Greedy search is a beam of one.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -115,7 +116,7 @@ def score_captions(
     hypotheses = []
     for row, words in enumerate(captions):
         count = len(words)  # the step after the words predicts the end of the caption
-        shown = [None if d is None else d[0, row, :count].float().cpu() for d in details]
+        shown: list[Any] = [None if d is None else d[0, row, :count].float().cpu() for d in details]
         weights, centre, layers, past = shown
         past = None if past is None else past[..., :count]
         each, total = log_probs[row, :count].tolist(), float(log_probs[row, : count + 1].sum())

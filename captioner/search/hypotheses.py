@@ -155,4 +155,4 @@ def in_parts(annotations: Annotations, rows: int) -> list[Annotations]:
     if len(annotations) <= most:
         return [annotations]
     images = torch.arange(len(annotations), device=annotations.vectors.device)
-    return [index_batch(annotations, part) for part in images.split(most)]
+    return [index_batch(annotations, part) for part in torch.split(images, most)]

@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, TypeVar
 
 from captioner import limits
 from captioner.errors import UsageError, unknown
+
+Options = TypeVar("Options", bound="_Options")
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class _Options:
             limits.check(name, values[name], expected)
         limits.check_lengths(values["min_length"], values["max_length"])
 
-    def with_options(self, options: Mapping[str, Any]) -> Self:
+    def with_options(self: Options, options: Mapping[str, Any]) -> Options:
         """Return a copy with some options changed; those that are None stay as they are.
 
         Raises:

@@ -20,15 +20,7 @@ from captioner.search.beam import search
 from captioner.search.hypotheses import Hypothesis
 from captioner.search.options import Decoding
 from captioner.search.sampling import mask_special_tokens, sample
-from captioner.training.objective import (
-    Loss,
-    Masks,
-    Objective,
-    Rewards,
-    Rollout,
-    Tokens,
-    token_log_probs,
-)
+from captioner.training.objective import Loss, Masks, Objective, Rewards, Rollout, Tokens
 
 
 class SelfCritical(Objective):
@@ -136,16 +128,16 @@ class SelfCritical(Objective):
         Measures: ``nll`` in nats per word; in training also ``advantage_variance`` and ``length``.
         """
         valid = words != PAD
-        count = self.count(valid)
+        count = self.normaliser(valid)
         if rewards is None:
-            nll = -token_log_probs(decoded, words)[0].sum() / count
+            nll = -self.token_log_probs(decoded, words)[0].sum() / count
             return Loss({"likelihood": nll}, {"nll": nll.detach()})
         # Generation excludes special tokens, and <end> as the first word.
         first = torch.zeros_like(valid)
         first[..., 0] = True
         logits = mask_special_tokens(decoded.packed_logits, decoded.pack(first))
         allowed = replace(decoded, packed_logits=logits)
-        log_probs, _ = token_log_probs(allowed, words)
+        log_probs, _ = self.token_log_probs(allowed, words)
         policy = -(rewards.unsqueeze(-1) * log_probs).sum() / count
         captions = valid.any(-1)
         variance = (rewards - self.mean(rewards, captions)) ** 2

@@ -151,8 +151,6 @@ def test_diverse_captions_are_written_as_json_lines(tiny_folder, tmp_path, capsy
     found = model.caption(str(file), num_captions=4, diverse_groups=4, diversity=3)
     assert record["captions"] == [found.text, *(c.text for c in found.alternatives)]
     assert len(model.caption(str(file), num_captions=2).alternatives) == 1  # the beam has more
-    method = model.method({"num_captions": 5, "diverse_groups": 3, "diversity": 0.1})
-    assert (method.beam_size, method.diverse_groups, method.diversity) == (6, 3, 0.1)
     for wrong, message in (
         (["--diversity", "1"], "--diversity needs --diverse-groups"),
         (["--diverse-groups", "2", "--seed", "1"], "leave it out with --seed"),
