@@ -21,7 +21,6 @@ class ModelOptions(pl.LightningModule):
     configuration tree.
 
     Args:
-        words: the vocabulary; linked to the vocabulary of the data.
         encoder: the CNN.
         neck: the trained layers between the CNN and the decoder.
         decoder: generates the caption.
@@ -42,7 +41,6 @@ class ModelOptions(pl.LightningModule):
 
     def __init__(
         self,
-        words: list[str],
         encoder: Callable[[], Encoder] = CNNEncoder,
         neck: NeckFactory = Projection,
         decoder: Callable[[int, int], Decoder] = LSTMDecoder,

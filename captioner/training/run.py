@@ -142,8 +142,7 @@ class CLI(LightningCLI):
         return {**LightningCLI.subcommands(), "prepare": {"model", "datamodule"}}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add ``--overlays`` and our defaults; give the model the vocabulary of the data."""
-        parser.link_arguments("data.words", "model.words", apply_on="instantiate")
+        """Add ``--overlays`` and our defaults."""
         parser.set_defaults(DEFAULTS)
         parser.add_argument(
             "--overlays",
@@ -163,7 +162,7 @@ class CLI(LightningCLI):
         self.root = Path(options.default_root_dir)
 
     def instantiate_classes(self) -> None:
-        """Build the task from the values of its options."""
+        """Build the task from the values of its options and the vocabulary of the data."""
         super().instantiate_classes()
         options = self.config[self.subcommand].model.clone(with_meta=False).as_dict()
         self.model = CaptioningTask({**options, "words": self.datamodule.words})

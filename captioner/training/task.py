@@ -41,7 +41,8 @@ class CaptioningTask(pl.LightningModule):
     only random draws within a step, such as dropout, differ between processes.
 
     Args:
-        options: the values of ``ModelOptions``; parts are configuration trees, see ``registry.build``.
+        options: the values of ``ModelOptions``, and ``words``, the vocabulary. Parts are configuration
+            trees; see ``registry.build``.
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
@@ -96,7 +97,7 @@ class CaptioningTask(pl.LightningModule):
         return loss.total
 
     def loss(self, batch: Batch) -> tuple[Loss, Mapping[str, Tensor]]:
-        """Return the loss of a batch and the measures of its rollout."""
+        """Return the loss of a batch and the measures of its rollout, in the current mode."""
         if batch.image_ids:
             tokens, annotations = batch.tokens, self.captioner.annotate(_encoded(batch))
         else:
