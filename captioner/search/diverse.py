@@ -13,12 +13,11 @@ from captioner.search.filters import allowed_log_probs
 from captioner.search.hypotheses import Beam, Extensions, Hypothesis, compact
 from captioner.search.options import Decoding
 
+Groups = list[list[Hypothesis]]  # the finished hypotheses of an image by group
+
 
 def diverse_beam_search(
-    decoder: Decoder,
-    annotations: Annotations,
-    decoding: Decoding,
-    sampling: Sampling | None,
+    decoder: Decoder, annotations: Annotations, decoding: Decoding, sampling: Sampling | None
 ) -> list[list[Hypothesis]]:
     """Find captions by several beam searches, each of which avoids the words of those before it.
 
@@ -28,9 +27,7 @@ def diverse_beam_search(
     of the results. The best caption of every group comes first, then the others.
     """
     groups, size = decoding.diverse_groups, decoding.group_size
-    results: list[list[list[Hypothesis]]] = [[] for _ in range(len(annotations))]
-    for groups_of_image in results:
-        groups_of_image += [[] for _ in range(groups)]
+    results: list[Groups] = [[[] for _ in range(groups)] for _ in range(len(annotations))]
     finished = results  # of the images that are still in the batch
     # Every group has the same number of rows in the beam, one group after the other.
     beam = Beam.empty(decoder, annotations, groups, sampling)
@@ -43,8 +40,8 @@ def diverse_beam_search(
         if not active or length > decoding.max_length:
             break
         beam = beam.extended(chosen, log_probs, weights, state)
-        pair, device = (beam, penalties), penalties.device
-        (beam, penalties), finished = compact(pair, finished, active, device)
+        remaining, finished = compact((beam, penalties), finished, active, penalties.device)
+        beam, penalties = remaining
     return [_best_first(lists) for lists in results]
 
 
@@ -52,7 +49,7 @@ def _choose(
     beam: Beam,
     penalties: Float[Tensor, "B K"],
     log_probs: Float[Tensor, "B K V"],
-    finished: list[list[list[Hypothesis]]],
+    finished: list[Groups],
     decoding: Decoding,
 ) -> tuple[Extensions, Float[Tensor, "B K"]]:
     """Finish hypotheses and choose the next ones, one group after the other.
@@ -85,7 +82,7 @@ def _choose(
     return map_tensors(lambda *parts: torch.cat(parts, 1), *chosen)
 
 
-def _best_first(groups: list[list[Hypothesis]]) -> list[Hypothesis]:
+def _best_first(groups: Groups) -> list[Hypothesis]:
     """Sort the best hypothesis of each group, then the others, by score; repeated captions come last."""
     groups = [_ranked(hypotheses) for hypotheses in groups]
     best = [hypotheses[0] for hypotheses in groups if hypotheses]

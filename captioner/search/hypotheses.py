@@ -10,7 +10,7 @@ from torch import Tensor
 from captioner import limits
 from captioner.language.vocabulary import END, START
 from captioner.models.annotations import Annotations
-from captioner.models.decoder import Decoder, gather_rows, index_batch
+from captioner.models.decoder import Decoder, gather_rows, index_batch, map_tensors
 from captioner.models.distributions import Sampling
 from captioner.models.monte_carlo import MonteCarlo
 from captioner.search.options import Decoding
@@ -90,24 +90,17 @@ class Beam:
         )
 
     def extended(
-        self,
-        chosen: Extensions,
-        log_probs: Float[Tensor, "B K V"],
-        weights: Float[Tensor, "B K L"],
-        state: Any,
+        self, chosen: Extensions, log_probs: Float[Tensor, "B K V"], weights: Tensor, state: Any
     ) -> "Beam":
         """Return the beam of the chosen extensions; the other arguments are results of the step."""
-        parents, words = chosen.parents, chosen.words.unsqueeze(-1)
-        index = parents * log_probs.shape[-1] + chosen.words
-        word_log_probs = log_probs.flatten(1).gather(1, index).unsqueeze(-1)
-        word_weights = gather_rows(weights, parents).unsqueeze(2)
-        return Beam(
-            state=state.reorder(parents),
-            totals=chosen.totals,
-            tokens=torch.cat([gather_rows(self.tokens, parents), words], 2),
-            log_probs=torch.cat([gather_rows(self.log_probs, parents), word_log_probs], 2),
-            weights=torch.cat([gather_rows(self.weights, parents), word_weights], 2),
+        index = chosen.parents * log_probs.shape[-1] + chosen.words
+        word_log_probs = log_probs.flatten(1).gather(1, index)
+        added = (chosen.words, word_log_probs, gather_rows(weights, chosen.parents))
+        earlier = gather_rows((self.tokens, self.log_probs, self.weights), chosen.parents)
+        history = map_tensors(
+            lambda old, new: torch.cat([old, new.unsqueeze(2)], 2), earlier, added
         )
+        return Beam(state.reorder(chosen.parents), chosen.totals, *history)
 
     def finish(
         self,

@@ -59,15 +59,8 @@ def sample_words(
     for part in in_parts(annotations, options.num_captions * samples):
         # The locations of hard attention are equal in every call.
         locations = Sampling(sampler=StratifiedSampler(options.num_captions))
-        tokens = sample(
-            decoder,
-            part,
-            options.num_captions,
-            options.max_length,
-            locations,
-            options.min_length,
-            choose,
-        )
+        count, longest, least = options.num_captions, options.max_length, options.min_length
+        tokens = sample(decoder, part, count, longest, locations, least, choose)
         for captions in tokens[..., 1:].tolist():
             results.append([ids[: ids.index(END)] if END in ids else ids for ids in captions])
     return results

@@ -105,22 +105,21 @@ class Objective(Component, kind="objective"):
     def forward(
         self, decoded: Decoded, words: Tokens, rewards: Rewards = None, masks: Masks = None
     ) -> Loss:
-        """Return the loss of the predictions of ``words``, of which ``<pad>`` does not count.
+        """Return the training loss of the predictions of ``words``, of which ``<pad>`` does not count.
 
-        ``rewards`` are those of the rollout, ``masks`` those of the batch; outside training, both are
-        None. Every term is a sum over this process's words or captions, divided by ``normaliser``. The
-        mean over processes is then the loss of the whole batch.
+        ``rewards`` are those of the rollout, ``masks`` those of the batch. Every term is a sum over this
+        process's words or captions, divided by ``normaliser``. The mean over processes is then the loss
+        of the whole batch.
         """
         raise NotImplementedError
 
     def normaliser(self, valid: Bool[Tensor, "*n"]) -> Shaped[Tensor, ""]:
-        """Return the number of valid entries, at least 1; in training, the mean over all processes."""
-        return distributed.share(valid.sum()) if self.training else valid.sum().clamp(min=1)
+        """Return the number of valid entries, at least 1: the mean over all processes."""
+        return distributed.share(valid.sum())
 
     def mean(self, values: Float[Tensor, "*n"], valid: Bool[Tensor, "*n"]) -> Float[Tensor, ""]:
-        """Return the mean of the valid values, without gradient; in training, over all processes."""
-        share = values.detach().where(valid, 0.0).sum() / self.normaliser(valid)
-        return distributed.mean(share) if self.training else share
+        """Return the mean of the valid values over all processes, without gradient."""
+        return distributed.mean(values.detach().where(valid, 0.0).sum() / self.normaliser(valid))
 
     def token_log_probs(
         self, decoded: Decoded, words: Tokens
@@ -155,7 +154,7 @@ class Objective(Component, kind="objective"):
             attended = (probs * valid.unsqueeze(-1)).sum(-2)  # (B, R, L)
             penalty = (((1 - attended) ** 2).mean(-1) * captions).sum() / self.normaliser(captions)
             terms["doubly_stochastic"] = self.doubly_stochastic * penalty
-        if self.supervision and self.training:
+        if self.supervision:
             assert probs is not None
             # A process that could read none of its images has no masks, but must call ``normaliser``.
             masks = torch.zeros_like(probs) if masks is None else masks

@@ -62,10 +62,7 @@ class SampledLocations(Objective, abstract=True):
         self.reward_weight, self.entropy_weight = reward_weight, entropy_weight
 
     def estimate(self, log_probs: PerWord, valid: Bool[Tensor, "B R T"]) -> Estimate:
-        """Return the factors, given log p(y_t | s̃, a) of every word, 0 where it is not ``valid``.
-
-        Outside training, captions are not repeated.
-        """
+        """Return the factors, given log p(y_t | s̃, a) of every word, 0 where it is not ``valid``."""
         raise NotImplementedError
 
     def rollout(self, decoder: Decoder, annotations: Annotations, tokens: Tokens) -> Rollout:
@@ -157,12 +154,10 @@ class Reinforce(SampledLocations):
         return to_go if self.credit == "to_go" else to_go[..., :1].expand_as(to_go)
 
     def _baseline(self, reward: PerWord, valid: Bool[Tensor, "B R T"]) -> PerWord:
-        """Return b for each reward, and update the running means in training."""
+        """Return b for each reward, and update the running means."""
         if self.baseline == "none":
             return torch.zeros_like(reward)
         if self.baseline == "leave_one_out":
-            if not self.training:
-                return reward
             samples = reward.view(len(reward), -1, self.samples, reward.shape[-1])
             others = (samples.sum(2, keepdim=True) - samples) / (self.samples - 1)
             return others.view_as(reward)
@@ -179,8 +174,6 @@ class Reinforce(SampledLocations):
         The first batch gets its own means. ``steps`` is T for one mean per step, 1 for a single mean.
         """
         means = self.means.to(values.dtype)
-        if not self.training:
-            return means[:steps]
 
         def total(part: Tensor) -> Tensor:  # over all processes
             sums = part.sum((0, 1)).view(steps, -1).sum(-1)
@@ -216,9 +209,6 @@ class VIMCO(SampledLocations):
     def estimate(self, log_probs: PerWord, valid: Bool[Tensor, "B R T"]) -> Estimate:
         """Return N wₙ for the likelihood, and N (L̂ − L̂₋ₙ) for the locations."""
         captions = log_probs.sum(-1)  # (B, R), log p(y | s̃ⁿ, a)
-        if not self.training:
-            reward = captions.unsqueeze(-1).expand_as(log_probs)
-            return Estimate(torch.ones_like(reward), torch.zeros_like(reward), reward, reward)
         samples = torch.unflatten(captions, 1, (-1, self.samples))  # (B, S, N)
         shares = samples.softmax(-1)  # wₙ
         bound = samples.logsumexp(-1, keepdim=True) - math.log(self.samples)  # L̂

@@ -118,21 +118,19 @@ class SelfCritical(Objective):
     def forward(
         self, decoded: Decoded, words: Tokens, rewards: Rewards = None, masks: Masks = None
     ) -> Loss:
-        """Return the term ``policy``, or ``likelihood`` in validation, without rewards.
+        """Return the term ``policy``.
 
-        Measures: ``nll`` in nats per word; in training also ``advantage_variance`` and ``length``.
+        Measures: ``nll`` in nats per word, ``advantage_variance`` and ``length``.
         """
+        assert rewards is not None
         valid = words != PAD
-        count = self.normaliser(valid)
-        if rewards is None:
-            nll = -self.token_log_probs(decoded, words)[0].sum() / count
-            return Loss({"likelihood": nll}, {"nll": nll.detach()})
         # Generation excludes special tokens, and <end> as the first word.
         first = torch.zeros_like(valid)
         first[..., 0] = True
         logits = mask_special_tokens(decoded.packed_logits, decoded.pack(first))
         allowed = replace(decoded, packed_logits=logits)
         log_probs, _ = self.token_log_probs(allowed, words)
+        count = self.normaliser(valid)
         policy = -(rewards.unsqueeze(-1) * log_probs).sum() / count
         captions = valid.any(-1)
         variance = (rewards - self.mean(rewards, captions)) ** 2

@@ -193,9 +193,9 @@ class CaptioningTask(pl.LightningModule):
         inputs, targets = batch.tokens[..., :-1], batch.tokens[..., 1:]
         annotations = self.captioner.annotate(_encoded(batch))
         decoded = self.captioner.decoder(annotations, inputs)
-        nll = float(self.objective(decoded, targets).measures["nll"])
-        words = float((targets != PAD).sum())
-        self._nll += torch.tensor([nll * words, words], dtype=torch.float64)
+        log_probs, _ = self.objective.token_log_probs(decoded, targets)
+        words = (targets != PAD).sum()
+        self._nll += torch.tensor([-float(log_probs.sum()), float(words)], dtype=torch.float64)
         self._generate(batch, annotations, self.val_decoding)
 
     def on_validation_epoch_end(self) -> None:

@@ -77,7 +77,7 @@ def start_from(
 def _differing_shapes(given: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, str]:
     """Return the names of the weights that do not fit, each with both shapes."""
     differing = {}
-    for name in own | given:
+    for name in {**own, **given}:
         shapes = [
             " × ".join(map(str, weights[name].shape)) if name in weights else "missing"
             for weights in (given, own)
@@ -114,35 +114,27 @@ def _check_encoder(captioner: Captioner, other: Captioner, model: str, skips: bo
     Raises:
         UsageError: the encoders differ, or a fine-tuned encoder would be frozen (with ``skips``, too).
     """
-    streams = [("", captioner.encoder, other.encoder)]
-    if isinstance(captioner.encoder, TwoStreamEncoder) and isinstance(
-        other.encoder, TwoStreamEncoder
-    ):
-        pairs = zip(captioner.encoder.streams, other.encoder.streams, strict=True)
-        names = (f".init_args.{name}" for name in TwoStreamEncoder.parts)
-        streams = [(name, *pair) for name, pair in zip(names, pairs, strict=True)]
-    same_kind = all(type(own) is type(theirs) for _, own, theirs in streams)
-    for name, own, theirs in streams:
-        if same_kind and theirs.trainable and not own.trainable:
-            raise UsageError(
-                f"the encoder of '{model}' was fine-tuned together with its decoder: give "
-                f"--model.encoder{name}.init_args.trainable true, and "
-                "--model.encoder_learning_rate 0 to keep the encoder as it is"
-            )
+    encoders = captioner.encoder, other.encoder
+    pairs = [encoders]
+    if isinstance(encoders[0], TwoStreamEncoder) and isinstance(encoders[1], TwoStreamEncoder):
+        pairs = [*zip(encoders[0].streams, encoders[1].streams, strict=True)]
+    same_kind = all(type(own) is type(theirs) for own, theirs in pairs)
+    if same_kind and any(theirs.trainable and not own.trainable for own, theirs in pairs):
+        raise UsageError(
+            f"the encoder of '{model}' was fine-tuned together with its decoder: give the encoder the "
+            "option trainable: true, and --model.encoder_learning_rate 0 to keep it as it is"
+        )
     # The weights of a trained encoder are copied later, except those of a package.
     frozen = other.encoder.external and not other.encoder.trainable
-    compared = [(o, t) for _, o, t in streams if frozen or (o.external and t.external)]
-    if (
-        same_kind
-        and all(own.design == theirs.design for _, own, theirs in streams)
-        and all(_same(own, theirs) for own, theirs in compared)
-    ):
+    compared = [(o, t) for o, t in pairs if frozen or (o.external and t.external)]
+    same_design = same_kind and all(own.design == theirs.design for own, theirs in pairs)
+    if same_design and all(_same(own, theirs) for own, theirs in compared):
         return True
-    theirs, own = (_options(model.config["encoder"]) for model in (other, captioner))
+    theirs, ours = (_options(part.config["encoder"]) for part in (other, captioner))
     differences = [
-        f"{name} is {theirs.get(name)}, here {own.get(name)}"
-        for name in theirs | own
-        if theirs.get(name) != own.get(name) and not name.endswith(".trainable")
+        f"{name} is {theirs.get(name)}, here {ours.get(name)}"
+        for name in theirs | ours
+        if theirs.get(name) != ours.get(name) and not name.endswith(".trainable")
     ]
     reason = (
         f"the decoder of '{model}' was trained with another encoder: "

@@ -7,7 +7,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from pycocoevalcap.cider.cider_scorer import CiderScorer
 
 import runs
@@ -156,15 +155,6 @@ def test_beam_captions_are_rewarded_by_cider_less_the_mean_of_the_others():
     assert rewards.std() > 0
     torch.testing.assert_close(rollout.rewards[0], (rewards - rewards.mean()) * 3 / 2)
     torch.testing.assert_close(rollout.measures["reward"], rewards.mean())
-
-
-def test_without_rewards_it_is_the_likelihood():
-    decoder, image = toy()
-    targets = torch.tensor([[[4, 5, END], [6, END, PAD]]])
-    decoded = decoder(image, torch.tensor([[[START, 4, 5], [START, 6, END]]]))
-    loss = SelfCritical()(decoded, targets)
-    flat = decoded.logits.flatten(0, -2), targets.flatten()
-    torch.testing.assert_close(loss.measures["nll"], F.cross_entropy(*flat, ignore_index=PAD))
 
 
 def test_fluency_counts_incomplete_captions():
