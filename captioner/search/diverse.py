@@ -51,7 +51,7 @@ def _choose(
     log_probs: Float[Tensor, "B K V"],
     finished: list[Groups],
     decoding: Decoding,
-) -> tuple[Extensions, Float[Tensor, "B K"]]:
+) -> tuple[Extensions, Float[Tensor, "B C"]]:
     """Finish hypotheses and choose the next ones, one group after the other.
 
     Returns:
