@@ -31,7 +31,7 @@ def diverse_beam_search(
     finished = results  # of the images that are still in the batch
     # Every group has the same number of rows in the beam, one group after the other.
     beam = Beam.empty(decoder, annotations, groups, sampling)
-    penalties = torch.zeros_like(beam.totals)
+    penalties = torch.zeros_like(beam.totals)  # which have been subtracted from the totals
     for length in range(1, decoding.max_length + 2):  # the end token counts
         logits, weights, state = decoder.step(beam.tokens[..., -1], beam.state)
         log_probs = allowed_log_probs(logits, beam.tokens, decoding)  # (B, K, V)

@@ -7,7 +7,7 @@ import torch
 
 import runs
 from captioner.cli.main import main
-from captioner.errors import ModelError, UsageError
+from captioner.errors import UsageError
 from captioner.models.encoder import CNNEncoder
 from captioner.search.options import Decoding
 from captioner.store import checkpoint
@@ -92,12 +92,6 @@ def test_the_last_layers_are_those_used_last(name, number):
         vectors.square().sum().backward()
         reached = {n for n, p in encoder.backbone.named_parameters() if p.grad is not None}
         assert reached.intersection(order) == learning
-
-
-@pytest.mark.parametrize("number", [-1, 10_000])
-def test_a_wrong_number_of_layers_is_refused(number):
-    with pytest.raises(ModelError, match=f"trainable={number}: expected true, false"):
-        CNNEncoder("efficientnet_lite0", 64, 16, trainable=number)
 
 
 # ── Starting from a fine-tuned model ──────────────────────────────────────────────────────────────
