@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from captioner.predict.load import load
     from captioner.predict.predictor import Predictor
     from captioner.resources import bundled_models
-    from captioner.search.beam import Decoding
+    from captioner.search.options import Decoding
 
 __all__ = [
     "Adapter",
@@ -64,7 +64,7 @@ _LAZY = {
     "AdapterPredictor": "captioner.predict.adapter",
     "Reading": "captioner.predict.adapter",
     "Caption": "captioner.predict.caption",
-    "Decoding": "captioner.search.beam",
+    "Decoding": "captioner.search.options",
     "Predictor": "captioner.predict.predictor",
     "Style": "captioner.overlay",
     "bundled_models": "captioner.resources",

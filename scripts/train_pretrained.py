@@ -38,7 +38,7 @@ from captioner.language.word_classes import fluency
 from captioner.predict.load import load_own
 from captioner.predict.predictor import Predictor
 from captioner.provenance import provenance
-from captioner.search.beam import Decoding
+from captioner.search.options import Decoding
 
 RESULTS = Path(__file__).parents[1] / "docs" / "results"
 SPLIT = "val"

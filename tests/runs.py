@@ -15,7 +15,7 @@ from captioner.evaluation.metrics import CaptionScorer
 from captioner.language.vocabulary import Vocabulary
 from captioner.models.captioner import Captioner
 from captioner.resources import configs_folder
-from captioner.search.beam import Decoding
+from captioner.search.options import Decoding
 from captioner.store import checkpoint
 
 SIDE = 64
@@ -90,21 +90,17 @@ class Interrupt(pl.Callback):
 
 
 class Watch(pl.Callback):
-    """Records the encoder after every epoch, and the learning rates of every step by group."""
+    """Records the learning rates of every step by group."""
 
     latest: "Watch"
 
     def __init__(self) -> None:
-        self.encoders, self.rates = [], []
+        self.rates = []
         Watch.latest = self
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
         groups = trainer.optimizers[0].param_groups
         self.rates.append({group["name"]: group["lr"] for group in groups})
-
-    def on_train_epoch_end(self, trainer, pl_module) -> None:
-        state = pl_module.captioner.encoder.backbone.state_dict()
-        self.encoders.append({name: tensor.clone() for name, tensor in state.items()})
 
 
 def small_captioner(

@@ -34,7 +34,7 @@ from captioner.app.upload import PhotoInput, show_errors, write_export, write_im
 from captioner.limits import SEED
 from captioner.overlay import Style, export
 from captioner.overlay.style import Scale, Smoothing
-from captioner.search.beam import Decoding
+from captioner.search.options import Decoding
 
 Number = float | int  # JSON writes 1.0 as 1
 

@@ -16,7 +16,7 @@ from captioner.app.upload import PhotoInput
 from captioner.limits import METHODS, SEED
 from captioner.overlay import Style
 from captioner.overlay.html import FOLDER as OVERLAY
-from captioner.search.beam import Decoding
+from captioner.search.options import Decoding
 
 TITLE = """<h1>captioner</h1>
 <p>Describes a photo and shows where the model looked for each word. Point at a word.</p>"""

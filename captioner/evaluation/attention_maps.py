@@ -15,10 +15,13 @@ from captioner.errors import EvaluationError, ImageError
 from captioner.language.vocabulary import PAD, START
 from captioner.models.annotations import Annotations
 from captioner.models.captioner import Captioner
-from captioner.models.decoder import Decoder, map_tensors
+from captioner.models.decoder import Decoder
+from captioner.models.tensors import map_tensors
 from captioner.photos.images import upright_size
 from captioner.predict.explanations import explain
-from captioner.search.beam import Decoding, Hypothesis, search
+from captioner.search.beam import search
+from captioner.search.hypotheses import Hypothesis
+from captioner.search.options import Decoding
 
 Images = Sequence[MaskedImage] | Sequence[Record]
 Read = tuple[list[int], Tensor | Annotations | None, list[str]]

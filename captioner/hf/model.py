@@ -24,7 +24,7 @@ from captioner.hf.cells import CellAttention, cross_attention, grid_cells, place
 from captioner.hf.families import QUESTION, Family
 from captioner.predict.adapter import Adapter, Reading
 from captioner.predict.predictor import update_with_weights
-from captioner.search.beam import Decoding
+from captioner.search.options import Decoding
 
 ROWS = 32  # captions that are fed to the model together
 WEIGHTS = 2**28  # attention weights that are computed together, 1 GB in float32

@@ -21,7 +21,7 @@ from captioner.photos.geometry import Geometry
 from captioner.photos.images import Source, path_of
 from captioner.predict.base_predictor import BasePredictor, Results, SearchOptions, sentence_words
 from captioner.predict.caption import Caption
-from captioner.search.beam import Decoding
+from captioner.search.options import Decoding
 
 LARGEST_BATCH = 8  # photos in full size that are in memory together, whatever batch_size is
 

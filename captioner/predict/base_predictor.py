@@ -12,8 +12,7 @@ from captioner.errors import ImageError, UsageError, unknown
 from captioner.language.vocabulary import MAX_WORD, Tokenizer, Vocabulary, is_plain
 from captioner.photos.images import Source
 from captioner.predict.caption import Caption
-from captioner.search.beam import Decoding
-from captioner.search.sampling import WordSampling
+from captioner.search.options import Decoding, WordSampling
 from captioner.store.calibration import Calibration
 from captioner.store.model_folder import NOT_CALIBRATED
 
@@ -129,7 +128,7 @@ class BasePredictor:
         limits.check("min_length", least, limits.DECODING["min_length"])
         longest = max(self.decoding.max_length, least)
         if given.keys() & set(limits.SAMPLING):
-            return WordSampling.from_options(given, longest)
+            return WordSampling(max_length=longest).with_options(given)
         count = given.pop("num_captions", 1)
         limits.check("num_captions", count, limits.WORD_SAMPLING["num_captions"])
         groups = given.get("diverse_groups", self.decoding.diverse_groups)

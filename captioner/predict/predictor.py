@@ -24,8 +24,10 @@ from captioner.predict import explanations
 from captioner.predict.base_predictor import BasePredictor, Results, SearchOptions, sentence_words
 from captioner.predict.caption import Attends, Caption
 from captioner.predict.confidence import SAMPLES, agreement
-from captioner.search.beam import Decoding, Hypothesis, score_captions, search
-from captioner.search.sampling import WordSampling, sample_captions, sample_words
+from captioner.search.beam import score_captions, search
+from captioner.search.hypotheses import Hypothesis
+from captioner.search.options import Decoding, WordSampling
+from captioner.search.sampling import sample_captions, sample_words
 from captioner.store.calibration import Calibration
 
 

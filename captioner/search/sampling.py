@@ -1,60 +1,19 @@
 """Several captions of an image, sampled word by word: temperature, top-k and nucleus sampling."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from captioner import limits
-from captioner.errors import UsageError, unknown
 from captioner.language.vocabulary import END, PAD, START, UNK
 from captioner.models.annotations import Annotations
 from captioner.models.decoder import Decoder
 from captioner.models.distributions import Sampling
-from captioner.models.monte_carlo import MonteCarlo, StratifiedSampler
-from captioner.models.tensors import index_batch
-from captioner.search.beam import Hypothesis, score_captions
-
-
-@dataclass(frozen=True)
-class WordSampling:
-    """Options of sampled captions; values outside ``limits.WORD_SAMPLING`` raise UsageError.
-
-    Attributes:
-        num_captions: number of captions per image.
-        temperature: the logits are divided by it; below 1, probable words become more probable.
-        top_k: only this many most probable words can be chosen (Fan et al. 2018, arXiv 1805.04833);
-            0 for all.
-        top_p: only the fewest most probable words whose probabilities sum to this or more can be chosen
-            (nucleus sampling, Holtzman et al. 2020, arXiv 1904.09751); 1 for all.
-        min_length, max_length: least and largest number of words.
-        seed: another seed gives other captions.
-    """
-
-    num_captions: int = 1
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_length: int = 1
-    max_length: int = 24
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for option, expected in limits.WORD_SAMPLING.items():
-            limits.check(option, getattr(self, option), expected)
-        limits.check_lengths(self.min_length, self.max_length)
-
-    @classmethod
-    def from_options(cls, options: Mapping[str, Any], max_length: int) -> "WordSampling":
-        """Build from the options that are not None; UsageError names an unknown one."""
-        known = [field.name for field in fields(cls)]
-        for name in options.keys() - set(known):
-            raise UsageError(unknown("option of sampling", name, known))
-        given = {name: value for name, value in options.items() if value is not None}
-        return cls(**{"max_length": max_length} | given)
+from captioner.models.monte_carlo import StratifiedSampler
+from captioner.search.beam import score_captions
+from captioner.search.hypotheses import Hypothesis, average_paths, in_parts
+from captioner.search.options import WordSampling
 
 
 @torch.inference_mode()
@@ -85,11 +44,6 @@ def sample_words(
     decoder: Decoder, annotations: Annotations, options: WordSampling, samples: int = 1
 ) -> list[list[list[int]]]:
     """Sample captions as ``sample_captions`` does; return the ids of their words, unordered."""
-    most = max(1, limits.MAX_ROWS // (options.num_captions * samples))
-    if len(annotations) > most:
-        rows = torch.arange(len(annotations), device=annotations.vectors.device)
-        parts = [index_batch(annotations, part) for part in torch.split(rows, most)]
-        return [ids for part in parts for ids in sample_words(decoder, part, options, samples)]
     generator = torch.Generator().manual_seed(options.seed)  # on the CPU: equal on every device
     uniform = torch.rand(options.max_length, options.num_captions, generator=generator)
 
@@ -100,14 +54,16 @@ def sample_words(
         index = (cumulated <= drawn).sum(-1)
         return index.clamp(max=probs.shape[-1] - 1)
 
-    model = decoder if samples == 1 else MonteCarlo(decoder, samples)
-    count, longest = options.num_captions, options.max_length
-    locations = Sampling(sampler=StratifiedSampler(count))  # of hard attention: equal in every call
-    tokens = sample(model, annotations, count, longest, locations, options.min_length, choose)
-    return [
-        [ids[: ids.index(END)] if END in ids else ids for ids in captions]
-        for captions in tokens[..., 1:].tolist()
-    ]
+    decoder = average_paths(decoder, samples)
+    results = []
+    for part in in_parts(annotations, options.num_captions * samples):
+        # The locations of hard attention are equal in every call.
+        locations = Sampling(sampler=StratifiedSampler(options.num_captions))
+        count, longest, least = options.num_captions, options.max_length, options.min_length
+        tokens = sample(decoder, part, count, longest, locations, least, choose)
+        for captions in tokens[..., 1:].tolist():
+            results.append([ids[: ids.index(END)] if END in ids else ids for ids in captions])
+    return results
 
 
 @torch.no_grad()
@@ -123,7 +79,7 @@ def sample(
     """Sample captions word by word, by default from the decoder's distribution.
 
     Args:
-        decoder, annotations, sampling: as for ``decoding.search``; in training mode, the decoder applies
+        decoder, annotations, sampling: as for ``beam.search``; in training mode, the decoder applies
             dropout.
         count: S, the number of captions per image.
         max_length: maximal number of words; a caption of this length has no end token.

@@ -25,7 +25,7 @@ from captioner.language.vocabulary import Tokenizer, Vocabulary
 from captioner.models.captioner import PARTS, Captioner
 from captioner.models.encoder import Preprocessing
 from captioner.resources import bundled_models
-from captioner.search.beam import Decoding
+from captioner.search.options import Decoding
 from captioner.store import model_folder
 from captioner.store.calibration import Calibration
 from captioner.store.model_folder import (

@@ -2,7 +2,7 @@
 
 from captioner.training.likelihood import Likelihood
 from captioner.training.objective import Objective
-from captioner.training.reinforce import Reinforce
+from captioner.training.reinforce import VIMCO, Reinforce
 from captioner.training.self_critical import SelfCritical
 
-__all__ = ["Likelihood", "Objective", "Reinforce", "SelfCritical"]
+__all__ = ["VIMCO", "Likelihood", "Objective", "Reinforce", "SelfCritical"]

@@ -4,7 +4,7 @@ from typing import Any
 
 from captioner.language.vocabulary import PAD
 from captioner.models.decoder import Decoded
-from captioner.training.objective import Loss, Masks, Objective, Rewards, Tokens, token_log_probs
+from captioner.training.objective import Loss, Masks, Objective, Rewards, Tokens
 
 
 class Likelihood(Objective):
@@ -28,8 +28,8 @@ class Likelihood(Objective):
         The measure ``nll`` is the unsmoothed negative log-likelihood in nats per word.
         """
         valid = words != PAD  # (B, R, T)
-        count = self.count(valid)
-        exact, smoothed = token_log_probs(decoded, words, self.label_smoothing)
+        count = self.normaliser(valid)
+        exact, smoothed = self.token_log_probs(decoded, words)
         terms = {"likelihood": -smoothed.sum() / count}
         terms |= self.attention_terms(decoded, valid, masks)
         return Loss(terms, {"nll": -exact.detach().sum() / count})

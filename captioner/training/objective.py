@@ -57,7 +57,7 @@ class Objective(Component, kind="objective"):
             ``mass``, if attention is inside the mask, which suits boxes.
     """
 
-    dropout = True  # whether the model trains with dropout
+    dropout = True  # whether the model trains with dropout, and otherwise in eval mode
     trains_locations = False  # whether it trains hard attention with gradient: score_function
 
     def __init__(
@@ -79,7 +79,8 @@ class Objective(Component, kind="objective"):
         if sampled and not self.trains_locations:
             raise UsageError(
                 f"{name} does not train the scores of hard attention: choose the objective "
-                "Reinforce, or give Hard the option gradient: straight_through or gumbel_softmax"
+                "Reinforce or VIMCO, or give Hard the option gradient: straight_through or "
+                "gumbel_softmax"
             )
         if self.trains_locations and not sampled:
             raise UsageError(
@@ -101,29 +102,41 @@ class Objective(Component, kind="objective"):
         """Return the captions to learn from; by default ``tokens``, the reference captions."""
         return Rollout(tokens)
 
-    def temperature(self, progress: float) -> float:
-        """Return a factor of hard attention's temperature; ``progress`` rises from 0 to 1."""
-        return 1.0
-
     def forward(
         self, decoded: Decoded, words: Tokens, rewards: Rewards = None, masks: Masks = None
     ) -> Loss:
-        """Return the loss of the predictions of ``words``, of which ``<pad>`` does not count.
+        """Return the training loss of the predictions of ``words``, of which ``<pad>`` does not count.
 
-        ``rewards`` are those of the rollout, ``masks`` those of the batch; outside training, both are
-        None. Every term is a sum over this process's words or captions divided by ``count``, so that the
-        mean over processes is the loss of the whole batch.
+        ``rewards`` are those of the rollout, ``masks`` those of the batch. Every term is a sum over this
+        process's words or captions, divided by ``normaliser``. The mean over processes is then the loss
+        of the whole batch.
         """
         raise NotImplementedError
 
-    def count(self, valid: Bool[Tensor, "*n"]) -> Shaped[Tensor, ""]:
-        """Return the number of valid entries, at least 1; in training, the mean over all processes."""
-        return distributed.share(valid.sum()) if self.training else valid.sum().clamp(min=1)
+    def normaliser(self, valid: Bool[Tensor, "*n"]) -> Shaped[Tensor, ""]:
+        """Return the number of valid entries, at least 1: the mean over all processes."""
+        return distributed.share(valid.sum())
 
     def mean(self, values: Float[Tensor, "*n"], valid: Bool[Tensor, "*n"]) -> Float[Tensor, ""]:
-        """Return the mean of the valid values, without gradient; in training, over all processes."""
-        share = values.detach().where(valid, 0.0).sum() / self.count(valid)
-        return distributed.mean(share) if self.training else share
+        """Return the mean of the valid values over all processes, without gradient."""
+        return distributed.mean(values.detach().where(valid, 0.0).sum() / self.normaliser(valid))
+
+    def token_log_probs(
+        self, decoded: Decoded, words: Tokens
+    ) -> tuple[Float[Tensor, "B R T"], Float[Tensor, "B R T"]]:
+        """Return the log-probabilities of the words in nats, in at least float32; 0 for ``<pad>``.
+
+        The first tensor is log p(y). The second has label smoothing (Szegedy et al. 2016):
+        (1 − ε) log p(y) + ε · mean of log p over the vocabulary, where ε is ``label_smoothing``.
+        """
+        logits, targets = decoded.packed_logits, decoded.pack(words)  # of the steps that count
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        log_probs = logits.log_softmax(-1, dtype=dtype)
+        exact = smoothed = log_probs.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+        if self.label_smoothing:
+            smoothed = exact.lerp(log_probs.mean(-1), self.label_smoothing)
+        valid = targets != PAD
+        return decoded.unpack(exact.where(valid, 0.0)), decoded.unpack(smoothed.where(valid, 0.0))
 
     def attention_terms(
         self, decoded: Decoded, valid: Bool[Tensor, "B R T"], masks: Masks
@@ -139,34 +152,17 @@ class Objective(Component, kind="objective"):
             assert probs is not None
             captions = valid.any(-1)
             attended = (probs * valid.unsqueeze(-1)).sum(-2)  # (B, R, L)
-            penalty = (((1 - attended) ** 2).mean(-1) * captions).sum() / self.count(captions)
+            penalty = (((1 - attended) ** 2).mean(-1) * captions).sum() / self.normaliser(captions)
             terms["doubly_stochastic"] = self.doubly_stochastic * penalty
-        if self.supervision and self.training:
+        if self.supervision:
             assert probs is not None
-            # A process that could read none of its images has no masks, but must call ``count``.
+            # A process that could read none of its images has no masks, but must call ``normaliser``.
             masks = torch.zeros_like(probs) if masks is None else masks
             copies = probs.shape[1] // masks.shape[1]  # rows per caption; the loss is their mean
             loss = cross_entropy if self.supervision_loss == "cross_entropy" else negative_log_mass
             losses = loss(probs, masks.repeat_interleave(copies, 1)).sum() / copies
-            terms["supervision"] = self.supervision * losses / self.count(masks.any(-1))
+            terms["supervision"] = self.supervision * losses / self.normaliser(masks.any(-1))
         return terms
-
-
-def token_log_probs(
-    decoded: Decoded, targets: Tokens, smoothing: float = 0.0
-) -> tuple[Float[Tensor, "B R T"], Float[Tensor, "B R T"]]:
-    """Return the log-probabilities of the targets in nats, in at least float32; 0 for ``<pad>``.
-
-    The first tensor is log p(y). The second has label smoothing (Szegedy et al. 2016):
-    (1 − ε) log p(y) + ε · mean of log p over the vocabulary, where ε is ``smoothing``.
-    """
-    logits, words = decoded.packed_logits, decoded.pack(targets)  # of the steps that have a target
-    dtype = torch.promote_types(logits.dtype, torch.float32)
-    log_probs = logits.log_softmax(-1, dtype=dtype)
-    exact = log_probs.gather(-1, words.unsqueeze(-1)).squeeze(-1)
-    smoothed = exact.lerp(log_probs.mean(-1), smoothing) if smoothing else exact
-    valid = words != PAD
-    return decoded.unpack(exact.where(valid, 0.0)), decoded.unpack(smoothed.where(valid, 0.0))
 
 
 def cross_entropy(

@@ -5,25 +5,16 @@ import platform
 
 import torch
 
-from captioner.errors import UsageError
 from captioner.provenance import cpu_info
 
 _LOG = logging.getLogger(__name__)
-NOT_FLOAT32 = ("16-true", "bf16-true", "64-true", "64")  # these convert the weights
 
 
 def supported(precision: str | int | None, accelerator: str) -> str | int | None:
     """Return the precision to train in: the given one, or float32 if the CPU does not support it.
 
     Both arguments are names of Lightning, e.g. ``bf16-mixed`` and ``auto``.
-
-    Raises:
-        UsageError: the precision would convert the weights.
     """
-    if str(precision) in NOT_FLOAT32:
-        raise UsageError(
-            f"weights must be float32, got --trainer.precision {precision}: give bf16-mixed or 32-true"
-        )
     gpu = torch.cuda.is_available() or torch.backends.mps.is_available()
     device = "cpu" if accelerator == "cpu" or not gpu else "gpu"
     if reason := unsupported(str(precision), device):

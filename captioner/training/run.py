@@ -36,6 +36,7 @@ from captioner.photos.region_files import RegionFiles
 from captioner.predict.predictor import Predictor
 from captioner.store import checkpoint, model_folder
 from captioner.training.callbacks import AtomicCheckpoints
+from captioner.training.model_options import ModelOptions
 from captioner.training.precision import supported
 from captioner.training.results import model_card, write_result
 from captioner.training.task import CaptioningTask
@@ -60,6 +61,8 @@ _BEST = {"monitor": "val/cider", "mode": "max"}
 DEFAULTS: dict[str, Any] = {
     "model.encoder": _tree("captioner.models.encoder.CNNEncoder", name="efficientnet_lite2"),
     "model.neck": _tree("captioner.models.neck.Projection", dropout=0.5),
+    "model.decoder": _tree("captioner.models.lstm.LSTMDecoder"),
+    "model.objective": _tree("captioner.training.likelihood.Likelihood"),
     "model.weight_decay": 0.2,
     "model.word_dropout": 0.15,
     "model.decoding": {"beam_size": 5, "length_penalty": 0.9},
@@ -139,8 +142,7 @@ class CLI(LightningCLI):
         return {**LightningCLI.subcommands(), "prepare": {"model", "datamodule"}}
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        """Add ``--overlays`` and our defaults; give the model the vocabulary of the data."""
-        parser.link_arguments("data.words", "model.words", apply_on="instantiate")
+        """Add ``--overlays`` and our defaults."""
         parser.set_defaults(DEFAULTS)
         parser.add_argument(
             "--overlays",
@@ -158,6 +160,12 @@ class CLI(LightningCLI):
         options = self.config[self.subcommand].trainer
         options.precision = supported(options.precision, options.accelerator)
         self.root = Path(options.default_root_dir)
+
+    def instantiate_classes(self) -> None:
+        """Build the task from the values of its options and the vocabulary of the data."""
+        super().instantiate_classes()
+        options = self.config[self.subcommand].model.clone(with_meta=False).as_dict()
+        self.model = CaptioningTask({**options, "words": self.datamodule.words})
 
     def instantiate_trainer(self, **kwargs: Any) -> pl.Trainer:
         """Put loggers and checkpoints into the run folder, unless the user configured them."""
@@ -281,7 +289,7 @@ def main(arguments: list[str]) -> None:
     keep_memory()
     try:
         CLI(
-            CaptioningTask,
+            ModelOptions,
             CaptionDataModule,
             save_config_callback=SaveConfig,
             save_config_kwargs={"save_to_log_dir": False},

@@ -10,23 +10,16 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from captioner import limits
-from captioner.errors import UsageError
 from captioner.evaluation.cider import CiderD
 from captioner.language.vocabulary import END, PAD, START
 from captioner.models.annotations import Annotations
 from captioner.models.decoder import Decoded, Decoder
 from captioner.models.distributions import Sampling, hard_attention
-from captioner.search.beam import Decoding, Hypothesis, search
+from captioner.search.beam import search
+from captioner.search.hypotheses import Hypothesis
+from captioner.search.options import Decoding
 from captioner.search.sampling import mask_special_tokens, sample
-from captioner.training.objective import (
-    Loss,
-    Masks,
-    Objective,
-    Rewards,
-    Rollout,
-    Tokens,
-    token_log_probs,
-)
+from captioner.training.objective import Loss, Masks, Objective, Rewards, Rollout, Tokens
 
 
 class SelfCritical(Objective):
@@ -44,7 +37,7 @@ class SelfCritical(Objective):
         baseline: b. ``greedy``: the reward of the greedy caption, as in the paper; ``others``: the mean
             reward of an image's other captions (Luo 2020, arXiv 2003.09971), which needs no search.
         max_length: maximum number of words in a caption.
-        no_repeat: as in ``Decoding``, for the beam and the greedy caption.
+        no_repeat: as in ``Decoding``, for the beam and the greedy caption; not for ``samples``.
         dropout: whether the model generates and learns with dropout. The two use different dropout
             masks, which biases the gradient but delays overfitting on small data sets.
     """
@@ -62,11 +55,6 @@ class SelfCritical(Objective):
     ) -> None:
         super().__init__()
         limits.check("samples", samples, limits.Number(2 if baseline == "others" else 1))
-        if no_repeat and source == "samples":
-            raise UsageError(
-                f"no_repeat={no_repeat} applies to captions of a beam search, and source is samples: "
-                "choose source: beam, or leave no_repeat at 0"
-            )
         self.samples, self.source, self.baseline = samples, source, baseline
         self.max_length, self.dropout = max_length, dropout
         self.decoding = Decoding(samples, max_length, no_repeat=no_repeat)
@@ -82,31 +70,32 @@ class SelfCritical(Objective):
         Measures: ``reward``, the mean CIDEr-D of the captions; with ``baseline: greedy`` also
         ``baseline``, the mean CIDEr-D of the greedy captions.
         """
-        valid = (tokens != PAD)[..., 1:].flatten(1).any(1)  # (B,), False for stand-in images
         hard = hard_attention(decoder)
         sampling = Sampling(mode=hard[0].test_time) if hard else None  # also in training mode
         if self.source == "beam":
-            generated = self._beam(search(decoder, annotations, self.decoding, sampling))
+            generated = self._padded(search(decoder, annotations, self.decoding, sampling))
         else:
             generated = sample(decoder, annotations, self.samples, self.max_length, sampling)
         generated = generated.to(tokens.device)
+        valid = (tokens != PAD)[..., 1:].flatten(1).any(1)  # (B,), False for stand-in images
         generated = generated.where(valid[:, None, None] | (generated == START), PAD)
-        order = (generated != PAD).sum(-1).argsort(1, descending=True)
         # Decoding is faster if the longest captions come first.
+        order = (generated != PAD).sum(-1).argsort(1, descending=True)
         generated = generated.gather(1, order.unsqueeze(-1).expand_as(generated))
-        references = [[r for r in _words(rows) if r] for rows in tokens.tolist()]
-        rewards = self._reward(map(_words, generated.tolist()), references).to(tokens.device)
+
+        references = [[words for words in _words(rows) if words] for rows in tokens.tolist()]
+        rewards = self._rewards(map(_words, generated.tolist()), references).to(tokens.device)
         measures = {"reward": self.mean(rewards.mean(1), valid)}
         if self.baseline == "greedy":
             greedy = search(decoder, annotations, replace(self.decoding, beam_size=1), sampling)
             captions = [[self._with_end(best)] for [best] in greedy]
-            baseline = self._reward(captions, references).to(rewards)
+            baseline = self._rewards(captions, references).to(rewards)
             measures["baseline"] = self.mean(baseline.squeeze(1), valid)
         else:
             baseline = (rewards.sum(1, keepdim=True) - rewards) / (self.samples - 1)
         return Rollout(generated, rewards - baseline, measures)
 
-    def _beam(self, beams: list[list[Hypothesis]]) -> Int[Tensor, "B S T"]:
+    def _padded(self, beams: list[list[Hypothesis]]) -> Int[Tensor, "B S T"]:
         """Return the captions of a beam search in the format of ``sample``."""
         rows = []
         for hypotheses in beams:
@@ -118,10 +107,10 @@ class SelfCritical(Objective):
 
     def _with_end(self, hypothesis: Hypothesis) -> list[int]:
         """Return the ids of a hypothesis, with ``<end>`` unless it was cut at the maximum length."""
-        ended = len(hypothesis.tokens) < self.max_length
-        return [*hypothesis.tokens, *([END] if ended else [])]
+        cut = len(hypothesis.tokens) == self.max_length
+        return hypothesis.tokens if cut else [*hypothesis.tokens, END]
 
-    def _reward(
+    def _rewards(
         self, captions: Iterable[list[list[int]]], references: list[list[list[int]]]
     ) -> Float[Tensor, "B S"]:
         return torch.tensor(list(map(self._cider, captions, references)))
@@ -129,21 +118,19 @@ class SelfCritical(Objective):
     def forward(
         self, decoded: Decoded, words: Tokens, rewards: Rewards = None, masks: Masks = None
     ) -> Loss:
-        """Return the term ``policy``, or ``likelihood`` in validation, without rewards.
+        """Return the term ``policy``.
 
-        Measures: ``nll`` in nats per word; in training also ``advantage_variance`` and ``length``.
+        Measures: ``nll`` in nats per word, ``advantage_variance`` and ``length``.
         """
+        assert rewards is not None
         valid = words != PAD
-        count = self.count(valid)
-        if rewards is None:
-            nll = -token_log_probs(decoded, words)[0].sum() / count
-            return Loss({"likelihood": nll}, {"nll": nll.detach()})
         # Generation excludes special tokens, and <end> as the first word.
         first = torch.zeros_like(valid)
         first[..., 0] = True
         logits = mask_special_tokens(decoded.packed_logits, decoded.pack(first))
         allowed = replace(decoded, packed_logits=logits)
-        log_probs, _ = token_log_probs(allowed, words)
+        log_probs, _ = self.token_log_probs(allowed, words)
+        count = self.normaliser(valid)
         policy = -(rewards.unsqueeze(-1) * log_probs).sum() / count
         captions = valid.any(-1)
         variance = (rewards - self.mean(rewards, captions)) ** 2

@@ -2,10 +2,9 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
@@ -21,14 +20,11 @@ from captioner.evaluation.metrics import CaptionScorer
 from captioner.language.vocabulary import PAD, START, UNK, Vocabulary, join
 from captioner.models.annotations import Annotations
 from captioner.models.captioner import PARTS, Captioner
-from captioner.models.decoder import Decoder
-from captioner.models.distributions import Sampling, hard_attention
-from captioner.models.encoder import CNNEncoder, Encoder
-from captioner.models.lstm import LSTMDecoder
-from captioner.models.neck import NeckFactory, Projection
+from captioner.models.distributions import hard_attention
+from captioner.models.encoder import Inputs
 from captioner.models.registry import build
-from captioner.search.beam import Decoding, search
-from captioner.training.likelihood import Likelihood
+from captioner.search.beam import search
+from captioner.search.options import Decoding
 from captioner.training.objective import Loss, Objective
 from captioner.training.warm_start import start_from
 
@@ -44,54 +40,20 @@ class CaptioningTask(pl.LightningModule):
     only random draws within a step, such as dropout, differ between processes.
 
     Args:
-        words: the vocabulary; linked to the vocabulary of the data.
-        encoder: the CNN.
-        neck: the trained layers between the CNN and the decoder.
-        decoder: generates the caption.
-        objective: the training objective.
-        init_from: a bundled model, or a run, checkpoint or model folder, whose neck and decoder weights
-            initialise the training. A trained encoder's weights are taken, too. The vocabulary may
-            differ, and so may parts without weights, e.g. soft or hard attention.
-        init_mismatch: ``refuse`` raises an error if the encoder or weights of ``init_from`` do not fit;
-            ``skip`` takes the weights that fit.
-        learning_rate: peak learning rate of AdamW.
-        encoder_learning_rate: peak learning rate of a trainable encoder.
-        encoder_from: first epoch, counted from 0, in which a trainable encoder learns.
-        weight_decay: of AdamW; applies to matrices outside the encoder.
-        warmup: fraction of all steps in which the learning rate rises.
-        word_dropout: probability in training that an input word is replaced by ``<unk>``.
-        val_beam_size: beam size at every validation, with the defaults of the other decoding options.
-        decoding: for ``test``, ``predict``, the scores after ``fit`` and the exported model.
+        options: the values of ``ModelOptions``, and ``words``, the vocabulary. Parts are configuration
+            trees; see ``registry.build``.
     """
 
-    def __init__(
-        self,
-        words: list[str],
-        encoder: Callable[[], Encoder] = CNNEncoder,
-        neck: NeckFactory = Projection,
-        decoder: Callable[[int, int], Decoder] = LSTMDecoder,
-        objective: Callable[[], Objective] = Likelihood,
-        init_from: str | None = None,
-        init_mismatch: Literal["refuse", "skip"] = "refuse",
-        learning_rate: float = 1.2e-3,
-        encoder_learning_rate: float = 1e-4,
-        encoder_from: int = 0,
-        weight_decay: float = 0.01,
-        warmup: float = 0.1,
-        word_dropout: float = 0.0,
-        val_beam_size: int = 3,
-        decoding: Decoding = Decoding(),  # noqa: B008 - frozen
-    ) -> None:
+    def __init__(self, options: Mapping[str, Any]) -> None:
         super().__init__()
-        # LightningCLI replaces the factories in hparams by their configuration trees.
-        self.save_hyperparameters()
-        trees = {part: _tree(self.hparams[part]) for part in (*PARTS, "objective")}
-        self.hparams.update(trees, decoding=asdict(decoding))
-        self.objective: Objective = build("objective", trees.pop("objective"))
-        self.captioner = Captioner.from_config(trees, Vocabulary(words))
+        self.save_hyperparameters(dict(options))
+        trees = {part: options[part] for part in PARTS}
+        self.objective: Objective = build("objective", options["objective"])
+        self.captioner = Captioner.from_config(trees, Vocabulary(options["words"]))
         self.objective.check(self.captioner.decoder)
         self.supervision = self.objective.supervision
-        self.decoding, self.val_decoding = decoding, Decoding(val_beam_size)
+        self.decoding = Decoding(**options["decoding"])
+        self.val_decoding = Decoding(options["val_beam_size"])
         self._clear()
 
     def setup(self, stage: str) -> None:
@@ -120,19 +82,38 @@ class CaptioningTask(pl.LightningModule):
 
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
         """Return the loss, or None if no image of the batch could be read."""
-        if not batch.image_ids:
-            if distributed.count() == 1:
-                return None
-            batch = self._stand_in(batch)  # the other processes wait for gradients from this one
+        if not batch.image_ids and distributed.count() == 1:
+            return None
         seeds = [global_seed(), self.current_epoch, batch_idx, self.global_rank]
         torch.manual_seed(int(np.random.SeedSequence(seeds).generate_state(1)[0]))
-        loss, measures = self._loss(batch)
+        loss, measures = self.loss(batch)
         logged = {"loss": loss.total, **loss.terms, **loss.measures, **measures}
         values = torch.stack([value.detach().float() for value in logged.values()])
         means = zip(logged, distributed.mean(values), strict=True)
         images = max(1, len(batch.image_ids))
         self.log_dict({f"train/{name}": value for name, value in means}, batch_size=images)
         return loss.total
+
+    def loss(self, batch: Batch) -> tuple[Loss, Mapping[str, Tensor]]:
+        """Return the loss of a batch and the measures of its rollout, in the current mode."""
+        if batch.image_ids:
+            tokens, annotations = batch.tokens, self.captioner.annotate(_encoded(batch))
+        else:
+            tokens, annotations = self._stand_in(batch)
+        rollout = self.objective.rollout(self.captioner.decoder, annotations, tokens)
+        inputs, targets = rollout.tokens[..., :-1], rollout.tokens[..., 1:]
+        if rollout.rewards is None:  # generated captions keep their words
+            inputs = self._drop_words(inputs)
+        decoded = self.captioner.decoder(annotations, inputs)
+        masks = None if batch.masks is None else batch.masks[..., 1:, :]
+        return self.objective(decoded, targets, rollout.rewards, masks), rollout.measures
+
+    def on_train_batch_start(self, *_: Any) -> None:
+        """Train without dropout if the objective asks for it."""
+        if not self.objective.dropout:
+            self.captioner.eval()
+            for hard in hard_attention(self.captioner.decoder):
+                hard.train()  # in eval mode its scores have no gradient
 
     def on_train_batch_end(self, *_: Any) -> None:
         """Score the captions after the last step, whatever the interval: a run that stops validates."""
@@ -141,46 +122,20 @@ class CaptioningTask(pl.LightningModule):
         if last or trainer.global_step == trainer.max_steps:
             trainer.should_stop = True
 
-    def _loss(self, batch: Batch) -> tuple[Loss, Mapping[str, Tensor]]:
-        """Return the loss of a batch and the measures of its rollout."""
-        objective, decoder = self.objective, self.captioner.decoder
-        if not objective.dropout:
-            self.captioner.eval()
-            for hard in hard_attention(decoder):
-                hard.train()  # in evaluation mode its scores have no gradient
-        annotations = self.captioner.neck(self._encode(batch))
-        rollout = objective.rollout(decoder, annotations, batch.tokens)
-        inputs, targets = rollout.tokens[..., :-1], rollout.tokens[..., 1:]
-        word_dropout = self.hparams["word_dropout"]
-        if word_dropout and rollout.rewards is None:  # generated captions keep their words
-            dropped = torch.rand(inputs.shape, device=inputs.device) < word_dropout
-            inputs = inputs.masked_fill(dropped & (inputs > UNK), UNK)
-        progress = self.global_step / self.trainer.estimated_stepping_batches
-        sampling = Sampling(temperature=objective.temperature(progress))
-        decoded = decoder(annotations, inputs, sampling=sampling)
-        masks = None if batch.masks is None else batch.masks[..., 1:, :]
-        return objective(decoded, targets, rollout.rewards, masks), rollout.measures
+    def _drop_words(self, inputs: Tensor) -> Tensor:
+        """Replace words at random by ``<unk>``."""
+        probability = self.hparams["word_dropout"]
+        if not probability:
+            return inputs
+        dropped = torch.rand(inputs.shape, device=inputs.device) < probability
+        return inputs.masked_fill(dropped & (inputs > UNK), UNK)
 
-    def _encode(self, batch: Batch) -> Annotations:
-        """Return the annotations of a training batch; before ``encoder_from``, the encoder is frozen."""
-        encoder = self.captioner.encoder
-        frozen = encoder.trainable and self.current_epoch < self.hparams["encoder_from"]
-        with torch.set_grad_enabled(not frozen):
-            annotations = self._annotations(batch)
-        if not batch.image_ids:
-            annotations = annotations.map(lambda vectors: 0 * vectors)
-        if frozen:  # give every parameter a zero gradient, for which other processes wait
-            weights = [p.sum() for p in encoder.parameters() if p.requires_grad]
-            zero = 0 * torch.stack(weights).sum()
-            annotations = annotations.map(lambda vectors: vectors + zero)
-        return annotations
-
-    def _stand_in(self, batch: Batch) -> Batch:
-        """Return a batch of one empty image without captions."""
+    def _stand_in(self, batch: Batch) -> tuple[Tensor, Annotations]:
+        """Return an empty image without captions: other processes wait for gradients from this one."""
         tokens = torch.full((1, batch.tokens.shape[1], 2), PAD, device=self.device)
         tokens[..., 0] = START
-        blank = self.captioner.encoder.blank().to(self.device)
-        return Batch([], tokens, None, (0, 0), blank)
+        encoded = self.captioner.encoder(self.captioner.encoder.blank().to(self.device))
+        return tokens, self.captioner.annotate(encoded.map(lambda vectors: 0 * vectors))
 
     def configure_optimizers(self) -> Any:
         """Return AdamW and a cycle in which every learning rate rises to its peak and falls again.
@@ -234,11 +189,12 @@ class CaptioningTask(pl.LightningModule):
         if not batch.image_ids:
             return
         inputs, targets = batch.tokens[..., :-1], batch.tokens[..., 1:]
-        decoded = self.captioner.decoder(self.captioner.neck(self._annotations(batch)), inputs)
-        nll = float(self.objective(decoded, targets).measures["nll"])
-        words = float((targets != PAD).sum())
-        self._nll += torch.tensor([nll * words, words], dtype=torch.float64)
-        self._generate(batch, self.val_decoding)
+        annotations = self.captioner.annotate(_encoded(batch))
+        decoded = self.captioner.decoder(annotations, inputs)
+        log_probs, _ = self.objective.token_log_probs(decoded, targets)
+        words = (targets != PAD).sum()
+        self._nll += torch.tensor([-float(log_probs.sum()), float(words)], dtype=torch.float64)
+        self._generate(batch, annotations, self.val_decoding)
 
     def on_validation_epoch_end(self) -> None:
         """Score the generated captions with NLTK's tokenizer, which is faster than Java's."""
@@ -268,7 +224,7 @@ class CaptioningTask(pl.LightningModule):
     def test_step(self, batch: Batch) -> None:
         """Generate captions, and measure the time."""
         began = time.perf_counter()
-        self._generate(batch, self.decoding)
+        self.predict_step(batch)
         self.generating_seconds += time.perf_counter() - began
 
     def on_test_epoch_end(self) -> None:
@@ -278,7 +234,9 @@ class CaptioningTask(pl.LightningModule):
 
     def predict_step(self, batch: Batch) -> list[tuple[int | str, str]]:
         """Return (image id, caption) of every image."""
-        return self._generate(batch, self.decoding)
+        if not batch.image_ids:
+            return []
+        return self._generate(batch, self.captioner.annotate(_encoded(batch)), self.decoding)
 
     @cached_property
     def _scorer(self) -> CaptionScorer:
@@ -288,20 +246,9 @@ class CaptioningTask(pl.LightningModule):
     def _data(self) -> CaptionDataModule:
         return self.trainer.datamodule  # type: ignore[attr-defined]
 
-    def _annotations(self, batch: Batch) -> Annotations:
-        """Return the encoder's output, from the cache or computed now."""
-        if batch.vectors is None:
-            assert batch.pixels is not None
-            return self.captioner.encoder(batch.pixels)
-        keys = None
-        if batch.keys is not None and batch.key_grid is not None:
-            keys = Annotations(batch.keys.float(), batch.key_grid)
-        return Annotations(batch.vectors.float(), batch.grid, keys=keys)
-
-    def _generate(self, batch: Batch, decoding: Decoding) -> list[tuple[int | str, str]]:
-        if not batch.image_ids:
-            return []
-        annotations = self.captioner.neck(self._annotations(batch))
+    def _generate(
+        self, batch: Batch, annotations: Annotations, decoding: Decoding
+    ) -> list[tuple[int | str, str]]:
         beams = search(self.captioner.decoder, annotations, decoding)
         decode = self.captioner.vocabulary.decode
         captions = [
@@ -332,8 +279,12 @@ class CaptioningTask(pl.LightningModule):
             )
 
 
-def _tree(part: Any) -> dict[str, Any]:
-    """Return the configuration tree of a part, which is a tree or a class with default options."""
-    if isinstance(part, Mapping):
-        return dict(part)
-    return {"class_path": part.__name__, "init_args": {}}
+def _encoded(batch: Batch) -> Inputs | Annotations:
+    """Return what the encoder reads, or its output if that was cached."""
+    if batch.vectors is None:
+        assert batch.pixels is not None
+        return batch.pixels
+    keys = None
+    if batch.keys is not None and batch.key_grid is not None:
+        keys = Annotations(batch.keys.float(), batch.key_grid)
+    return Annotations(batch.vectors.float(), batch.grid, keys=keys)

@@ -1,7 +1,7 @@
 """Initial weights from another model, whose vocabulary may differ."""
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import torch
@@ -46,27 +46,23 @@ def start_from(
     """
     stored = checkpoint.load(find_model(model))
     other, skips = stored.captioner, mismatch == "skip"
-    fits = _check_encoder(captioner, other, model, skips)
-    parts = ["encoder"] if fits and other.encoder.trainable else []
+    same_kind = _check_encoder(captioner, other, model, skips)
+    given = {part: getattr(other, part).state_dict() for part in ("neck", "decoder")}
+    given["decoder"] |= _word_rows(given["decoder"], other.vocabulary, captioner.vocabulary)
+    if same_kind and other.encoder.trainable:
+        given["encoder"] = other.encoder.state_dict()
     left_out: list[str] = []
-    for part in (*parts, "neck", "decoder"):
+    for part, weights in given.items():
         module = getattr(captioner, part)
-        given, own = getattr(other, part).state_dict(), module.state_dict()
-        if part == "decoder":
-            given |= _word_rows(given, other.vocabulary, captioner.vocabulary)
-        differing = {n: (_shape(given, n), _shape(own, n)) for n in own | given}
-        differing = {name: shapes for name, shapes in differing.items() if len(set(shapes)) > 1}
-        if part == "neck":
-            for name in own.keys() - given.keys():
-                if name.startswith(_ZERO_MAP):
-                    del differing[name]
+        differing = _differing_shapes(weights, module.state_dict())
         if differing and not skips:
-            reason = ", ".join(f"{n} ({a}, here {b})" for n, (a, b) in [*differing.items()][:3])
             raise UsageError(
-                f"the weights of the {part} of '{model}' do not fit this configuration: {reason}; give "
-                "the options of its config.json, or --model.init_mismatch skip to use those that fit"
+                f"the weights of the {part} of '{model}' do not fit this configuration: "
+                f"{', '.join([*differing.values()][:3])}; give the options of its config.json, or "
+                "--model.init_mismatch skip to use those that fit"
             )
-        module.load_state_dict({n: t for n, t in given.items() if n not in differing}, strict=False)
+        fitting = {name: tensor for name, tensor in weights.items() if name not in differing}
+        module.load_state_dict(fitting, strict=False)
         left_out += [f"{part}.{name}" for name in differing]
     old, new = set(other.vocabulary.plain_words), set(captioner.vocabulary.plain_words)
     summary = (
@@ -76,6 +72,20 @@ def start_from(
     if left_out:
         summary += f"; weights that do not fit: {', '.join(left_out)}"
     return stored.supervision, summary
+
+
+def _differing_shapes(given: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, str]:
+    """Return the names of the weights that do not fit, each with both shapes."""
+    differing = {}
+    for name in {**own, **given}:
+        shapes = [
+            " × ".join(map(str, weights[name].shape)) if name in weights else "missing"
+            for weights in (given, own)
+        ]
+        added = name.startswith(_ZERO_MAP) and name not in given
+        if shapes[0] != shapes[1] and not added:
+            differing[name] = f"{name} ({shapes[0]}, here {shapes[1]})"
+    return differing
 
 
 def _word_rows(
@@ -104,34 +114,31 @@ def _check_encoder(captioner: Captioner, other: Captioner, model: str, skips: bo
     Raises:
         UsageError: the encoders differ, or a fine-tuned encoder would be frozen (with ``skips``, too).
     """
-    streams = [("", captioner.encoder, other.encoder)]
-    if isinstance(captioner.encoder, TwoStreamEncoder) and isinstance(
-        other.encoder, TwoStreamEncoder
-    ):
-        pairs = zip(captioner.encoder.streams, other.encoder.streams, strict=True)
-        names = (f".init_args.{name}" for name in TwoStreamEncoder.parts)
-        streams = [(name, *pair) for name, pair in zip(names, pairs, strict=True)]
-    same_kind = all(type(own) is type(theirs) for _, own, theirs in streams)
-    for name, own, theirs in streams:
-        if same_kind and theirs.trainable and not own.trainable:
-            raise UsageError(
-                f"the encoder of '{model}' was fine-tuned together with its decoder: give "
-                f"--model.encoder{name}.init_args.trainable true, and "
-                "--model.encoder_learning_rate 0 to keep the encoder as it is"
-            )
+    encoders = captioner.encoder, other.encoder
+    pairs = [encoders]
+    if isinstance(encoders[0], TwoStreamEncoder) and isinstance(encoders[1], TwoStreamEncoder):
+        pairs = [*zip(encoders[0].streams, encoders[1].streams, strict=True)]
+    same_kind = all(type(own) is type(theirs) for own, theirs in pairs)
+    if same_kind and any(theirs.trainable and not own.trainable for own, theirs in pairs):
+        raise UsageError(
+            f"the encoder of '{model}' was fine-tuned together with its decoder: give the encoder the "
+            "option trainable: true, and --model.encoder_learning_rate 0 to keep it as it is"
+        )
     # The weights of a trained encoder are copied later, except those of a package.
     frozen = other.encoder.external and not other.encoder.trainable
-    compared = [(o, t) for _, o, t in streams if frozen or (o.external and t.external)]
-    if (
-        same_kind
-        and all(own.design == theirs.design for _, own, theirs in streams)
-        and all(_same(own, theirs) for own, theirs in compared)
-    ):
+    compared = [(o, t) for o, t in pairs if frozen or (o.external and t.external)]
+    same_design = same_kind and all(own.design == theirs.design for own, theirs in pairs)
+    if same_design and all(_same(own, theirs) for own, theirs in compared):
         return True
-    differences = ", ".join(_differences(other.config["encoder"], captioner.config["encoder"]))
+    theirs, ours = (_options(part.config["encoder"]) for part in (other, captioner))
+    differences = [
+        f"{name} is {theirs.get(name)}, here {ours.get(name)}"
+        for name in theirs | ours
+        if theirs.get(name) != ours.get(name) and not name.endswith(".trainable")
+    ]
     reason = (
         f"the decoder of '{model}' was trained with another encoder: "
-        f"{differences or 'its weights differ'}"
+        f"{', '.join(differences[:3]) or 'its weights differ'}"
     )
     if not skips:
         raise UsageError(
@@ -148,17 +155,11 @@ def _same(own: Encoder, theirs: Encoder) -> bool:
     return own.fingerprint() == theirs.fingerprint()
 
 
-def _differences(theirs: Any, mine: Any, name: str = "encoder") -> Iterator[str]:
-    """The options in which two configuration trees differ, except ``trainable``."""
-    if isinstance(theirs, Mapping) and isinstance(mine, Mapping):
-        if theirs.get("class_path") != mine.get("class_path"):  # their options cannot be compared
-            theirs, mine = {"": theirs["class_path"]}, {"": mine["class_path"]}
-        for key in (key for key in dict.fromkeys([*theirs, *mine]) if key != "trainable"):
-            inner = name if key in ("", "init_args") else f"{name}.{key}"
-            yield from _differences(theirs.get(key), mine.get(key), inner)
-    elif theirs != mine:
-        yield f"{name} is {theirs}, here {mine}"
-
-
-def _shape(weights: Mapping[str, Tensor], name: str) -> str:
-    return " × ".join(map(str, weights[name].shape)) if name in weights else "missing"
+def _options(tree: Any, name: str = "encoder") -> dict[str, Any]:
+    """Return the classes and options of a configuration tree by their names."""
+    if not isinstance(tree, Mapping):
+        return {name: tree}
+    options = {name: tree["class_path"]}
+    for option, value in tree.get("init_args", {}).items():
+        options |= _options(value, f"{name}.{option}")
+    return options

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from captioner.search.beam import Decoding
+from captioner.search.options import Decoding
 
 SIDE = 256  # pixels of the photos that all bundled models see
 ENCODER_STEP = "fine-tuned"  # its encoder becomes the bundled one

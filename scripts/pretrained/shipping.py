@@ -9,7 +9,7 @@ from safetensors.torch import save_file
 
 from captioner.models.captioner import Captioner
 from captioner.models.encoder import CNNEncoder
-from captioner.search.beam import Decoding
+from captioner.search.options import Decoding
 from captioner.store import checkpoint
 
 PRETRAINED = Path(__file__).parents[2] / "captioner" / "pretrained"

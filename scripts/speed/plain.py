@@ -19,7 +19,7 @@ from captioner.language.vocabulary import END, PAD, START, UNK
 from captioner.models.annotations import Annotations
 from captioner.models.captioner import Captioner
 from captioner.models.lstm import LSTMDecoder
-from captioner.search.beam import Decoding
+from captioner.search.options import Decoding
 
 State = tuple[Tensor, ...]
 # (decoder, tokens (N,), vectors (N, L, D), state) → logits (N, V), weights (N, L), state

@@ -35,7 +35,7 @@ from captioner.app.server import hosts_to_answer
 from captioner.cli.main import main
 from captioner.errors import UsageError
 from captioner.overlay import export
-from captioner.search.beam import Decoding
+from captioner.search.options import Decoding
 from captioner.store import checkpoint
 
 

@@ -19,7 +19,8 @@ from captioner.evaluation.interventions import (
 )
 from captioner.language.vocabulary import END, PAD, START
 from captioner.models import Annotations
-from captioner.search.beam import Decoding, search
+from captioner.search.beam import search
+from captioner.search.options import Decoding
 from random_decoders import random_decoder
 
 L, D, V = 6, 6, 9

@@ -11,7 +11,8 @@ from captioner.evaluation.bootstrap import Bootstrap
 from captioner.evaluation.grounding import GroundingData
 from captioner.evaluation.sentinel_use import Auroc, measures
 from captioner.language.word_classes import FUNCTION_WORDS
-from captioner.search.beam import Decoding, score_captions
+from captioner.search.beam import score_captions
+from captioner.search.options import Decoding
 from tests.evaluation.test_grounding import captioner, data, root  # noqa: F401
 
 CAPTION = ("a", "red", "dog", "is", "on", "grass")

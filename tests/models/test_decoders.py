@@ -6,7 +6,8 @@ import torch
 from captioner.language.vocabulary import END, PAD, UNK
 from captioner.models import Annotations, LocalM, recurrent, transformer
 from captioner.models.registry import arguments, find, names
-from captioner.search.beam import Decoding, search
+from captioner.search.beam import search
+from captioner.search.options import Decoding
 from random_decoders import random_decoder
 from tests.models.test_attention import DISTRIBUTIONS, tree
 from tests.models.test_transformer import close

@@ -22,7 +22,8 @@ from captioner.models import (
 )
 from captioner.models.distributions import Sampling
 from captioner.models.monte_carlo import MonteCarlo, StratifiedSampler
-from captioner.search.beam import Decoding, score_captions, search
+from captioner.search.beam import score_captions, search
+from captioner.search.options import Decoding
 
 L, D, V = 4, 5, 9
 WORDS = [6, 8, END]

@@ -32,7 +32,7 @@ from captioner.overlay.heatmap import draw_map
 from captioner.photos.geometry import Geometry
 from captioner.photos.region_files import RegionFiles
 from captioner.predict.predictor import Predictor
-from captioner.search.beam import Decoding
+from captioner.search.options import Decoding
 from captioner.store import checkpoint
 from captioner.training.warm_start import start_from
 from known_maps import gray, make_caption

@@ -10,7 +10,8 @@ from torch import nn
 from captioner.language.vocabulary import END, START, UNK
 from captioner.models import Annotations, Attention, Hard, LuongDecoder
 from captioner.models.registry import arguments, build, find, names
-from captioner.search.beam import Decoding, search
+from captioner.search.beam import search
+from captioner.search.options import Decoding
 from captioner.training.likelihood import Likelihood
 from captioner.training.reinforce import Reinforce
 

@@ -23,7 +23,8 @@ from captioner.models import Annotations, Captioner, TwoStreamEncoder
 from captioner.models.erasure import Erasure
 from captioner.models.registry import build, names
 from captioner.resources import configs_folder
-from captioner.search.beam import Decoding, search
+from captioner.search.beam import search
+from captioner.search.options import Decoding
 from captioner.store import checkpoint
 from captioner.training.warm_start import start_from
 from tests.evaluation.test_grounding import ground

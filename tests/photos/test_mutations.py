@@ -1,12 +1,7 @@
 """Each damaged or hostile image file gives a caption or an error that names it."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
-import libraries
 from captioner.batch.batch_captioner import BatchCaptioner
 from mutations import mutants
 
@@ -38,35 +33,3 @@ def test_some_mutants(tiny_folder, tmp_path):
     batches = [names[start : start + 32] for start in range(0, len(names), 32)]
     failed = checked(list(BatchCaptioner(str(tiny_folder), "cpu").rows(batches)), names)
     assert 50 < failed < 280
-
-
-# Run a command and print the peak memory of its processes in KB. This runs in a small process, because
-# a child counts with the memory of the process that it is forked from.
-WEIGHED = """
-import resource, subprocess, sys
-status = subprocess.call(sys.argv[1:])
-print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
-sys.exit(status)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_five_thousand_mutants(tiny_folder, tmp_path):
-    """The command needs much less memory than the bombs claim."""
-    folder = tmp_path / "photos"
-    names = written(5000, folder, seed=1)
-    options = ("--model", tiny_folder, "--device=cpu", "--output", f"{tmp_path}/captions/")
-    done = subprocess.run(
-        [sys.executable, "-c", WEIGHED, *libraries.command(folder, *options)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 1, done.stderr[-2000:]
-    assert all(line.startswith("captioner: ") for line in done.stderr.splitlines())
-    failed = checked(libraries.records(tmp_path / "captions"), names)
-    assert 1000 < failed < 4500
-    # Torch and the model take most of it.
-    assert int(done.stdout.split()[-1]) < 1.5e6

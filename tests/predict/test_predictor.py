@@ -21,7 +21,7 @@ from captioner.errors import ImageError, UsageError
 from captioner.limits import DECODING, WORD_SAMPLING
 from captioner.photos.images import Photo
 from captioner.predict.predictor import Predictor
-from captioner.search.beam import Decoding
+from captioner.search.options import Decoding
 
 WORDS = ["a", "red", "blue", "circle", "square", "above", "below", "the", "of", "and"]
 SOFT = {"class_path": "Soft"}

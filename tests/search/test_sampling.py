@@ -12,7 +12,8 @@ import torch
 from captioner import load
 from captioner.cli.main import main
 from captioner.errors import UsageError
-from captioner.search.sampling import WordSampling, sample_captions, sample_words, truncate
+from captioner.search.options import WordSampling
+from captioner.search.sampling import sample_captions, sample_words, truncate
 from layouts import picture
 from tests.models.test_monte_carlo import toy
 from tests.search.test_beam import IMAGES, images, next_word, sharp_decoder
@@ -116,7 +117,7 @@ def test_sampled_locations_are_the_same_in_every_call():
 )
 def test_wrong_options_are_refused(options, message):
     with pytest.raises(UsageError, match=message):
-        WordSampling.from_options(options, 24)
+        WordSampling().with_options(options)
 
 
 def test_several_captions_are_written_as_json_lines(tiny_folder, tmp_path, capsys):
@@ -150,15 +151,3 @@ def test_diverse_captions_are_written_as_json_lines(tiny_folder, tmp_path, capsy
     found = model.caption(str(file), num_captions=4, diverse_groups=4, diversity=3)
     assert record["captions"] == [found.text, *(c.text for c in found.alternatives)]
     assert len(model.caption(str(file), num_captions=2).alternatives) == 1  # the beam has more
-    method = model.search_options({"num_captions": 5, "diverse_groups": 3, "diversity": 0.1})
-    assert (method.beam_size, method.diverse_groups, method.diversity) == (6, 3, 0.1)
-    for wrong, message in (
-        (["--diversity", "1"], "--diversity needs --diverse-groups"),
-        (["--diverse-groups", "2", "--seed", "1"], "leave it out with --seed"),
-        (
-            ["--diverse-groups", "2", "--beam-size", "3"],
-            "cannot be divided into --diverse-groups 2",
-        ),
-    ):
-        assert main([*call, *wrong]) == 2
-        assert message in capsys.readouterr().err

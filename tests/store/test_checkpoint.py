@@ -14,7 +14,7 @@ from captioner import __version__
 from captioner.cli.main import main
 from captioner.errors import CheckpointError
 from captioner.predict.load import load
-from captioner.search.beam import Decoding
+from captioner.search.options import Decoding
 from captioner.store import checkpoint
 
 

@@ -10,12 +10,9 @@ import pytest
 import captioner
 from captioner.cli.main import main
 from captioner.data.module import CaptionDataModule
-from captioner.data.object_words import CategoryWords
 from captioner.data.readers import detect, read
 from captioner.errors import DataError
-from captioner.evaluation.metrics import CaptionScorer
-from captioner.language.vocabulary import Tokenizer
-from layouts import coco, csv_text, picture, write
+from layouts import coco, picture, write
 
 PAGE = Path(__file__).parents[2] / "docs" / "own-data.md"
 TABLE = "image,caption,split\na.png,a dog,train\nb.png,a cat,val\n"
@@ -89,74 +86,6 @@ def test_tables_of_something_else_are_left_aside(tmp_path, capsys):
     output = capsys.readouterr().out
     assert output.startswith(f"csv in {tmp_path / 'mine.csv'}\n")
     assert all(f"  left aside: {reason}" in output for reason in others)
-
-
-def photos_of(kind: str, root: Path, table: Path) -> dict[str, list[str]]:
-    """Write a table of photos of one kind: 87 for train, 13 for val, the others for test.
-
-    A photo is of a kind if three of its captions name a category of it. The first hundred ids are for
-    training. Returns the captions of the test photos.
-    """
-    instances = json.loads((root / "annotations" / "instances_train2017.json").read_text())
-    kinds = {c["name"]: c["supercategory"] for c in instances["categories"]}
-    finder, tokenize = CategoryWords(kinds), Tokenizer()
-
-    def names_kind(caption: str) -> bool:
-        return any(kinds[found] == kind for _, found in finder.find(tokenize(caption)))
-
-    photos = sorted(read("coco2014", root), key=lambda record: int(record.image_id))
-    photos = [r for r in photos if sum(map(names_kind, r.captions)) >= 3]
-    splits = ["train" if number % 8 else "val" for number in range(100)]
-    splits += ["test"] * (len(photos) - 100)
-    rows = [
-        [str(Path(record.path).resolve()), caption, split]
-        for record, split in zip(photos, splits, strict=True)
-        for caption in record.captions
-    ]
-    write(table, csv_text([["image", "caption", "split"], *rows]))
-    return {str(Path(r.path).resolve()): list(r.captions) for r in photos[100:]}
-
-
-DESIGN = shlex.split("""--model configs/model/show-attend-tell.yaml --model configs/model/luong-dot.yaml
---model.encoder.init_args.name efficientnet_lite0 --model.decoding.no_repeat 2
---trainer.enable_progress_bar false --overlays 0""")
-
-
-@pytest.fixture
-def start(shared_data, tmp_path_factory) -> Path:
-    """A model trained on Flickr8k alone: the bundled models know the photos used here."""
-    run = tmp_path_factory.mktemp("start")
-    call = ["fit", "--config", "configs/flickr8k.yaml", *DESIGN, "--trainer.max_epochs", "2"]
-    call += ["--data.root", str(shared_data / "flickr8k"), "--data.cache_dir", str(run / "cache")]
-    call += ["--trainer.check_val_every_n_epoch", "2", "--trainer.default_root_dir", str(run)]
-    assert main(call) == 0
-    return run
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(7200)
-def test_a_hundred_photos_of_another_kind(start, shared_data, tmp_path):
-    """Fine-tuning is better than the model as it was, and than training from scratch."""
-    held_back = photos_of("vehicle", shared_data / "coco", tmp_path / "captions.csv")
-    captions = captioner.load(start).caption(list(held_back))
-    texts = {photo: caption.text for photo, caption in zip(held_back, captions, strict=True)}
-    own = CaptionScorer(held_back, java=False).score(texts).cider
-    call = ["fit", "--config", "configs/own.yaml", "--data.root", str(tmp_path / "captions.csv")]
-    call += [*DESIGN, "--data.cache_dir", str(tmp_path / "cache")]
-    tuned = [str(start), "--data.keep_vocabulary", str(start), "--model.learning_rate", "4e-4"]
-    scratch = ["null", "--data.keep_vocabulary", "null", "--model.learning_rate", "1.2e-3"]
-    ciders = []
-    for name, options in (("tuned", tuned), ("scratch", scratch)):
-        run = tmp_path / name
-        options = ["--model.init_from", *options, "--trainer.default_root_dir", str(run)]
-        assert main([*call, *options]) == 0
-        config = str(run / "config.yaml")
-        assert main(["test", "--config", config, "--data.test_split", "test"]) == 0
-        record = json.loads((run / "results" / "test-beam5.json").read_text())
-        ciders.append(record["scores"]["cider"])
-    print(f"CIDEr {own:.1f} before, {ciders[0]:.1f} fine-tuned, {ciders[1]:.1f} from scratch")
-    assert ciders[0] >= own + 10
-    assert ciders[0] >= ciders[1] + 5
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from captioner.models import Annotations, Attention, LSTMDecoder
 from captioner.models.distributions import Distribution, Hard, QueryContext, Sampling, Soft, Weights
 from captioner.models.scores import Additive
 from captioner.store import checkpoint
-from captioner.training import Likelihood, Reinforce, SelfCritical
+from captioner.training import VIMCO, Likelihood, Reinforce, SelfCritical
 from gradients import gradient, is_unbiased
 
 L, D, V = 4, 5, 9
@@ -61,10 +61,8 @@ def targets(rows):
     return torch.tensor([WORDS]).expand(rows, -1).unsqueeze(0)
 
 
-def objective(**options):
-    return Reinforce(
-        **{"samples": GROUP, "entropy_weight": 0.0, "doubly_stochastic": 0.0, **options}
-    )
+def objective(make=Reinforce, **options):
+    return make(**{"samples": GROUP, "entropy_weight": 0.0, "doubly_stochastic": 0.0, **options})
 
 
 def enumerated(decoder, image, words=WORDS):
@@ -138,10 +136,10 @@ def test_vimco_is_unbiased_for_its_own_bound(exact):
     assert single < pair < truth
     torch.testing.assert_close(gradient(single, decoder), exact)
     expected, goal = gradient(pair, decoder), gradient(truth, decoder)
-    [estimated] = estimates(*toy(), objective(baseline="vimco", samples=2))
+    [estimated] = estimates(*toy(), objective(VIMCO, samples=2))
     assert is_unbiased(estimated, expected)
     assert not is_unbiased(estimated, exact)
-    [four] = estimates(*toy(), objective(baseline="vimco"))
+    [four] = estimates(*toy(), objective(VIMCO))
     bounds = {"1 sample": exact, "2 samples": expected, f"{GROUP} samples": four.mean(0)}
     distances = [((of - goal).norm() / goal.norm()).item() for of in bounds.values()]
     for name, distance in zip(bounds, distances, strict=True):
@@ -154,7 +152,7 @@ def test_vimco_equals_a_plain_loop():
     decoder, image = toy()
     torch.manual_seed(3)
     decoded = decoder(image, inputs(2 * GROUP))
-    computed = -T * objective(baseline="vimco")(decoded, targets(2 * GROUP)).total * 2
+    computed = -T * objective(VIMCO)(decoded, targets(2 * GROUP)).total * 2
     log_probs = decoded.logits[0].log_softmax(-1).gather(-1, targets(2 * GROUP)[0, ..., None])
     of_caption, of_path = log_probs.sum((1, 2)), decoded.choice.log_prob[0].sum(-1)
     surrogate = 0.0
@@ -271,7 +269,7 @@ def test_padding_does_not_count(baseline, credit):
     torch.testing.assert_close(two.terms | two.measures, one.terms | one.measures)
 
 
-def test_the_moving_average_starts_from_the_first_batch_and_is_constant_in_evaluation():
+def test_the_moving_average_starts_from_the_first_batch():
     decoder, image = toy()
     moving = objective(baseline="moving_average")
     torch.manual_seed(6)
@@ -281,37 +279,25 @@ def test_the_moving_average_starts_from_the_first_batch_and_is_constant_in_evalu
     assert first["baseline"].item() == pytest.approx(first["reward"].item())
     assert second["baseline"].item() == pytest.approx(first["reward"].item())
     expected = 0.9 * first["reward"].item() + 0.1 * second["reward"].item()
-    moving.eval()
-    for _ in range(2):
-        measures = moving(decoder(image, inputs(1)), targets(1)).measures
-        assert measures["baseline"].item() == pytest.approx(expected, rel=1e-6)
+    third = moving(decoder(image, inputs(GROUP)), targets(GROUP)).measures
+    assert third["baseline"].item() == pytest.approx(expected, rel=1e-6)
 
 
-def test_the_rollout_repeats_every_caption_and_the_temperature_falls_to_one():
+def test_the_rollout_repeats_every_caption():
     tokens = torch.tensor([[[START, 5, END], [START, 7, END]]])
     rollout = objective().rollout(*toy(), tokens)
     assert rollout.tokens.tolist() == [[[START, 5, END]] * GROUP + [[START, 7, END]] * GROUP]
     assert rollout.rewards is None
-    hot = objective(initial_temperature=4.0)
-    assert [hot.temperature(p) for p in (0.0, 0.25, 0.5, 1.0)] == [4, 2, 1, 1]
 
 
-@pytest.mark.parametrize(
-    ("make", "options", "message"),
-    [
-        (Reinforce, {"samples": 0}, "a whole number of 1 or more, got 0"),
-        (Reinforce, {"baseline": "leave_one_out", "samples": 1}, "2 samples or more"),
-        (Reinforce, {"baseline": "vimco", "samples": 1}, "2 samples or more"),
-        (Reinforce, {"baseline": "vimco", "samples": 2, "credit": "to_go"}, "credit: caption"),
-        (Reinforce, {"initial_temperature": 0.0}, "a number from 1e-06"),
-        (SelfCritical, {"samples": 0, "baseline": "greedy"}, "number of 1 or more, got 0"),
-        (SelfCritical, {"samples": 1}, "number of 2 or more, got 1"),
-        (SelfCritical, {"source": "samples", "no_repeat": 2}, "no_repeat=2 applies to captions of"),
-    ],
-)
-def test_impossible_options_are_refused(make, options, message):
-    with pytest.raises(UsageError, match=message):
-        make(**options)
+def test_impossible_options_are_refused():
+    for make, options in (
+        (Reinforce, {"baseline": "leave_one_out", "samples": 1}),
+        (VIMCO, {"samples": 1}),
+        (SelfCritical, {"samples": 1}),
+    ):
+        with pytest.raises(UsageError, match="a whole number of 2 or more, got 1"):
+            make(**options)
 
 
 def test_objectives_refuse_decoders_that_they_cannot_train():

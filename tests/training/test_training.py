@@ -363,7 +363,6 @@ def test_epochs_without_validation(tmp_path, shapes_cache):
         ("--model.decoder.init_args.hiden=3", "hiden"),
         ("--model.encoder.init_args.name=efficientnet_lit0", "efficientnet_lite0"),
         ("--trainer.max_epochs=-1", "max_epochs"),
-        ("--trainer.precision=bf16-true", "give bf16-mixed"),
         ("--model.decoding.samples=8", "samples none"),
     ],
 )

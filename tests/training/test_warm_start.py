@@ -8,7 +8,7 @@ from captioner.cli.main import main
 from captioner.data.module import CaptionDataModule
 from captioner.errors import CheckpointError, UsageError
 from captioner.language.vocabulary import SPECIALS
-from captioner.search.beam import Decoding
+from captioner.search.options import Decoding
 from captioner.store import checkpoint
 from captioner.training.warm_start import start_from
 
