@@ -96,7 +96,7 @@ def write_sidecars(options: argparse.Namespace) -> int:
     done: Counter[str] = Counter()
     pending: deque[Path] = deque()
 
-    def report(photo: Path, error: Exception) -> None:
+    def report(error: Exception) -> None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             raise error  # it would also stop the other photos
         reason = os_error(error) if isinstance(error, OSError) else error
@@ -108,7 +108,7 @@ def write_sidecars(options: argparse.Namespace) -> int:
             try:
                 finished = sidecars.is_finished(photo)
             except (DataError, OSError) as error:
-                report(photo, error)
+                report(error)
                 continue
             if finished:
                 done["kept"] += 1
@@ -134,7 +134,7 @@ def write_sidecars(options: argparse.Namespace) -> int:
                     else:
                         done["kept"] += 1
                 except (DataError, OSError) as error:
-                    report(photo, error)
+                    report(error)
                 advance(done.total() - shown)
                 shown = done.total()
             advance(done.total() - shown)  # those that are kept after the last caption

@@ -60,9 +60,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     about = "leave captions below this confidence empty; from 0 to 1"
     group.add_argument("--min-confidence", type=number(SHARE), metavar="X", help=about)
     beside = parser.add_argument_group("where the photos are", argument_default=argparse.SUPPRESS)
-    about = "txt: a text file beside each photo; xmp: an XMP file beside it; embed: XMP inside the photo "
-    about += "(JPEG, PNG, WebP or TIFF); html: captions.html in the folder, a page to check and edit all "
-    about += "captions. A photo that has such a caption keeps it"
+    about = "txt: a text file beside each photo; xmp: an XMP file beside it; embed: XMP inside the "
+    about += (
+        "photo (JPEG, PNG, WebP or TIFF); html: captions.html in the folder, a page to check and "
+    )
+    about += "edit all captions. A photo that has such a caption keeps it"
     beside.add_argument("--write", choices=(*FORMATS, "html"), help=about)
     about = "for photos that have a caption: leave it, add a line, or replace it (default: skip)"
     beside.add_argument("--existing", choices=EXISTING, help=about)
@@ -71,8 +73,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     folder = parser.add_argument_group("options for a folder", argument_default=argparse.SUPPRESS)
     about = "processes on this machine, or Ray Data on a cluster (default: local)"
     folder.add_argument("--engine", choices=("local", "ray"), help=about)
-    about = "processes that each load the model (default: one per CPU core; on a GPU, one; with Ray, one "
-    about += "per GPU)"
+    about = (
+        "processes that each load the model (default: one per CPU core; on a GPU, one; with Ray, "
+    )
+    about += "one per GPU)"
     folder.add_argument("--workers", type=positive, metavar="N", help=about)
     about = "records per shard; an interruption loses at most the unfinished one (default: 1000)"
     folder.add_argument("--shard-size", type=positive, metavar="N", help=about)
@@ -93,6 +97,8 @@ def run(options: argparse.Namespace) -> int:
                 f"'{name}' is an address: download the photo and give the file; for photos in an object "
                 "store, give a folder with --output DIR/"
             )
+    if options.diversity is not None and options.diverse_groups is None:
+        raise UsageError("--diversity needs --diverse-groups: give both")
     wrong = FOLDER_OPTIONS & given.keys() if not is_folder else set()
     for name in sorted(wrong | ({"existing", "prefix", "suffix"} & given.keys())):
         needs = "a folder: give --output DIR/" if name in FOLDER_OPTIONS else "--write KIND"
@@ -117,6 +123,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _destination(output: str | None, file_format: str | None) -> tuple[str, bool]:
     """Return the format, and whether it is written into a folder: a name without a known ending."""
+    if output == "-":
+        raise UsageError("cannot write '-': leave --output out to write to standard output")
     name, suffix = output or ".txt", Path(output or "").suffix.lower()
     folder_name = output is not None and (name.endswith(("/", os.sep)) or Path(name).is_dir())
     only_file = file_format in WRITERS and file_format not in FOLDER_FORMATS

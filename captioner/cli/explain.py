@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from captioner.cli.arguments import add_inputs, add_method, add_overwrite, number, positive, text
 from captioner.cli.outputs import check_files, check_folder, model_files
 from captioner.cli.progress import loading, report_failures
-from captioner.errors import ImageError, printable
-from captioner.limits import SHARE
+from captioner.errors import ImageError, UsageError, printable
+from captioner.limits import SHARE, SIGNED
 from captioner.overlay import export
 from captioner.photos.paths import find
 
@@ -47,8 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     about = "opacity of the colours on the photo, 0 to 1"
     add("--opacity", type=number(SHARE), default=0.8, help=about)
-    about = "glow: colour the regions that get more than an even share of attention; paper: a grey photo "
-    about += "under a map from black to white, as in Xu et al. 2015"
+    about = "glow: colour the regions that get more than an even share of attention; paper: a grey "
+    about += "photo under a map from black to white, as in Xu et al. 2015"
     add("--style", dest="look", choices=("glow", "paper"), default="glow", help=about)
     add("--contours", action="store_true", help="draw a line at half of the colour scale")
     add("--content-words", action="store_true", help="leave words like 'a' and 'of' out of figures")
@@ -70,6 +70,10 @@ def _index(number: str) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Write the files and return the exit status: 1 if any photo could not be read, else 0."""
+    if options.sign != "positive" and options.method not in SIGNED:
+        raise UsageError(
+            f"--sign is for methods with negative values: give --method {' or '.join(SIGNED)}"
+        )
     paths = find(options.inputs)
     bases = _output_bases(paths, options.output)
     suffixes = export.suffixes(options.formats)
