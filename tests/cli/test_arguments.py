@@ -115,7 +115,7 @@ WRONG = [
     ("explain x.png --output=out --caption=\udcff", "--caption: expected text in UTF-8"),
     ("explain x.png --output=out --caption=!!!", "a sentence to explain has"),
     ("ground --data=folder --root=. --split=tset", "did you mean test?"),
-    ("ground --scene-options max_object=3", "did you mean max_objects?"),
+    ("ground --scenes=4 --scene-options max_object=3", "did you mean max_objects?"),
     ("data check --data.name=coco --data.root=nowhere", "nowhere"),
     ("configs nowhere/x", "the folder 'nowhere' does not exist"),
     ("fit --config=nowhere.yaml", "nowhere.yaml"),
@@ -217,9 +217,13 @@ RUN = "run/checkpoints/best.ckpt"
 OVERWRITING = {
     "caption photos --model model --overwrite --format text --output": "photos/a.jpg model/config.json",
     f"caption photos/a.jpg --model {RUN} --overwrite --format text --output": f"photos/a.jpg {RUN}",
-    "evaluate results.json --references references.json --overwrite --output": "results.json references.json",
+    "evaluate results.json --references references.json --overwrite --output": (
+        "results.json references.json"
+    ),
     f"ground {COCO} --model model --overwrite --output": "instances.json photos/a.jpg model/vocab.json",
-    "ground --data csv --root captions.csv --model run --overwrite --output": "captions.csv run/model/config.json",
+    "ground --data csv --root captions.csv --model run --overwrite --output": (
+        "captions.csv run/model/config.json"
+    ),
     f"{CHECK} csv --data.root captions.csv --overwrite --output": "captions.csv",
     f"{CHECK} folder --data.root photos --overwrite --output": "photos/a.jpg",
     "compare run --output": f"run/results {RUN}",

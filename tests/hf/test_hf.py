@@ -10,7 +10,6 @@ from PIL import Image
 
 import captioner
 import hf_models
-from captioner.cli import checks
 from captioner.cli.main import main
 from captioner.data.shapes import scene
 from captioner.errors import CheckpointError, UsageError
@@ -235,13 +234,13 @@ def test_only_safetensors_are_read(blip, tmp_path):
 @pytest.mark.parametrize("name", ["hf:", "hf:no such/folder/here", "hf:../x/y"])
 def test_names_that_are_neither_folder_nor_hub_name_are_refused(name):
     with pytest.raises(UsageError, match="no such folder, and no name on the hub"):
-        checks.CHECKS["model"]("--model", name)
+        captioner.load(name)
 
 
 def test_without_transformers_the_advice_is_to_install_it(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(UsageError, match=r"pip install 'captioner\[hf\]'"):
-        checks.CHECKS["model"]("--model", "hf:Salesforce/blip-image-captioning-base")
+        captioner.load("hf:Salesforce/blip-image-captioning-base")
     with pytest.raises(UsageError, match=r"pip install 'captioner\[hf\]'"):
         captioner.load("hf:Salesforce/blip-image-captioning-base")
 
