@@ -58,6 +58,16 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
     return f"unknown {kind} {name!r}; known: {listed or 'none'}"
 
 
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a question about the known name that is most similar, or nothing.
+
+    >>> did_you_mean("--modle", ["--model", "--device"])
+    ' (did you mean --model?)'
+    """
+    near = difflib.get_close_matches(name, list(known), 1, 0.6)
+    return f" (did you mean {near[0]}?)" if near else ""
+
+
 def printable(text: str, limit: int = 200) -> str:
     """Return text as one line of printable characters, with escapes for others, cut in the middle.
 

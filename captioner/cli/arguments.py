@@ -1,7 +1,6 @@
 """Options that several commands share, and opening the file that a command writes."""
 
 import argparse
-import os
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -12,37 +11,49 @@ from captioner.files import atomic_text
 from captioner.limits import BATCH, DECODING, METHODS, WORD_SAMPLING, Number
 from captioner.resources import bundled_models
 
-FOLDER_OPTIONS = {"engine", "workers", "shard_size", "retry"}
-"""The options of ``caption`` that only make sense for a folder."""
-
 
 def number(expected: Number) -> Callable[[str], Any]:
     """Return a function that parses a number in a range; argparse reports anything else."""
 
-    def parse(text: str) -> Any:
-        if (value := expected.parse(text)) is None:
-            raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r:.40}")
+    def parse(given: str) -> Any:
+        try:
+            value = int(given) if expected.whole else float(given)
+        except ValueError:
+            value = None
+        if not expected.accepts(value):
+            raise argparse.ArgumentTypeError(f"expected {expected}, got {given!r:.40}")
         return value
 
     return parse
 
 
-positive = number(Number(1, 999_999_999))
+positive = number(Number(1))
 
 
-def add_inputs(parser: argparse.ArgumentParser) -> None:
+def text(given: str) -> str:
+    """Return a text; argparse reports bytes of a shell that are not UTF-8, which no file can hold."""
+    try:
+        given.encode()
+    except UnicodeEncodeError:
+        raise argparse.ArgumentTypeError(f"expected text in UTF-8, got {given!r:.80}") from None
+    return given
+
+
+def add_inputs(parser: argparse.ArgumentParser, batch_size: int) -> None:
     """Add the photos, the model and the search."""
     parser.add_argument("inputs", nargs="+", metavar="INPUT", help="photo, folder or glob")
     add_model(parser)
-    add_search(parser, batch_size=64)
+    add_search(parser, batch_size)
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     """Add ``--model`` and ``--device``."""
     default, *others = bundled_models()
-    text = f"a bundled model ({', '.join(others)}), a model folder, a .ckpt, a run folder, "
-    text += "or hf:NAME_OR_FOLDER for a model of transformers"
-    parser.add_argument("--model", help=f"{text} (default: {default})")
+    help_text = (
+        f"a bundled model ({', '.join(others)}), a model folder, a .ckpt, a run folder, or "
+        f"hf:NAME_OR_FOLDER for a model of transformers (default: {default})"
+    )
+    parser.add_argument("--model", help=help_text)
     add_device(parser)
 
 
@@ -54,18 +65,20 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 def add_search(parser: argparse.ArgumentParser, batch_size: int) -> None:
     """Add ``--beam-size`` and ``--batch-size``."""
     limit, add = DECODING["beam_size"], parser.add_argument
-    text = f"hypotheses kept per photo, up to {limit.high}; 1 is greedy search"
-    text += " (default: the model's own, usually 5)"
-    add("--beam-size", type=number(limit), metavar="N", help=text)
-    text = f"photos computed together, up to {BATCH.high}"
-    add("--batch-size", type=number(BATCH), metavar="N", default=batch_size, help=text)
+    help_text = f"hypotheses kept per photo, up to {limit.high}; 1 is greedy search"
+    help_text += " (default: the model's own, usually 5)"
+    add("--beam-size", type=number(limit), metavar="N", help=help_text)
+    help_text = f"photos computed together, up to {BATCH.high}"
+    add("--batch-size", type=number(BATCH), metavar="N", default=batch_size, help=help_text)
 
 
 def add_method(parser: argparse.ArgumentParser) -> None:
     """Add ``--method``."""
-    text = "how words are explained: by attention or, instead, by another method; gradients and erased "
-    text += "regions take seconds a photo"
-    parser.add_argument("--method", choices=tuple(METHODS), default="attention", help=text)
+    help_text = (
+        "how words are explained: by attention or, instead, by another method; gradients and "
+    )
+    help_text += "erased regions take seconds a photo"
+    parser.add_argument("--method", choices=tuple(METHODS), default="attention", help=help_text)
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
@@ -80,13 +93,11 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         "diverse_groups": "diverse beam search with this many groups, which avoid each other's words",
         "diversity": "how much they avoid them, in nats per word (default: 0.5)",
     }
-    group, ranges = (
-        parser.add_argument_group("several and varied captions"),
-        DECODING | WORD_SAMPLING,
-    )
-    for name, text in texts.items():
+    group = parser.add_argument_group("several and varied captions")
+    ranges = DECODING | WORD_SAMPLING
+    for name, help_text in texts.items():
         option, metavar = f"--{name.replace('_', '-')}", "N" if ranges[name].whole else "X"
-        group.add_argument(option, type=number(ranges[name]), metavar=metavar, help=text)
+        group.add_argument(option, type=number(ranges[name]), metavar=metavar, help=help_text)
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:
@@ -96,20 +107,11 @@ def add_output(parser: argparse.ArgumentParser) -> None:
 
 
 def add_overwrite(parser: argparse.ArgumentParser) -> None:
-    """Add ``--overwrite`` for a command that replaces only its own files without it."""
-    text = "replace existing files that this command has not written"
-    parser.add_argument("--overwrite", action="store_true", help=text)
+    """Add ``--overwrite``."""
+    help_text = "replace files that exist; without it, they are left and the command ends"
+    parser.add_argument("--overwrite", action="store_true", help=help_text)
 
 
 def open_output(file: str | None) -> AbstractContextManager[TextIO]:
     """Open standard output, or a text file that appears whole or not at all."""
     return nullcontext(sys.stdout) if file is None else atomic_text(Path(file))
-
-
-def writes_folder(options: argparse.Namespace) -> bool:
-    """Return whether ``caption`` writes a folder of shards."""
-    given = vars(options)
-    if given.get("format") == "parquet" or given.keys() & FOLDER_OPTIONS:
-        return True
-    output = options.output
-    return output is not None and (output.endswith(("/", os.sep)) or Path(output).is_dir())

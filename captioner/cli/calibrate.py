@@ -9,7 +9,6 @@ import json
 import sys
 
 from captioner.cli.arguments import add_device
-from captioner.cli.checks import DATA
 from captioner.cli.progress import stages
 from captioner.errors import UsageError, plural
 from captioner.resources import HF, bundled_models, find_model
@@ -21,10 +20,18 @@ MIN_PHOTOS = 50
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``calibrate``."""
+    from captioner.data.readers import READERS
+
     parser.add_argument("model", help="a model folder, a run folder or a bundled name")
     add_device(parser)
     add = parser.add_argument
-    add("--data", metavar="NAME", choices=DATA, required=True, help="data set, as in data.name")
+    add(
+        "--data",
+        metavar="NAME",
+        choices=[*READERS],
+        required=True,
+        help="data set, as in data.name",
+    )
     add("--root", metavar="DIR", required=True, help="folder of the data set")
     text = "split of the data set, on which the model was not trained (default: val)"
     add("--split", choices=("train", "val", "test"), default="val", help=text)

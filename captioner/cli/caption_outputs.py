@@ -15,13 +15,14 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from captioner.batch.inputs import Sources
-from captioner.batch.output_folder import MANIFEST, Shards
-from captioner.batch.rows import Row, encodable, failure
-from captioner.batch.sidecars import PAGE, SHARDS, TABLE, Sidecars
+from captioner.batch.output_folder import MANIFEST, Shards, refuse_foreign
+from captioner.batch.rows import Row, encodable
+from captioner.batch.sidecars import MAX_PHOTOS, PAGE, SHARDS, TABLE, Sidecars
 from captioner.cli.arguments import open_output
+from captioner.cli.outputs import check_files, check_folder, model_files
 from captioner.cli.progress import captioning, loading, report_failures
 from captioner.cli.writers import WRITERS
-from captioner.errors import DataError, ImageError, os_error, plural, printable
+from captioner.errors import DataError, UsageError, os_error, plural, printable
 from captioner.files import write_text
 from captioner.limits import SAMPLING
 from captioner.photos import paths
@@ -29,47 +30,35 @@ from captioner.resources import HF
 
 FEW = 128
 """With fewer photos than this, one process finishes before worker processes have started."""
-SEARCH = ("beam_size", "diverse_groups", "diversity", "min_length")
-GENERATION = (*SEARCH, *SAMPLING, "num_captions", "confidence", "min_confidence")
+GENERATION = (
+    *("beam_size", "diverse_groups", "diversity", "min_length", *SAMPLING),
+    *("num_captions", "confidence", "min_confidence"),
+)
 
 
 def write_file(options: argparse.Namespace, file_format: str) -> int:
     """Write all captions into one file, or to standard output."""
     photos = paths.find(options.inputs)
-    # The error of a single photo is reported at once; more photos are not read twice.
-    broken = _unreadable(photos[0]) if len(photos) == 1 else None
-    few = len(photos) < FEW
-    opened: Any = nullcontext() if broken else _engine(options, {}, few)
+    if options.output is not None:
+        inputs = [*photos, *model_files(options.model)]
+        check_files([Path(options.output)], options.overwrite, inputs)
     failed = 0
 
     def results() -> Iterator[tuple[Path, Row]]:
         nonlocal failed
-        names = map(str, photos)
-        rows = iter([broken]) if broken else engine.rows(_batches(names, options.batch_size))
+        rows = engine.rows(_batches(map(str, photos), options.batch_size))
         for path, row in zip(photos, rows, strict=True):
             failed += _reported(row)
             yield path, row
             advance()
 
     with (
-        opened as engine,
+        _engine(options, {}, len(photos) < FEW) as engine,
         captioning(lambda: len(photos)) as advance,
         open_output(options.output) as stream,
     ):
         WRITERS[file_format](results(), stream)
     return report_failures(failed, len(photos))
-
-
-def _unreadable(photo: Path) -> Row | None:
-    """Return the row of a file that is not a photo; None if it is one."""
-    from captioner.photos import images
-
-    try:
-        if not photo.is_fifo():  # a pipe can be read only once
-            images.load(photo)
-    except ImageError as error:
-        return failure(str(photo), error)
-    return None
 
 
 def write_folder(options: argparse.Namespace, file_format: str) -> int:
@@ -78,6 +67,8 @@ def write_folder(options: argparse.Namespace, file_format: str) -> int:
     names = iter(sources)
     first = list(islice(names, 1))  # reports missing inputs before the model is loaded
     folder = Path(options.output)
+    refuse_foreign(folder)
+    check_folder(folder)
     settings = {k: v for k, v in vars(options).items() if k in ("shard_size", "retry")}
 
     def count() -> int | None:
@@ -105,20 +96,19 @@ def write_sidecars(options: argparse.Namespace) -> int:
     done: Counter[str] = Counter()
     pending: deque[Path] = deque()
 
-    def report(photo: Path, error: Exception) -> None:
+    def report(error: Exception) -> None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             raise error  # it would also stop the other photos
-        broken = _unreadable(photo) if isinstance(error, DataError) else None
         reason = os_error(error) if isinstance(error, OSError) else error
-        print(f"captioner: {broken['error']['message'] if broken else reason}", file=sys.stderr)
-        done["failed" if broken else "refused"] += 1
+        print(f"captioner: {reason}", file=sys.stderr)
+        done["refused"] += 1
 
     def unfinished() -> Iterator[str]:
         for photo in photos:
             try:
                 finished = sidecars.is_finished(photo)
             except (DataError, OSError) as error:
-                report(photo, error)
+                report(error)
                 continue
             if finished:
                 done["kept"] += 1
@@ -144,7 +134,7 @@ def write_sidecars(options: argparse.Namespace) -> int:
                     else:
                         done["kept"] += 1
                 except (DataError, OSError) as error:
-                    report(photo, error)
+                    report(error)
                 advance(done.total() - shown)
                 shown = done.total()
             advance(done.total() - shown)  # those that are kept after the last caption
@@ -159,8 +149,13 @@ def write_sidecars(options: argparse.Namespace) -> int:
 
 def write_page(options: argparse.Namespace) -> int:
     """Write a page of the captions of a folder; what it shows is kept in shards beside it."""
-    folder = Path(options.inputs[0])
+    folder = _page_folder(options)
     photos = paths.find([folder])
+    if len(photos) > MAX_PHOTOS:
+        raise UsageError(
+            f"'{folder}' holds {len(photos):,} photos, and a page at most {MAX_PHOTOS:,}: give its "
+            "subfolders one by one"
+        )
     given = {k: v for k, v in vars(options).items() if k in ("existing", "prefix", "suffix")}
     sidecars, edited = Sidecars("txt", **given), {}
     if sidecars.existing == "overwrite":
@@ -205,6 +200,25 @@ def write_page(options: argparse.Namespace) -> int:
         f"{plural(len(shown), 'caption')}, {len(pending) - failed} of them new, in {folder / PAGE}"
     )
     return report_failures(failed, len(photos))
+
+
+def _page_folder(options: argparse.Namespace) -> Path:
+    """Return the folder of a page; UsageError if there is none, or if it holds a foreign page."""
+    folder = Path(options.inputs[0])
+    if len(options.inputs) != 1 or not folder.is_dir():
+        raise UsageError(
+            f"--write html takes one folder of photos, got {' '.join(options.inputs)!r:.80}: give the "
+            "folder in which to write the page"
+        )
+    if vars(options).get("existing") == "append":
+        raise UsageError(
+            "--existing append cannot be used with --write html: edit the page instead"
+        )
+    page = folder / PAGE
+    if page.exists() and not (folder / SHARDS).is_dir():  # they are written before the page
+        raise UsageError(f"'{page}' exists and is no page of captions: give it another name")
+    check_folder(folder)
+    return folder
 
 
 def _edited_captions(table: Path) -> dict[str, list[str]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from captioner import resources
 from captioner.cli.arguments import add_overwrite
-from captioner.cli.outputs import check_replaced
+from captioner.cli.outputs import check_files, check_folder
 from captioner.errors import UsageError
 
 
@@ -44,6 +44,8 @@ def run(options: argparse.Namespace) -> int:
     if missing := [f"'{folder}'" for folder in folders if not folder.is_dir()]:
         are = "is not a folder" if len(missing) == 1 else "are not folders"
         raise UsageError(f"{', '.join(missing)} {are}; check the path")
+    if options.output is not None:
+        check_folder(Path(options.output), [folder / "results" for folder in folders])
     from captioner.comparison import formats, plots
     from captioner.comparison.run_results import read_run
     from captioner.comparison.table import compare
@@ -64,9 +66,9 @@ def run(options: argparse.Namespace) -> int:
         "table.json": formats.table_json(comparison).encode(),
         **plots.draw(comparison),
     }
-    for name in files:
-        check_replaced(Path(options.output) / name, "a comparison", options.overwrite)
-    for name, data in files.items():
-        write_bytes(Path(options.output) / name, data)
-        print(Path(options.output) / name)
+    written = {Path(options.output) / name: data for name, data in files.items()}
+    check_files([file for file in written if file.exists()], options.overwrite)
+    for file, data in written.items():
+        write_bytes(file, data)
+        print(file)
     return 0

@@ -8,13 +8,16 @@ import argparse
 import shutil
 from pathlib import Path
 
+from captioner.cli.arguments import add_overwrite
+from captioner.cli.outputs import check_files, check_folder
 from captioner.errors import UsageError, plural
 from captioner.resources import shipped_configs
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``configs``."""
-    parser.add_argument("folder", nargs="?", help="copy the files into this new or empty folder")
+    parser.add_argument("folder", nargs="?", help="copy the files into this folder")
+    add_overwrite(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -26,11 +29,10 @@ def run(options: argparse.Namespace) -> int:
     target = Path(options.folder)
     if not target.absolute().parent.is_dir():
         raise UsageError(f"cannot make '{target}': the folder '{target.parent}' does not exist")
-    if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        found = "is not empty" if target.is_dir() else "is a file"
-        raise UsageError(f"'{target}' {found}; give an empty or a new folder")
-    for name, file in files.items():
-        copy = target.joinpath(*Path(name).parts[1:])
+    check_folder(target)
+    copies = {target.joinpath(*Path(name).parts[1:]): file for name, file in files.items()}
+    check_files([copy for copy in copies if copy.exists()], options.overwrite, copies.values())
+    for copy, file in copies.items():
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, copy)
     print(f"{plural(len(files), 'file')} copied to {target}")

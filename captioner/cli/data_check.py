@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from captioner.cli.arguments import add_output, open_output, positive
-from captioner.cli.checks import DATA
+from captioner.cli.outputs import check_files, files_below
 from captioner.cli.progress import stages
 from captioner.errors import one_line, plural
 
@@ -23,14 +23,16 @@ MAX_ITEMS = 10  # per problem in the text; the JSON lists all
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``data check``; they have the names that ``fit`` uses."""
+    from captioner.data.readers import READERS
+
     number: dict[str, Any] = {"metavar": "N", "type": positive}
     add = parser.add_argument
     words = "words of a caption that training keeps; longer captions are listed"
     count = "how often a word must occur in the training captions to be in the vocabulary"
     processes = "processes that decode the images"
     kinds = "format of the data set (default: auto, which detects your own photos or COCO): "
-    kinds += ", ".join(DATA)
-    add("--data.name", dest="name", metavar="NAME", default="auto", choices=DATA, help=kinds)
+    kinds += ", ".join(READERS)
+    add("--data.name", dest="name", metavar="NAME", default="auto", choices=[*READERS], help=kinds)
     add("--data.root", dest="root", metavar="DIR", required=True, help="folder of the data set")
     add("--data.max_words", dest="max_words", default=24, help=words, **number)
     add("--data.min_count", dest="min_count", default=5, help=count, **number)
@@ -51,6 +53,8 @@ def run(options: argparse.Namespace) -> int:
                 yield image
                 show("decoding images", total, 1)
 
+    if options.output is not None:
+        check_files([Path(options.output)], options.overwrite, files_below(options.root))
     found = Found(options.name, Path(options.root).expanduser(), [])
     if found.name == "auto" and found.source.exists():
         found = detect(found.source)

@@ -7,9 +7,11 @@ captioner evaluate captions.jsonl --references captions.json --output scores.jso
 import argparse
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from captioner.cli.arguments import add_output, open_output
+from captioner.cli.outputs import check_files
 from captioner.errors import plural
 
 
@@ -24,6 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Write the scores as JSON, rounded to two decimals, and return the exit status."""
+    if options.output is not None:
+        inputs = [Path(options.results), Path(options.references)]
+        check_files([Path(options.output)], options.overwrite, inputs)
     from captioner.evaluation.metrics import evaluate_files
 
     java = {"auto": None, "yes": True, "no": False}[options.java]

@@ -9,6 +9,7 @@ captioner ground --data flickr8k --root DIR --limit 100
 import argparse
 import json
 import sys
+from itertools import chain
 from pathlib import Path
 
 from captioner.cli.arguments import (
@@ -20,7 +21,7 @@ from captioner.cli.arguments import (
     open_output,
     positive,
 )
-from captioner.cli.checks import DATA
+from captioner.cli.outputs import check_files, files_below, model_files
 from captioner.cli.progress import stages
 from captioner.errors import UsageError, plural
 from captioner.limits import SCENES, SEED
@@ -36,6 +37,8 @@ OPTIONS = {  # what each kind of images requires and allows
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``ground``."""
+    from captioner.data.readers import READERS
+
     add_model(parser)
     add_search(parser, batch_size=16)
     data = parser.add_argument_group(
@@ -54,7 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="options of the scenes, such as max_objects=5 (default: those of the training run)",
     )
-    data.add_argument("--data", metavar="NAME", choices=DATA, help="data set, as in data.name")
+    data.add_argument(
+        "--data", metavar="NAME", choices=[*READERS], help="data set, as in data.name"
+    )
     data.add_argument("--root", metavar="DIR", help="folder of that data set")
     splits = ("train", "val", "test")
     data.add_argument("--split", choices=splits, help="split of that data set (default: val)")
@@ -95,6 +100,14 @@ def run(options: argparse.Namespace) -> int:
             "scoring on photos",
             file=sys.stderr,
         )
+    files = []
+    if options.output is not None:
+        from captioner.evaluation.image_statistics import ENDING
+
+        files = [Path(options.output), Path(options.output).with_suffix(ENDING)]
+        folders = (options.images, options.root, options.entities)
+        inputs = files_below(options.instances, options.captions, *folders)
+        check_files(files, options.overwrite, chain(inputs, model_files(options.model)))
     with TemporaryDirectory() as scratch, stages() as show:
         show("reading masks and captions")
         from captioner.cli.ground_images import READERS, evaluate
@@ -110,12 +123,12 @@ def run(options: argparse.Namespace) -> int:
         model.decoding = model.decoding.with_options({"beam_size": options.beam_size})
         report, statistics = evaluate(model, images, options, show)
     print(page(report, options.full))
-    if options.output is not None:
-        from captioner.evaluation.image_statistics import ENDING, lines
+    if files:
+        from captioner.evaluation.image_statistics import lines
         from captioner.files import write_text
 
         # The statistics first, so that a new report never has old statistics beside it.
-        write_text(Path(options.output).with_suffix(ENDING), lines(statistics))
+        write_text(files[1], lines(statistics))
         with open_output(options.output) as stream:
             json.dump(report, stream, indent=2, ensure_ascii=False)
             stream.write("\n")

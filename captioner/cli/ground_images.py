@@ -11,7 +11,7 @@ import yaml
 from captioner.data import entity_images, masks, readers, shapes_dataset
 from captioner.data.readers.text_files import MALFORMED
 from captioner.data.records import SPLITS, VAL, Record, Records
-from captioner.errors import UsageError
+from captioner.errors import UsageError, did_you_mean
 from captioner.evaluation.image_statistics import Evaluation, Regime
 from captioner.evaluation.metrics import read_references
 from captioner.limits import SCENE
@@ -54,8 +54,7 @@ def _coco(options: argparse.Namespace, _scratch: Path) -> Images:
 
 def _scenes(options: argparse.Namespace, scratch: Path) -> Images:
     """Generate scenes of the test split with the options that the model was trained with."""
-    given = dict(pair.split("=", 1) for pair in options.scene_options or ())  # checked
-    own = {name: int(value) for name, value in given.items()}
+    own = dict(map(_scene_option, options.scene_options or ()))
     chosen = OPTIONS | _trained_scenes(options.model) | own
     count = options.scenes or SCENES
     count = min(count, options.limit or count)
@@ -65,6 +64,16 @@ def _scenes(options: argparse.Namespace, scratch: Path) -> Images:
     masked = masks.read(root / "annotations" / "instances_test.json", root / "test", captions)
     text = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in chosen.items())
     return Images(masked.images, f"{count} generated scenes, seed 0, test split, {text}", masked)
+
+
+def _scene_option(text: str) -> tuple[str, int]:
+    name, _, value = text.partition("=")
+    if name not in OPTIONS:
+        near = did_you_mean(name, OPTIONS)
+        raise UsageError(f"--scene-options takes {'=…, '.join(OPTIONS)}=…; got {text!r}{near}")
+    if not value.isdecimal():
+        raise UsageError(f"--scene-options: {name} must be {SCENE[name]}, got {value!r:.40}")
+    return name, int(value)
 
 
 def _trained_scenes(model: str | None) -> dict[str, Any]:

@@ -8,9 +8,9 @@ import argparse
 import re
 from pathlib import Path
 
-from captioner.cli.checks import check_folder
-from captioner.cli.outputs import MODEL_FILES
+from captioner.errors import UsageError
 from captioner.resources import bundled_models
+from captioner.store.model_folder import BEST, CONFIG, MODEL
 
 GOOD_FOR = {
     "luong-dot": "general use: its maps are most often on the right object (the default)",
@@ -30,8 +30,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print a line for each model, its scores and its size; return the exit status."""
-    if options.runs is not None:
-        check_folder("--runs", options.runs)
+    runs = Path(options.runs or "runs").expanduser()
+    if options.runs is not None and not runs.is_dir():
+        raise UsageError(f"--runs '{runs}' is not a folder: check the path")
     print(f"{'model':26} {'BLEU-4':>6} {'CIDEr':>6} {'size':>8}  good for")
     for name, folder in bundled_models().items():
         card = (folder / "README.md").read_text("utf-8")
@@ -39,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
         scores = dict(zip(header.split(" | "), row.split(" | "), strict=True))
         size = re.findall(r"[\d.]+ MB", card)[0]
         print(f"{name:26} {scores['BLEU-4']:>6} {scores['CIDEr']:>6} {size:>8}  {GOOD_FOR[name]}")
-    for folder in sorted(Path(options.runs or "runs").expanduser().glob("*/")):
-        if any((folder / file).is_file() for file in MODEL_FILES[1:]):
+    for folder in sorted(runs.glob("*/")):
+        if (folder / MODEL / CONFIG).is_file() or (folder / BEST).is_file():
             print(f"{folder}  (your run)")
     return 0

@@ -1,47 +1,37 @@
 """The entry point of the command line: runs a command and reports errors in one line.
 
 Each command is a module with ``add_arguments(parser)`` and ``run(options)``. Its docstring is its help,
-a summary and examples; ``ADVANCED`` names the options that only ``--help-all`` shows. These modules
-import nothing heavy before ``run``, so that ``--help`` and wrong arguments are answered at once.
+a summary and examples; ``ADVANCED`` names the options that only ``--help-all`` shows. Only the module
+of the given command is imported, and none imports anything heavy before ``add_arguments``.
 """
 
+import argparse
 import io
 import os
 import sys
 from contextlib import suppress
+from importlib import import_module
+from types import ModuleType
 
 from captioner import __version__
-from captioner.cli import (
-    calibrate,
-    caption_photos,
-    checks,
-    compare,
-    copy_configs,
-    data_check,
-    demo,
-    evaluate,
-    explain,
-    export_model,
-    ground,
-    list_models,
-    training,
-)
+from captioner.cli import training
 from captioner.cli.parser import Parser
-from captioner.errors import CaptionerError, os_error
+from captioner.errors import CaptionerError, UsageError, os_error
 
 COMMANDS = {
-    "caption": caption_photos,
-    "explain": explain,
-    "evaluate": evaluate,
-    "ground": ground,
-    "compare": compare,
-    "calibrate": calibrate,
-    "export": export_model,
-    "models": list_models,
-    "demo": demo,
-    "configs": copy_configs,
-    "data check": data_check,
+    "caption": "caption_photos",
+    "explain": "explain",
+    "evaluate": "evaluate",
+    "ground": "ground",
+    "compare": "compare",
+    "calibrate": "calibrate",
+    "export": "export_model",
+    "models": "list_models",
+    "demo": "demo",
+    "configs": "copy_configs",
+    "data check": "data_check",
 }
+"""The modules of the commands in ``captioner.cli``."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -83,6 +73,26 @@ def main(arguments: list[str] | None = None) -> int:
         return 130
 
 
+def module(command: str) -> ModuleType:
+    """Return the module of a command."""
+    return import_module(f"captioner.cli.{COMMANDS[command]}")
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Parse the arguments of one of ``COMMANDS``.
+
+    Raises:
+        UsageError: an unknown command or option, or a value that an option cannot have.
+    """
+    words = [argument for argument in arguments if not argument.startswith("-")]
+    chosen = next((name for name in COMMANDS if words[: len(name.split())] == name.split()), None)
+    options = _parser(chosen).parse_args(arguments)
+    for name, value in vars(options).items():
+        if "" in (value if isinstance(value, list) else [value]):
+            raise UsageError(f"an argument is empty ({name}): is a shell variable unset?")
+    return options
+
+
 def _run(arguments: list[str]) -> int:
     if arguments[:1] == ["help"]:
         arguments = [*arguments[1:], "--help"]
@@ -90,13 +100,13 @@ def _run(arguments: list[str]) -> int:
         arguments = [*arguments, "--help"]
     if arguments[0] in training.COMMANDS:
         return training.run(arguments)
-    options = _parser().parse_args(arguments)
-    checks.check(options.command, options)
-    status: int = COMMANDS[options.command].run(options)
+    options = parse(arguments)
+    status: int = module(options.command).run(options)
     return status
 
 
-def _parser() -> Parser:
+def _parser(chosen: str | None) -> Parser:
+    """Return the parser of the chosen command; None gives the list of all commands and their help."""
     parser = Parser(
         prog="captioner",
         description="Caption photos, and show where the model looked for each word.",
@@ -114,18 +124,19 @@ def _parser() -> Parser:
     text = "Inspect a data set before training on it."
     data = commands.add_parser("data", help=text, description=text)
     inspections = data.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, module in COMMANDS.items():
-        summary, _, examples = str(module.__doc__).partition("\n\n")
+    for name in COMMANDS if chosen is None else [chosen]:
+        summary, _, examples = str(module(name).__doc__).partition("\n\n")
         group = inspections if name.startswith("data ") else commands
         command = group.add_parser(
             name.removeprefix("data "),
             help=summary,
             description=summary,
             examples=examples.strip().splitlines(),
-            more=getattr(module, "ADVANCED", ()),
+            more=getattr(module(name), "ADVANCED", ()),
         )
-        module.add_arguments(command)
-        command.set_defaults(command=name)
+        if name == chosen:
+            module(name).add_arguments(command)
+            command.set_defaults(command=name)
     return parser
 
 

@@ -1,19 +1,12 @@
 """The argument parser of every command: errors in one line, suggestions, short and complete help."""
 
 import argparse
-import difflib
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from itertools import takewhile
 from typing import Any, NoReturn
 
-from captioner.errors import UsageError
-
-
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a question about the known name that is most similar, or nothing."""
-    near = difflib.get_close_matches(name, list(known), 1, 0.6)
-    return f" (did you mean {near[0]}?)" if near else ""
+from captioner.errors import UsageError, did_you_mean
 
 
 class Parser(argparse.ArgumentParser):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from captioner.batch.rows import Row
-from captioner.errors import UsageError, printable
+from captioner.errors import printable
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -66,15 +66,4 @@ def write_coco(results: Results, stream: "TextIO") -> None:
 
 
 WRITERS = {"text": write_text, "jsonl": write_jsonl, "csv": write_csv, "coco": write_coco}
-_FORMATS = {"": "text", ".txt": "text", ".jsonl": "jsonl", ".csv": "csv", ".json": "coco"}
-
-
-def format_of(file: str | None) -> str:
-    """Return the format that the suffix of a file names; raise ``UsageError`` if it names none."""
-    suffix = Path(file or "").suffix.lower()
-    if suffix not in _FORMATS:
-        raise UsageError(
-            f"cannot tell the format of '{file}': give --format {', '.join(WRITERS)}, or a name that "
-            f"ends with {', '.join(filter(None, _FORMATS))}"
-        )
-    return _FORMATS[suffix]
+SUFFIXES = {".txt": "text", ".jsonl": "jsonl", ".csv": "csv", ".json": "coco"}

@@ -1,6 +1,6 @@
 """``captioner fit | validate | test | predict | prepare``: LightningCLI with our task and data.
 
-``captioner.cli.training`` checks the options first, and chooses the run folder and the checkpoint.
+LightningCLI parses the options; ``captioner.cli.training`` chooses the run folder and the checkpoint.
 docs/training.md describes the run folder, ``trainer.default_root_dir``.
 """
 
@@ -10,12 +10,14 @@ import re
 import sys
 import time
 import warnings
+from collections.abc import Callable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
+import yaml
 from jsonargparse import ArgumentError
 from jsonargparse.typing import NonNegativeInt
 from lightning_fabric.utilities.exceptions import MisconfigurationException
@@ -28,7 +30,7 @@ from captioner.data import entities
 from captioner.data.module import CaptionDataModule
 from captioner.data.records import TRAIN, VAL
 from captioner.data.supervision import masks_of
-from captioner.errors import UsageError, joined, plural
+from captioner.errors import UsageError, did_you_mean, joined, plural
 from captioner.fast.malloc import keep_memory
 from captioner.files import write_text
 from captioner.models.monte_carlo import check_samples
@@ -41,6 +43,7 @@ from captioner.training.precision import supported
 from captioner.training.results import model_card, write_result
 from captioner.training.task import CaptioningTask
 
+Choose = Callable[[Any, Mapping[str, Any]], None]
 _LOG = logging.getLogger(__name__)
 LAST = Path("checkpoints") / "last.ckpt"
 PREEMPTED = "hpc_ckpt_*.ckpt"  # saved by Lightning before SLURM ends a job
@@ -151,15 +154,37 @@ class CLI(LightningCLI):
             help="number of development photos for which fit draws the attention; 0 for none",
         )
 
+    def __init__(self, *arguments: Any, choose: Choose | None = None, **options: Any) -> None:
+        self.choose = choose
+        super().__init__(*arguments, **options)
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse the options, and name the one that is most similar to an unknown one."""
+        try:
+            super().parse_arguments(parser, args)
+        except ArgumentError as error:
+            unknown = re.search(r"unrecognized arguments: (-[\w.-]+)", str(error))
+            parsers = self._subcommand_parsers.values()
+            known = {name for each in parsers for a in each._actions for name in a.option_strings}
+            near = did_you_mean(unknown[1], known) if unknown else ""
+            command = next(iter(sys.argv[1:]), "fit")
+            raise UsageError(
+                f"{joined(error, 2000)}{near} (see captioner {command} --help-all)"
+            ) from error
+
     def _parse_ckpt_path(self) -> None:
         """Do nothing; Lightning's version lets the checkpoint override the command line."""
 
     def before_instantiate_classes(self) -> None:
-        """Choose the precision."""
+        """Choose the precision, the run folder and the checkpoint."""
         self.started = time.time()
-        options = self.config[self.subcommand].trainer
-        options.precision = supported(options.precision, options.accelerator)
-        self.root = Path(options.default_root_dir)
+        options = self.config[self.subcommand]
+        trainer = options.trainer
+        trainer.precision = supported(trainer.precision, trainer.accelerator)
+        if self.choose is not None:
+            text = self._parser(self.subcommand).dump(options, skip_none=False)
+            self.choose(options, yaml.safe_load(text))
+        self.root = Path(trainer.default_root_dir)
 
     def instantiate_classes(self) -> None:
         """Build the task from the values of its options and the vocabulary of the data."""
@@ -279,9 +304,18 @@ class CLI(LightningCLI):
         return write_result(self.model, self.datamodule, split, self.root / "results", **more)
 
 
-def main(arguments: list[str]) -> None:
-    """Run one of the subcommands; an unknown option or a wrong value raises ``UsageError``."""
-    raising = {"exit_on_error": False}
+def main(arguments: list[str], choose: Choose | None = None) -> None:
+    """Run one of the subcommands.
+
+    Args:
+        arguments: the subcommand and its options.
+        choose: called with the parsed options, and the same as plain values, before anything is built;
+            it sets the run folder and the checkpoint.
+
+    Raises:
+        UsageError: an unknown option, or a value that an option cannot have.
+    """
+    raising = {"exit_on_error": False, "allow_abbrev": False}
     original = sys.argv
     # Lightning starts further processes with the program and arguments in sys.argv.
     sys.argv = [original[0], *arguments]
@@ -291,6 +325,7 @@ def main(arguments: list[str]) -> None:
         CLI(
             ModelOptions,
             CaptionDataModule,
+            choose=choose,
             save_config_callback=SaveConfig,
             save_config_kwargs={"save_to_log_dir": False},
             trainer_class=Trainer,
@@ -299,10 +334,8 @@ def main(arguments: list[str]) -> None:
             parser_kwargs={"prog": "captioner", **raising}
             | dict.fromkeys(CLI.subcommands(), raising),
         )
-    except (ArgumentError, MisconfigurationException) as error:
-        raise UsageError(
-            f"{joined(error, 2000)} (see captioner {arguments[0]} --help-all)"
-        ) from error
+    except MisconfigurationException as error:
+        raise UsageError(joined(error, 2000)) from error
     except SystemExit as error:
         if isinstance(error.__context__, KeyboardInterrupt):  # Lightning exits with status 1
             raise error.__context__ from None

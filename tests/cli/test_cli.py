@@ -68,11 +68,11 @@ def test_a_file_name_that_is_not_utf8(to_file, images, run_folder, capsys, tmp_p
     except OSError:
         pytest.skip("THIS FILE SYSTEM DOES NOT ALLOW SUCH NAMES")
     (images / "2-broken.jpg").unlink()
-    output = ["--output", str(tmp_path / "out")] if to_file else []
+    output = ["--output", str(tmp_path / "out.txt")] if to_file else []
     for form in ("text", "jsonl", "csv", "coco"):
         command = ["caption", str(images), "--model", str(run_folder), "--format", form]
-        assert main([*command, *output]) == 0
-        text = (tmp_path / "out").read_text("utf-8") if to_file else capsys.readouterr().out
+        assert main([*command, *output, "--overwrite"]) == 0
+        text = (tmp_path / "out.txt").read_text("utf-8") if to_file else capsys.readouterr().out
         assert "4.png" in text
         assert "0\\udcff.png" in text.replace("\\\\", "\\")
 
@@ -158,9 +158,9 @@ def test_output_appears_whole_or_not_at_all(images, run_folder, tmp_path, monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(predictor.Predictor, "_caption", interrupt)
-        assert main([*command, "--output", str(output)]) == 130
+        assert main([*command, "--output", str(output), "--overwrite"]) == 130
     assert "precious" in output.read_text()
-    assert main([*command, "--output", str(output)]) == 1
+    assert main([*command, "--output", str(output), "--overwrite"]) == 1
     assert len(output.read_text().splitlines()) == 6
     assert not [file for file in tmp_path.iterdir() if file.name.endswith(".part")]
 

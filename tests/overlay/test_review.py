@@ -10,7 +10,6 @@ import pytest
 from PIL import Image
 
 from captioner.cli import caption_outputs as command
-from captioner.cli import checks
 from captioner.cli.main import main
 from captioner.data.readers import read, scan
 from captioner.overlay import blend, review
@@ -253,7 +252,7 @@ def test_what_does_not_fit_is_refused(photos, tiny_folder, capsys, monkeypatch):
     assert "exists and is no page of captions" in refused()
     assert (photos / "captions.html").read_text() == "<p>mine"
     (photos / "captions.html").unlink()
-    monkeypatch.setattr(checks, "MAX_PHOTOS", 4)
+    monkeypatch.setattr(command, "MAX_PHOTOS", 4)
     assert "holds 5 photos, and a page at most 4: give its subfolders" in refused()
     monkeypatch.undo()
     (photos / "broken.jpg").unlink()

@@ -9,8 +9,7 @@ import pytest
 
 from captioner.cli import caption_outputs
 from captioner.cli.main import main
-from captioner.cli.outputs import check_replaced
-from captioner.cli.writers import WRITERS, format_of
+from captioner.cli.writers import WRITERS
 from captioner.errors import ImageError, UsageError, notice
 from captioner.photos import images, paths
 
@@ -178,36 +177,6 @@ def test_names_are_printed_on_one_line_without_escapes_for_terminals():
     stream = io.StringIO()
     WRITERS["text"]([(Path("a\x1b[31m\nb.jpg"), {"caption": "a dog"})], stream)
     assert stream.getvalue() == "a\\x1b[31m\\nb.jpg\ta dog\n"
-
-
-@pytest.mark.parametrize(
-    "rows",
-    [
-        [],
-        *(
-            [(Path(name), {"image": name, "caption": "a dog"})]
-            for name in ("a b.JPG", "a.raw", "a")
-        ),
-    ],
-)
-def test_only_a_file_of_captions_is_replaced(rows, tmp_path):
-    file = tmp_path / "output"
-    check_replaced(file, "captions")
-    for write in WRITERS.values():
-        with file.open("w") as stream:
-            write([(path, {**row, "log_prob": -1.0}) for path, row in rows], stream)
-        check_replaced(file, "captions")
-    for other in ("# Notes\n", "name\tvalue\n", '{"key": "image"}', "[1]", "image,caption\n"):
-        file.write_text(other)
-        with pytest.raises(UsageError, match="holds something other than captions"):
-            check_replaced(file, "captions")
-
-
-def test_the_suffix_chooses_the_format():
-    names = ["x", "x.txt", "x.jsonl", "x.CSV", "x.json", None]
-    assert [format_of(name) for name in names] == ["text", "text", "jsonl", "csv", "coco", "text"]
-    with pytest.raises(UsageError, match=r"cannot tell the format of 'x\.md': give --format text,"):
-        format_of("x.md")
 
 
 def test_what_cannot_be_captioned_is_reported_without_loading_a_model(tree, capsys, monkeypatch):
