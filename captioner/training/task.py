@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from captioner import distributed, fast
-from captioner.data.dataset import Batch
+from captioner.data.dataset import CaptionBatch
 from captioner.data.module import CaptionDataModule, global_seed
 from captioner.data.records import VAL
 from captioner.errors import CheckpointError, DataError, UsageError
@@ -120,7 +120,7 @@ class CaptioningTask(pl.LightningModule):
                 "from its weights with --model.init_from"
             )
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+    def training_step(self, batch: CaptionBatch, batch_idx: int) -> Tensor | None:
         """Return the loss, or None if no image of the batch could be read."""
         if not batch.image_ids:
             if distributed.count() == 1:
@@ -143,7 +143,7 @@ class CaptioningTask(pl.LightningModule):
         if last or trainer.global_step == trainer.max_steps:
             trainer.should_stop = True
 
-    def _loss(self, batch: Batch) -> tuple[Loss, Mapping[str, Tensor]]:
+    def _loss(self, batch: CaptionBatch) -> tuple[Loss, Mapping[str, Tensor]]:
         """Return the loss of a batch and the measures of its rollout."""
         objective, decoder = self.objective, self.captioner.decoder
         if not objective.dropout:
@@ -163,7 +163,7 @@ class CaptioningTask(pl.LightningModule):
         masks = None if batch.masks is None else batch.masks[..., 1:, :]
         return objective(decoded, targets, rollout.rewards, masks), rollout.measures
 
-    def _encode(self, batch: Batch) -> Annotations:
+    def _encode(self, batch: CaptionBatch) -> Annotations:
         """Return the annotations of a training batch; before ``encoder_from``, the encoder is frozen."""
         encoder = self.captioner.encoder
         frozen = encoder.trainable and self.current_epoch < self.hparams["encoder_from"]
@@ -177,12 +177,12 @@ class CaptioningTask(pl.LightningModule):
             annotations = annotations.map(lambda vectors: vectors + zero)
         return annotations
 
-    def _stand_in(self, batch: Batch) -> Batch:
+    def _stand_in(self, batch: CaptionBatch) -> CaptionBatch:
         """Return a batch of one empty image without captions."""
         tokens = torch.full((1, batch.tokens.shape[1], 2), PAD, device=self.device)
         tokens[..., 0] = START
         blank = self.captioner.encoder.blank().to(self.device)
-        return Batch([], tokens, None, (0, 0), blank)
+        return CaptionBatch([], blank, tokens)
 
     def configure_optimizers(self) -> Any:
         """Return AdamW and a cycle in which every learning rate rises to its peak and falls again.
@@ -231,7 +231,7 @@ class CaptioningTask(pl.LightningModule):
 
     on_validation_epoch_start = on_test_epoch_start = _clear
 
-    def validation_step(self, batch: Batch) -> None:
+    def validation_step(self, batch: CaptionBatch) -> None:
         """Generate captions, and compute the teacher-forced likelihood of the references."""
         if not batch.image_ids:
             return
@@ -267,7 +267,7 @@ class CaptioningTask(pl.LightningModule):
             f"CIDEr {scores['cider']:.1f} (generated, beam {self.val_decoding.beam_size})"
         )
 
-    def test_step(self, batch: Batch) -> None:
+    def test_step(self, batch: CaptionBatch) -> None:
         """Generate captions, and measure the time."""
         began = time.perf_counter()
         self._generate(batch, self.decoding)
@@ -278,7 +278,7 @@ class CaptioningTask(pl.LightningModule):
         if distributed.count() > 1:
             self.generated = self._data.in_order(distributed.merged(self.generated))
 
-    def predict_step(self, batch: Batch) -> list[tuple[int | str, str]]:
+    def predict_step(self, batch: CaptionBatch) -> list[tuple[int | str, str]]:
         """Return (image id, caption) of every image."""
         return self._generate(batch, self.decoding)
 
@@ -290,17 +290,13 @@ class CaptioningTask(pl.LightningModule):
     def _data(self) -> CaptionDataModule:
         return self.trainer.datamodule  # type: ignore[attr-defined]
 
-    def _annotations(self, batch: Batch) -> Annotations:
+    def _annotations(self, batch: CaptionBatch) -> Annotations:
         """Return the encoder's output, from the cache or computed now."""
-        if batch.vectors is None:
-            assert batch.pixels is not None
-            return self.captioner.encoder(batch.pixels)
-        keys = None
-        if batch.keys is not None and batch.key_grid is not None:
-            keys = Annotations(batch.keys.float(), batch.key_grid)
-        return Annotations(batch.vectors.float(), batch.grid, keys=keys)
+        if isinstance(batch.images, Annotations):
+            return batch.images.map(Tensor.float)
+        return self.captioner.encoder(batch.images)
 
-    def _generate(self, batch: Batch, decoding: Decoding) -> list[tuple[int | str, str]]:
+    def _generate(self, batch: CaptionBatch, decoding: Decoding) -> list[tuple[int | str, str]]:
         if not batch.image_ids:
             return []
         annotations = self.captioner.neck(self._annotations(batch))

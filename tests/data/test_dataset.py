@@ -14,6 +14,7 @@ from captioner.data.pixels import ImageFiles
 from captioner.data.records import TRAIN, VAL, Record
 from captioner.data.supervision import Supervision
 from captioner.errors import DataError
+from captioner.models.annotations import Annotations
 from data_modules import HEIGHT, WIDTH, direct, epoch, ids, rows, same, texts, values
 from tests.data.test_cache import FakeEncoder
 
@@ -70,10 +71,9 @@ def test_cached_pixels_equal_those_of_the_files(photos):
     for number in range(3):
         assert same(epoch(cached, number), epoch(read, number))
     (batch,) = read.val_dataloader()
-    assert (batch.pixels.shape, batch.pixels.dtype) == ((1, 3, HEIGHT, WIDTH), torch.uint8)
-    assert (batch.vectors, batch.grid) == (None, (0, 0))
+    assert (batch.images.shape, batch.images.dtype) == ((1, 3, HEIGHT, WIDTH), torch.uint8)
     (pixels,) = values(cached.val_dataloader()).values()
-    assert torch.equal(pixels, batch.pixels[0])
+    assert torch.equal(pixels, batch.images[0])
     assert torch.equal(pixels, direct(cached.of_split(VAL)[0].path, cache=False))
 
 
@@ -147,10 +147,11 @@ class PaintedCrop(Painted):
 
     def __init__(self, number):
         super().__init__()
-        self.grid, self.crop = (64, 96), FixedCrop(0.4, number, (64, 96))
+        self.crop = FixedCrop(0.4, number, (64, 96))
 
     def __getitem__(self, path):
-        return self.crop.of(path).of_pixels(super().__getitem__(path)).flatten(1).T
+        pixels = self.crop.of(path).of_pixels(super().__getitem__(path))
+        return Annotations(pixels.flatten(1).T[None].float(), (64, 96))
 
 
 @pytest.mark.parametrize("mirror", [0.0, 1.0])
@@ -169,7 +170,7 @@ def test_the_targets_of_an_item_have_the_crop_of_the_item(mirror, cached):
     crops = set()
     for seed in range(40):
         item = data[Draw(0, seed)]
-        pixels = item.values.T[0].view(64, 96) if cached else item.values[0]
+        pixels = item.image.vectors[0, :, 0].view(64, 96) if cached else item.image[0]
         seen = pixels.float().div(255).unflatten(0, (4, 16)).unflatten(2, (6, 16))
         (mask,) = item.masks
         assert mask.shape == (3, 24)
@@ -269,21 +270,18 @@ def test_a_photo_that_only_the_cache_of_crops_lacks_is_left_out(photos, tmp_path
 
 def test_keys_are_those_of_the_crop(photos):
     class Numbered(ImageFiles):
-        grid, key_grid = (1, 1), (1, 1)
-
         def __init__(self, number):
-            self.number = number
+            vectors = torch.full((1, 1, 2), float(number))
+            self.annotations = Annotations(vectors, (1, 1), keys=Annotations(vectors, (1, 1)))
 
         def __getitem__(self, path):
-            return torch.full((1, 2), self.number)
-
-        keys = __getitem__
+            return self.annotations
 
     record, caches = Record("a", "a.jpg", ("a dog",), TRAIN), [Numbered(n) for n in range(3)]
     data = CaptionDataset([record], [[[1, 5, 2]]], caches[0], 1, 1.0, 0.5, None, caches[1:])
-    items = [data[Draw(0, seed)] for seed in range(30)]
-    assert all(torch.equal(item.keys, item.values) for item in items)
-    assert {int(item.values[0, 0]) for item in items} == {0, 1, 2}
+    found = [data[Draw(0, seed)].image for seed in range(30)]
+    assert all(torch.equal(image.keys.vectors, image.vectors) for image in found)
+    assert {int(image.vectors[0, 0, 0]) for image in found} == {0, 1, 2}
 
 
 # ── Unreadable images ──────────────────────────────────────────────────────────────────

@@ -21,8 +21,9 @@ def test_batches_have_the_documented_shapes(shapes):
     assert [len(batch.image_ids) for batch in batches] == [4, 4, 3]
     for batch in [*batches, *data.val_dataloader(), *data.test_dataloader()]:
         size = len(batch.image_ids)
-        assert (batch.vectors.shape, batch.vectors.dtype) == ((size, L, D), torch.float16)
-        assert (batch.grid, batch.pixels) == (GRID, None)
+        assert batch.images.vectors.shape == (size, L, D)
+        assert batch.images.vectors.dtype == torch.float16
+        assert batch.images.grid == GRID
         assert (batch.tokens.shape[:2], batch.tokens.dtype) == ((size, 5), torch.int64)
         assert (batch.tokens != PAD).any(dim=(0, 1)).all(), "wider than its longest caption"
         for row in batch.tokens[:, :CAPTIONS].flatten(0, 1).tolist():

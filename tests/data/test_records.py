@@ -13,7 +13,7 @@ from captioner.data.records import (
     VAL,
     Record,
     Records,
-    SharedList,
+    PackedList,
     TokenizedCaptions,
 )
 from captioner.language.vocabulary import END, START, UNK, Tokenizer, Vocabulary
@@ -24,7 +24,7 @@ SENTENCES = [[], [[]], [[1, 2], [], [3]], [[2**40]]]
 
 @pytest.mark.parametrize("items", [[], [""], TEXTS, SENTENCES])
 def test_a_shared_list_equals_the_list(items):
-    shared = SharedList(iter(items))
+    shared = PackedList(iter(items))
     assert list(shared) == list(pickle.loads(pickle.dumps(shared))) == items
     assert [shared[i] for i in range(-len(items), len(items))] == items * 2
     for index in (len(items), -len(items) - 1):

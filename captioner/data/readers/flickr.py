@@ -69,7 +69,7 @@ def _read(
         split_of = {name: hash_split(name) for name in images}
     folder = find_image_folder(root, next(iter(split_of), ""))
     for name, split in split_of.items():
-        yield problems.record(name, folder / name, name, captions.get(name, ()), split)
+        yield from problems.record(name, folder, name, captions.get(name, ()), split)
 
 
 def _captions(file: Path, problems: Problems) -> Iterator[tuple[str, list[str]]]:
