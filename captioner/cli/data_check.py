@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from captioner.cli.arguments import add_output, open_output, positive
-from captioner.cli.checks import DATA
 from captioner.cli.progress import stages
 from captioner.errors import one_line, plural
 
@@ -23,14 +22,15 @@ MAX_ITEMS = 10  # per problem in the text; the JSON lists all
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``data check``; they have the names that ``fit`` uses."""
+    from captioner.data.readers import READERS
+
     number: dict[str, Any] = {"metavar": "N", "type": positive}
     add = parser.add_argument
     words = "words of a caption that training keeps; longer captions are listed"
     count = "how often a word must occur in the training captions to be in the vocabulary"
     processes = "processes that decode the images"
-    kinds = "format of the data set (default: auto, which detects your own photos or COCO): "
-    kinds += ", ".join(DATA)
-    add("--data.name", dest="name", metavar="NAME", default="auto", choices=DATA, help=kinds)
+    kinds = "format of the data set (default: auto, which finds out): " + ", ".join(READERS)
+    add("--data.name", dest="name", metavar="NAME", default="auto", choices=list(READERS), help=kinds)
     add("--data.root", dest="root", metavar="DIR", required=True, help="folder of the data set")
     add("--data.max_words", dest="max_words", default=24, help=words, **number)
     add("--data.min_count", dest="min_count", default=5, help=count, **number)

@@ -129,12 +129,7 @@ class AnnotationCache:
                 f"cannot write the annotation cache '{folder}': {error}; choose another folder with "
                 "--data.cache_dir or the environment variable CAPTIONER_CACHE"
             ) from error
-        notes = [n for shard in shards if (n := shard.notes()) is not None]
-        if len(notes) < len(shards):
-            raise DataError(
-                f"files of the annotation cache '{folder}' were deleted while in use; "
-                "run the command again"
-            )
+        notes = [shard.notes() or {"grid": None, "failed": {}} for shard in shards]
         failed = {paths[int(row)]: message for n in notes for row, message in n["failed"].items()}
         if len(failed) == len(set(paths)):
             first = next(iter(failed.values()))

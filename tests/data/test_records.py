@@ -11,9 +11,9 @@ from captioner.data.records import (
     TEST,
     TRAIN,
     VAL,
+    PackedList,
     Record,
     Records,
-    PackedList,
     TokenizedCaptions,
 )
 from captioner.language.vocabulary import END, START, UNK, Tokenizer, Vocabulary

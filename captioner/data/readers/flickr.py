@@ -92,17 +92,11 @@ def _read_lists(
 ) -> dict[str, str]:
     """The split of every listed image."""
     split_of: dict[str, str] = {}
-    twice: dict[str, None] = {}
     for split, file in files.items():
         with problems.collect_file_errors():
-            names = [name for name in read_lines(file) if name]
-            if not names:
-                raise DataError(f"'{file}' is empty; expected one image name per line")
-            for name in names:
+            for name in filter(None, read_lines(file)):
                 if name not in captions and not PurePath(name).suffix:
                     name += ".jpg"
-                if name in split_of:
-                    twice[name] = None
-                split_of.setdefault(name, split)
-    problems.add("duplicate-split", *twice)
+                if split_of.setdefault(name, split) != split:
+                    problems.add("duplicate-split", name)
     return split_of

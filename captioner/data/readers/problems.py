@@ -18,7 +18,7 @@ FATAL = {
     "missing": "images that do not exist",
     "duplicate-id": "images with an id used twice",
     "duplicate-path": "images whose file is listed twice",
-    "duplicate-split": "images listed twice in the split files",
+    "duplicate-split": "images in two splits",
     "no-split": "images with a missing or unknown split",
 }
 """The kinds of problems that prevent training: the identifier in JSON, and the description."""
@@ -40,6 +40,7 @@ KINDS = {
     "duplicate-content": "files with the same contents in one split",
     "leaked-content": "files with the same contents in two splits",
     "long": "captions that training cuts",
+    "no-spaces": "captions without spaces between words, which need --data.tokenizer characters",
 }
 
 _NUMBER = re.compile(r"\d[\d.,:/]*(e[-+]?\d+)?", re.IGNORECASE)

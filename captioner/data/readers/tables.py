@@ -103,7 +103,7 @@ def _read(root: Path, suffix: str, problems: Problems) -> Iterator[Record]:
         # Hugging Face's data sets may have a table in the folder of each split.
         in_splits, folder = sorted(root.glob(f"*/metadata.{suffix}")), root
         files = sorted(root.glob(f"*.{suffix}")) or in_splits
-        if files != in_splits and len(files) != 1 or not files:
+        if (files != in_splits and len(files) != 1) or not files:
             names = ", ".join(file.name for file in files[:3]) or "none"
             raise DataError(
                 f"expected one .{suffix} file in '{root}', found {names}; give the file itself with "
