@@ -24,7 +24,7 @@ PUNCTUATION = frozenset([*"'`\".?!,:;-()[]{}<>", "''", "``", "--", "..."])
 
 _TYPOGRAPHIC = str.maketrans(
     {"‘": "'", "’": "'", "“": '"', "”": '"', "–": "--", "—": "--", "…": "..."}
-    | dict(zip("。、，！？：；（）「」", ".,,!?:;()\"\"", strict=True))
+    | dict(zip("。、，！？：；（）「」", '.,,!?:;()""', strict=True))
 )
 # Thai, Lao, Burmese, Khmer, kana and Chinese characters: no spaces separate their words.
 _UNSPACED = (

@@ -220,13 +220,8 @@ def test_caches_of_crops_are_used_again_and_not_mixed(shapes, tmp_path):
     ("options", "message"),
     [
         ({"crop": 0.8}, r"give --data\.cached_crops 3 .* or --data\.cache images"),
-        (
-            {"cached_crops": 2},
-            r"data\.cached_crops needs data\.crop below 1: change that, or leave out",
-        ),
-        ({"crop": 0.8, "cached_crops": 2, "cache": "images"}, r"needs data\.cache true"),
-        ({"crop": 0.8, "cached_crops": 2, "cache": False}, r"needs data\.cache true"),
-        ({"crop": 0.8, "cached_crops": 2, "trainable": True}, r"needs a frozen encoder"),
+        ({"cached_crops": 2}, r"data\.cached_crops needs data\.crop below 1, a frozen encoder"),
+        ({"crop": 0.8, "cached_crops": 2, "cache": False}, r"needs .* data\.cache true"),
     ],
 )
 def test_crops_that_cannot_be_made(photos, options, message):

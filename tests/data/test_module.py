@@ -8,8 +8,9 @@ from captioner.data.module import CaptionDataModule, _progress
 from captioner.data.records import TEST, TRAIN, VAL
 from captioner.data.scene_grammar import CAPTIONS
 from captioner.errors import DataError
-from captioner.language.vocabulary import END, PAD, START, Tokenizer
-from data_modules import SIZES, D, L, direct, epoch, ids, rows, same, values
+from captioner.evaluation.metrics import CaptionScorer
+from captioner.language.vocabulary import END, PAD, START, Tokenizer, join
+from data_modules import SIZES, D, L, direct, epoch, ids, rows, same, texts, values
 from tests.data.test_cache import GRID
 
 # ── Batches ───────────────────────────────────────────────────────────────────────────────────────
@@ -123,3 +124,15 @@ def test_wrong_options(options, message):
 def test_no_bar_is_printed_into_a_pipe(capfd):
     assert list(_progress([1, 2], total=2)) == [1, 2]
     assert capfd.readouterr() == ("", "")
+
+
+def test_captions_without_spaces_need_the_tokenizer_of_characters(photos):
+    captions = {TRAIN: {"a.jpg": ["一只狗在跑。"], "b.jpg": ["一只猫,狗"]}, VAL: {"v.jpg": ["狗"]}}
+    with pytest.raises(DataError, match=r"give --data\.tokenizer characters"):
+        photos(captions)
+    data = photos(captions, tokenizer="characters")
+    assert set(data.words) == set("一只狗在跑猫")
+    (text,) = texts(data, rows(epoch(data, 0))["a.jpg"][:1])
+    assert join(text.split()) == "一只狗在跑"
+    scores = CaptionScorer(data.references(TRAIN)).score({"a.jpg": "一只狗在跑"})
+    assert (scores.bleu_4, scores.meteor) == (pytest.approx(100), None)
