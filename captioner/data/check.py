@@ -91,7 +91,7 @@ def statistics(
         if split == TRAIN:
             with suppress(DataError):  # no word is frequent enough
                 known = set(Vocabulary.build(tokenized, min_count).plain_words)
-            vocabulary |= {"words": len(known), "different_words": len(tokenized.words)}
+            vocabulary |= {"words": len(known), "different_words": len(set(chain(*tokenized)))}
         else:
             coverage[split] = _coverage(tokenized, known)
     return {

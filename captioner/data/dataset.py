@@ -39,14 +39,12 @@ class CaptionBatch(NamedTuple):
 
     def to(self, device: torch.device) -> "CaptionBatch":
         """Move all tensors; Lightning calls this method."""
-        moved = [
-            part.map(lambda values: values.to(device))
-            if isinstance(part, Annotations)
-            else part.to(device)
-            for part in (self.images, self.tokens)
-        ]
+        if isinstance(self.images, Annotations):
+            images: Inputs | Annotations = self.images.map(lambda values: values.to(device))
+        else:
+            images = self.images.to(device)
         masks = None if self.masks is None else self.masks.to(device)
-        return CaptionBatch(self.image_ids, *moved, masks)
+        return CaptionBatch(self.image_ids, images, self.tokens.to(device), masks)
 
 
 class Draw(NamedTuple):
@@ -157,7 +155,7 @@ def _mirrored(image: Tensor | Annotations) -> Any:
     """The pixels or the grid of an image, left to right."""
     if isinstance(image, Tensor):
         return image.flip(-1)
-    vectors = image.vectors.unflatten(1, image.grid).flip(2).flatten(1, 2)
+    vectors = torch.unflatten(image.vectors, 1, image.grid).flip(2).flatten(1, 2)
     keys = None if image.keys is None else _mirrored(image.keys)
     return Annotations(vectors, image.grid, keys=keys)
 

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Float64
 from pycocotools import mask as rle
 
-from captioner.data.object_words import CategoryWords, WordFinder
+from captioner.data.object_words import CategoryWords, FindNames
 from captioner.data.readers.text_files import MALFORMED, read_json
 from captioner.data.scene_grammar import Mention, SceneObject, find_mentions
 from captioner.errors import DataError
@@ -67,7 +67,7 @@ class MaskedImages:
     # Masks that share at most this fraction of the smaller one count as disjoint.
     max_overlap: ClassVar[float] = 0.1
     images: tuple[MaskedImage, ...]  # in the order of the instances file
-    category_words: WordFinder | None  # finds categories in captions; None for generated scenes
+    find_names: FindNames | None  # finds categories in captions; None for generated scenes
     source: str  # for reports
     left_out: Mapping[str, int]  # numbers of annotations that were dropped, by reason
     types: Mapping[str, str]  # the type of each category, for scores by type; may be empty
@@ -75,7 +75,7 @@ class MaskedImages:
     @property
     def generated(self) -> bool:
         """Whether the images are generated scenes."""
-        return self.category_words is None
+        return self.find_names is None
 
     def mentions(self, words: Sequence[str], image: MaskedImage) -> list[Mention]:
         """The mentions of an image's objects in a reference caption, given as lower-case words."""
@@ -83,7 +83,7 @@ class MaskedImages:
 
     def named(self, words: Sequence[str], image: MaskedImage) -> list[Mention]:
         """The same in any caption, such as a generated one."""
-        if self.category_words is None:
+        if self.find_names is None:
             return find_mentions(words, image.objects)
         return [
             Mention(
@@ -92,7 +92,7 @@ class MaskedImages:
                 tuple(i for i, c in enumerate(image.categories) if c == category),
                 (self.types[category],) if category in self.types else (),
             )
-            for at, category in self.category_words.find(words)
+            for at, category in self.find_names(words)
         ]
 
 
@@ -130,7 +130,7 @@ def read(
             texts = tuple((captions or {}).get(image_id, ()))
             found = _instances(annotations[image_id], size, names, is_scene, dropped)
             images.append(MaskedImage(image_id, path, size, texts, *found))
-        words = None if is_scene else CategoryWords(names.values())
+        find = None if is_scene else CategoryWords(names.values()).find
     except MALFORMED as error:
         raise DataError(
             f"'{instances}' cannot be used: {type(error).__name__} {error}; expected COCO instances: "
@@ -142,7 +142,7 @@ def read(
             f"'{instances}' and the captions have no photo in common; give files of the same data set"
         )
     counts = {"crowds_dropped": dropped["crowd"], "empty_masks_dropped": dropped["empty"]}
-    return MaskedImages(tuple(images), words, str(instances), counts, {})
+    return MaskedImages(tuple(images), find, str(instances), counts, {})
 
 
 def _instances(

@@ -141,8 +141,12 @@ class CaptionDataModule(pl.LightningDataModule):
         elif not root:
             raise DataError(f"data set {name!r} needs its folder: give --data.root DIR")
         self._all = self.records = join(read(name, root), sources or [])
-        if tokenizer == "words":
-            self._check_spaces()
+        captions = [caption for record in self.records[:1000] for caption in record.captions]
+        if tokenizer == "words" and unspaced(" ".join(captions)):
+            raise DataError(
+                "the captions have no spaces between words: give --data.tokenizer characters, which "
+                "splits them into characters"
+            )
         if name == "auto" and distributed.rank() == 0:
             print(self._found(Path(root).expanduser()))
         self._tokenized: dict[str, TokenizedCaptions] = {}
@@ -150,15 +154,6 @@ class CaptionDataModule(pl.LightningDataModule):
         self.vocabulary = Vocabulary.build(self._captions(TRAIN), min_count, kept)
         self._cache: AnnotationCache | None = None
         self._cropped: list[AnnotationCache] = []
-
-    def _check_spaces(self) -> None:
-        """Raise DataError if captions have no spaces between words."""
-        captions = [caption for record in self.records[:1000] for caption in record.captions]
-        if unspaced(" ".join(captions)):
-            raise DataError(
-                "the captions have no spaces between words: give --data.tokenizer characters, which "
-                "splits them into characters"
-            )
 
     def _found(self, root: Path) -> str:
         found = detect(root)

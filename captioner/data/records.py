@@ -90,33 +90,24 @@ class TokenizedCaptions:
     """The captions of some images, split into words once."""
 
     def __init__(self, records: Iterable[Record]) -> None:
-        self.words: dict[str, int] = {}  # the number of every distinct word
         tokenizer = Tokenizer()
-        # For each image, its captions as lists of such numbers.
-        self.sentences: PackedList[list[list[int]]] = PackedList(
-            [
-                [self.words.setdefault(word, len(self.words)) for word in tokenizer(caption)]
-                for caption in record.captions
-            ]
-            for record in records
+        self.sentences: PackedList[list[list[str]]] = PackedList(
+            [tokenizer(caption) for caption in record.captions] for record in records
         )
 
     def __iter__(self) -> Iterator[list[str]]:
         """The words of every caption."""
-        words = list(self.words)
         for sentences in self.sentences:
-            for sentence in sentences:
-                yield [words[number] for number in sentence]
+            yield from sentences
 
     def encoded(self, vocabulary: Vocabulary, max_words: int) -> PackedList[list[list[int]]]:
         """The captions as token ids, from ``<start>`` to ``<end>``.
 
         Captions of more than ``max_words`` words are cut to this length and get no ``<end>``.
         """
-        ids = vocabulary.encode(self.words)
 
-        def encode(sentence: list[int]) -> list[int]:
-            end = [END] if len(sentence) <= max_words else []
-            return [START, *(ids[number] for number in sentence[:max_words]), *end]
+        def encode(words: list[str]) -> list[int]:
+            end = [END] if len(words) <= max_words else []
+            return [START, *vocabulary.encode(words[:max_words]), *end]
 
         return PackedList(list(map(encode, sentences)) for sentences in self.sentences)

@@ -7,6 +7,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path, PurePath
+from typing import Any
 from unicodedata import normalize
 
 from captioner.data.readers.problems import Problems
@@ -84,8 +85,9 @@ def _jsonl_rows(file: Path, problems: Problems) -> Iterator[Row]:
             continue
         try:
             row = parse_json(line)
-            image = next((row[name] for name in _IMAGE if name in row), None)
-            found = next((row[name] for name in ("captions", "caption", "text") if name in row), [])
+            image: Any = next((row[name] for name in _IMAGE if name in row), None)
+            names = ("captions", "caption", "text")
+            found: Any = next((row[name] for name in names if name in row), [])
             captions = [found] if isinstance(found, str) else list(found)
             if not all(isinstance(text, str) for text in (image, *captions)):
                 raise TypeError("image and captions must be text")
