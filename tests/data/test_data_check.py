@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from captioner.cli.main import main
-from captioner.data.check import inspect, statistics
+from captioner.data.check import statistics
 from captioner.data.readers.problems import KINDS, Problems
 from captioner.data.records import Record, Records
 from layouts import coco, picture
@@ -172,19 +172,3 @@ def test_nothing_to_learn_from():
         coverage = found["vocabulary"]["coverage"]
         assert coverage["val"]["words"] == coverage["test"]["captions"] == 0
         assert not problems.found
-
-
-def test_more_of_the_same_contents(tmp_path):
-    """Three copies are one problem, and a copy in each split is a leak."""
-    files = [picture(tmp_path / f"{i}.jpg", seed) for i, seed in enumerate([1, 1, 1, 2, 2, 3])]
-    splits = ["train", "train", "train", "train", "test", "val"]
-    records = Records(
-        Record(i, str(file), ("a",), split)
-        for i, (file, split) in enumerate(zip(files, splits, strict=True))
-    )
-    problems = Problems()
-    inspect(records, problems, 1)
-    assert problems.found == {
-        "duplicate-content": [" = ".join(f"{tmp_path}/{i}.jpg (train)" for i in range(3))],
-        "leaked-content": [f"{tmp_path}/3.jpg (train) = {tmp_path}/4.jpg (test)"],
-    }

@@ -1,7 +1,6 @@
 """Captions, augmentation and unreadable images in the batches of a split."""
 
 import itertools
-import os
 from collections import Counter
 
 import numpy as np
@@ -240,27 +239,6 @@ def test_only_training_reads_crops(photos, tmp_path):
     assert len(list((tmp_path / "cache" / "annotations").iterdir())) == 3
     read = [values(epoch(data, number))["a.jpg"].numpy().tobytes() for number in range(20)]
     assert len(set(read)) == 3
-
-
-def test_a_photo_that_only_the_cache_of_crops_lacks_is_left_out(photos, tmp_path, caplog):
-    """It was readable when whole images were cached. Training uses it again once it is readable."""
-    captions = {TRAIN: {f"{i}.jpg": ["a"] for i in range(3)}, VAL: {"v.jpg": ["a"]}}
-    photos(captions)
-    folder = tmp_path / "data" / "Flicker8k_Dataset"
-    whole, times = (folder / "1.jpg").read_bytes(), (folder / "1.jpg").stat()
-
-    def write(content):
-        (folder / "1.jpg").write_bytes(content)
-        os.utime(folder / "1.jpg", ns=(times.st_atime_ns, times.st_mtime_ns))
-
-    write(bytes(len(whole)))
-    options = {"crop": 0.5, "cached_crops": 1, "keep": True}
-    data = photos(captions, **options)
-    assert caplog.text.count("left out: ") == 1
-    assert set(values(epoch(data, 0))) == {"0.jpg", "2.jpg"}
-    write(whole)
-    assert set(values(epoch(photos(captions, **options), 0))) == {"0.jpg", "1.jpg", "2.jpg"}
-    assert len(list((tmp_path / "cache" / "annotations").iterdir())) == 2
 
 
 def test_keys_are_those_of_the_crop(photos):
