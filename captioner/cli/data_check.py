@@ -22,14 +22,12 @@ MAX_ITEMS = 10  # per problem in the text; the JSON lists all
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``data check``; they have the names that ``fit`` uses."""
-    from captioner.data.readers import READERS
-
     number: dict[str, Any] = {"metavar": "N", "type": positive}
     add = parser.add_argument
     words = "words of a caption that training keeps; longer captions are listed"
     count = "how often a word must occur in the training captions to be in the vocabulary"
     processes = "processes that decode the images"
-    kinds = "format of the data set (default: auto, which finds out): " + ", ".join(READERS)
+    kinds = "format of the data set, as in docs/data.md (default: auto, which finds out)"
     add(
         "--data.name",
         dest="name",

@@ -144,8 +144,7 @@ class CaptionDataModule(pl.LightningDataModule):
         captions = [caption for record in self.records[:1000] for caption in record.captions]
         if tokenizer == "words" and unspaced(" ".join(captions)):
             raise DataError(
-                "the captions have no spaces between words: give --data.tokenizer characters, which "
-                "splits them into characters"
+                "the captions have no spaces between words: give --data.tokenizer characters"
             )
         if name == "auto" and distributed.rank() == 0:
             print(self._found(Path(root).expanduser()))
@@ -191,8 +190,7 @@ class CaptionDataModule(pl.LightningDataModule):
 
     def in_order(self, captions: Mapping[int | str, str]) -> dict[int | str, str]:
         """Captions by image id, in the order of the records."""
-        ids = (record.image_id for record in self.records)
-        return {image_id: captions[image_id] for image_id in ids if image_id in captions}
+        return {r.image_id: captions[r.image_id] for r in self.records if r.image_id in captions}
 
     def fill_cache(
         self, encoder: Any, device: torch.device | str, verify: bool = False, crops: bool = True
