@@ -30,7 +30,7 @@ from pretrained.shipping import save_mean, ship, ship_encoder
 from captioner import resources
 from captioner.data.readers import read
 from captioner.data.records import TEST, Record, Records
-from captioner.data.sources import Source, join
+from captioner.data.sources import FurtherData, join
 from captioner.errors import ImageError
 from captioner.evaluation.metrics import CaptionScorer
 from captioner.files import write_text
@@ -107,7 +107,7 @@ def scores(name: str, root: Path, coco: Path) -> dict[str, Any]:
     began = time.perf_counter()
     captions = generated(predictor, records)
     seconds = time.perf_counter() - began
-    source = Source("coco2014", str(coco), splits=["train", "val", "test"], held_out=HELD_OUT)
+    source = FurtherData("coco2014", str(coco), splits=["train", "val", "test"], held_out=HELD_OUT)
     held_out = list(join(Records(), [source]).of_split(TEST))
     learned = [*predictor.captioner.neck.parameters(), *predictor.captioner.decoder.parameters()]
     return {

@@ -8,10 +8,11 @@ import pytest
 import torch
 from PIL import Image
 
-from captioner.data.dataset import Batch
+from captioner.data.dataset import CaptionBatch
 from captioner.data.module import CaptionDataModule, ShapesOptions
 from captioner.data.pixels import to_tensor
 from captioner.data.records import TEST, TRAIN, VAL
+from captioner.models.annotations import Annotations
 from captioner.training.likelihood import Likelihood
 from layouts import flickr8k, picture
 from tests.data.test_cache import FakeEncoder
@@ -82,25 +83,27 @@ def photos(tmp_path):
     return make
 
 
-def epoch(data: CaptionDataModule, number: int) -> list[Batch]:
+def epoch(data: CaptionDataModule, number: int) -> list[CaptionBatch]:
     """The training batches of one epoch."""
     loader = data.train_dataloader()
     loader.sampler.set_epoch(number)
     return list(loader)
 
 
-def ids(batches: Iterable[Batch]) -> list[int | str]:
+def ids(batches: Iterable[CaptionBatch]) -> list[int | str]:
     return [image_id for batch in batches for image_id in batch.image_ids]
 
 
-def rows(batches: Iterable[Batch]) -> dict[int | str, list[list[int]]]:
+def rows(batches: Iterable[CaptionBatch]) -> dict[int | str, list[list[int]]]:
     """The token ids of each image's R captions."""
     tokens = itertools.chain(*(batch.tokens.tolist() for batch in batches))
     return dict(zip(ids(batches), tokens, strict=True))
 
 
-def values(batches: Iterable[Batch]) -> dict[int | str, torch.Tensor]:
-    tensors = [batch.pixels if batch.vectors is None else batch.vectors for batch in batches]
+def values(batches: Iterable[CaptionBatch]) -> dict[int | str, torch.Tensor]:
+    """The annotation vectors of each image, or its pixels."""
+    images = [batch.images for batch in batches]
+    tensors = [x.vectors if isinstance(x, Annotations) else x for x in images]
     return dict(zip(ids(batches), itertools.chain(*tensors), strict=True))
 
 
@@ -116,7 +119,7 @@ def texts(data: CaptionDataModule, tokens: list[list[int]]) -> list[str]:
     return [" ".join(data.vocabulary.decode(row)) for row in tokens]
 
 
-def same(one: list[Batch], other: list[Batch]) -> bool:
+def same(one: list[CaptionBatch], other: list[CaptionBatch]) -> bool:
     return ids(one) == ids(other) and all(
         torch.equal(a.tokens, b.tokens)
         and all(map(torch.equal, values([a]).values(), values([b]).values()))

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -54,11 +53,11 @@ class PixelEncoder:
     def fingerprint(self) -> str:
         """A text that depends on the size and the interpolation only."""
         size = self.preprocessing
-        return f"pixels {size.height} × {size.width} {size.interpolation}"
+        return f"pixels of {size.height} × {size.width} {size.interpolation}"
 
-    def __call__(self, images: UInt8[Tensor, "B 3 H W"]) -> Any:
-        """Return the pixels in place of annotation vectors; the grid (0, 0) marks them."""
-        return SimpleNamespace(vectors=images, grid=(0, 0), keys=None)
+    def __call__(self, images: UInt8[Tensor, "B 3 H W"]) -> UInt8[Tensor, "B 3 H W"]:
+        """Return the pixels."""
+        return images
 
 
 def default_folder() -> Path:
@@ -73,7 +72,7 @@ class AnnotationCache:
 
     folder: Path
     rows: dict[str, int]  # the row of each readable image, by path
-    grid: tuple[int, int]  # (rows, columns) of the feature map; (0, 0) for pixels
+    grid: tuple[int, int] | None  # (rows, columns) of the feature map; None for pixels
     failed: dict[str, str]  # the error of each unreadable image, by path
     shard_size: int  # images per file
     key_grid: tuple[int, int] | None  # of the keys of a second stream
@@ -126,13 +125,11 @@ class AnnotationCache:
             for lock in folder.glob("*.lock"):
                 lock.unlink(missing_ok=True)
         except OSError as error:
-            raise DataError(f"cannot write the annotation cache '{folder}': {error}") from error
-        notes = [n for shard in shards if (n := shard.notes()) is not None]
-        if len(notes) < len(shards):
             raise DataError(
-                f"files of the annotation cache '{folder}' were deleted while in use; "
-                "run the command again"
-            )
+                f"cannot write the annotation cache '{folder}': {error}; choose another folder with "
+                "--data.cache_dir or the environment variable CAPTIONER_CACHE"
+            ) from error
+        notes = [shard.notes() or {"grid": None, "failed": {}} for shard in shards]
         failed = {paths[int(row)]: message for n in notes for row, message in n["failed"].items()}
         if len(failed) == len(set(paths)):
             first = next(iter(failed.values()))
@@ -140,37 +137,50 @@ class AnnotationCache:
                 f"none of {plural(len(paths), 'photo')} could be read; the first: {first}"
             )
         rows = {path: row for row, path in enumerate(paths) if path not in failed}
-        grids = next(n for n in notes if n["grid"] is not None)
-        key_grid = grids.get("key_grid") and tuple(grids["key_grid"])
-        return cls(folder, rows, tuple(grids["grid"]), failed, shard_size, key_grid, crop)
+        # Pixels have no grid, and a shard without a readable image has none either.
+        grids = next((n for n in notes if n["grid"]), {})
+        grid, key_grid = (grids.get(name) for name in ("grid", "key_grid"))
+        return cls(
+            folder,
+            rows,
+            tuple(grid) if grid else None,
+            failed,
+            shard_size,
+            tuple(key_grid) if key_grid else None,
+            crop,
+        )
 
     @property
     def bytes(self) -> int:
         """The size on disk."""
         return sum(file.stat().st_size for file in self.folder.glob("*.safetensors"))
 
-    def __getitem__(self, path: str) -> np.ndarray:
-        """Read the (L, D) float16 annotation vectors of an image, or its (3, H, W) uint8 pixels."""
-        return self._read("values", path)
+    def __getitem__(self, path: str) -> Annotations | UInt8[Tensor, "3 H W"]:
+        """Read the annotations of one image in half precision, or its pixels."""
+        shard, index = divmod(self.rows[path], self.shard_size)
+        with safe_open(_file(self.folder, shard), "np") as stored:
 
-    def keys(self, path: str) -> np.ndarray | None:
-        """Read the (L, K) float16 keys of an image; None without a second stream."""
-        return self._read("keys", path) if self.key_grid else None
+            def row(name: str) -> Tensor:
+                return torch.from_numpy(stored.get_slice(name)[index])
+
+            if self.grid is None:
+                return row("values")
+            keys = Annotations(row("keys")[None], self.key_grid) if self.key_grid else None
+            return Annotations(row("values")[None], self.grid, keys=keys)
 
     def annotations(self, paths: Sequence[str]) -> Annotations:
         """Read the annotations of readable images, as the encoder gives them; no pixels."""
-        vectors = torch.from_numpy(np.stack([self[path] for path in paths])).float()
-        keys = None
-        if self.key_grid:
-            stacked = np.stack([self._read("keys", path) for path in paths])
-            keys = Annotations(torch.from_numpy(stacked).float(), self.key_grid)
-        return Annotations(vectors, self.grid, keys=keys)
+        found: Annotations = stacked([self[path] for path in paths])
+        return found.map(Tensor.float)
 
-    def _read(self, name: str, path: str) -> np.ndarray:
-        shard, index = divmod(self.rows[path], self.shard_size)
-        with safe_open(_file(self.folder, shard), "np") as stored:
-            values: np.ndarray = stored.get_slice(name)[index]
-            return values
+
+def stacked(images: Sequence[Any]) -> Any:
+    """Batch the pixels of several images, or their annotations, each of which is a batch of one."""
+    if isinstance(images[0], Tensor):
+        return torch.stack(list(images))
+    keys = [image.keys for image in images if image.keys is not None]
+    vectors = torch.cat([image.vectors for image in images])
+    return Annotations(vectors, images[0].grid, keys=stacked(keys) if keys else None)
 
 
 @dataclass(frozen=True)
@@ -229,10 +239,18 @@ class _Work:
                     pixels.copy_(self.crop.of(paths[index]).of_pixels(pixels))
             yield batch
 
-    def encoded(self, pixels: Tensor) -> Any:
-        """Return what the encoder gives for a batch."""
+    def rows(self, pixels: Tensor, notes: dict[str, Any]) -> dict[str, np.ndarray]:
+        """Encode a batch; return what is stored of it, and note the grids."""
         with torch.inference_mode():
-            return self.encoder(pixels.to(self.device, non_blocking=True))
+            encoded = self.encoder(pixels.to(self.device, non_blocking=True))
+        if isinstance(encoded, Tensor):
+            return {"values": np.asarray(encoded.cpu())}
+        stored = {"values": encoded.vectors}
+        notes["grid"] = encoded.grid
+        if encoded.keys is not None:
+            stored["keys"] = encoded.keys.vectors
+            notes["key_grid"] = encoded.keys.grid
+        return {name: np.asarray(tensor.half().cpu()) for name, tensor in stored.items()}
 
 
 def _fill(missing: Sequence[_Shard], work: _Work) -> Iterator[PixelBatch]:
@@ -259,20 +277,11 @@ def _fill_shard(shard: _Shard, missing: Sequence[_Shard], work: _Work) -> Iterat
         for index, error in batch.failed.items():
             notes["failed"][shard.first + index] = str(error)
         if batch.indices:
-            encoded = work.encoded(batch.pixels)
-            rows = {"values": encoded.vectors}
-            notes["grid"] = encoded.grid
-            if encoded.keys is not None:
-                rows["keys"] = encoded.keys.vectors
-                notes["key_grid"] = encoded.keys.grid
-            halves = {
-                name: np.asarray((tensor if tensor.dtype == torch.uint8 else tensor.half()).cpu())
-                for name, tensor in rows.items()
-            }
+            rows = work.rows(batch.pixels, notes)
             if not arrays:
-                _check_free_space(missing, sum(array[0].nbytes for array in halves.values()))
-                arrays = {n: np.zeros((size, *a.shape[1:]), a.dtype) for n, a in halves.items()}
-            for name, array in halves.items():
+                _check_free_space(missing, sum(array[0].nbytes for array in rows.values()))
+                arrays = {n: np.zeros((size, *a.shape[1:]), a.dtype) for n, a in rows.items()}
+            for name, array in rows.items():
                 arrays[name][batch.indices] = array
         yield batch
     arrays = arrays or {"values": np.zeros((size, 0), np.float16)}  # no image can be read

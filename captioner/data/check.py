@@ -1,26 +1,23 @@
 """The check of a data set: unreadable and duplicate images, and statistics of its captions."""
 
 import hashlib
-import multiprocessing
 import os
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, median_low
 from typing import Any
 
+from joblib import Parallel, delayed
+
 from captioner.data.readers.problems import Problems
 from captioner.data.records import SPLITS, TRAIN, Records, TokenizedCaptions
 from captioner.errors import DataError, ImageError
-from captioner.language.vocabulary import Vocabulary
+from captioner.language.vocabulary import Vocabulary, unspaced
 from captioner.photos import images
-
-IN_FLIGHT = 32  # files per process
 
 
 def inspect(
@@ -35,14 +32,14 @@ def inspect(
     in two. ``progress`` takes an iterable over images and their number.
     """
     existing = records.take([i for i, r in enumerate(records) if os.path.exists(r.path)])  # noqa: PTH110
-    results = map_files(_decode, (record.path for record in existing), workers)
+    decode = delayed(_decode)
+    results = Parallel(workers, return_as="generator")(decode(r.path) for r in existing)
     same: dict[bytes, list[int]] = defaultdict(list)  # the indices of the files with each digest
     for index, result in enumerate(progress(results, len(existing))):
         if isinstance(result, bytes):
             same[result].append(index)
         else:
-            killed = f"{existing[index].path} cannot be read: its decoder was killed"
-            problems.add("unreadable", result or killed)
+            problems.add("unreadable", result)
     for indices in same.values():
         if len(indices) > 1:
             copies = [existing[index] for index in indices]
@@ -60,41 +57,6 @@ def _decode(path: str) -> bytes | str:
             return hashlib.file_digest(file, "sha256").digest()
     except (ImageError, OSError) as error:
         return str(error)
-
-
-def map_files(function: Callable[[str], Any], paths: Iterable[str], workers: int) -> Iterator[Any]:
-    """Apply a function to files in several processes; None for a file that crashes its process.
-
-    The results are in the order of the paths. Only a few paths are in flight at a time.
-    """
-    paths, pool = iter(paths), _pool(workers)
-    try:
-        while chunk := list(islice(paths, IN_FLIGHT * workers)):
-            done = 0
-            try:
-                for result in pool.map(function, chunk):
-                    yield result
-                    done += 1
-            except BrokenProcessPool:  # run the rest of the chunk with one process per file
-                pool = _pool(workers)
-                for path in chunk[done:]:
-                    with _pool(1) as alone:
-                        try:
-                            result = alone.submit(function, path).result()
-                        except BrokenProcessPool:
-                            result = None
-                    yield result
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _pool(workers: int) -> ProcessPoolExecutor:
-    # Workers are not forked from this process, because a fork breaks the threads
-    # of torch and of a progress bar.
-    methods = multiprocessing.get_all_start_methods()
-    context = multiprocessing.get_context("forkserver" if "forkserver" in methods else "spawn")
-    context.set_forkserver_preload([__name__])
-    return ProcessPoolExecutor(workers, context)
 
 
 def statistics(
@@ -122,12 +84,14 @@ def statistics(
             per_image[len(sentences)] += 1
             for caption, sentence in zip(record.captions, sentences, strict=True):
                 lengths[len(sentence)] += 1
+                if unspaced(caption):
+                    problems.add("no-spaces", f"{record.image_id}: {caption!r}")
                 if len(sentence) > max_words:
                     problems.add("long", f"{record.image_id}: {len(sentence)} words: {caption!r}")
         if split == TRAIN:
             with suppress(DataError):  # no word is frequent enough
                 known = set(Vocabulary.build(tokenized, min_count).plain_words)
-            vocabulary |= {"words": len(known), "different_words": len(tokenized.words)}
+            vocabulary |= {"words": len(known), "different_words": len(set(chain(*tokenized)))}
         else:
             coverage[split] = _coverage(tokenized, known)
     return {

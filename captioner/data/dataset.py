@@ -8,37 +8,43 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float16, Float32, Int
+from jaxtyping import Float32, Int
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from captioner import distributed
-from captioner.data.cache import AnnotationCache
+from captioner.data.cache import AnnotationCache, stacked
 from captioner.data.crops import Crop
 from captioner.data.pixels import ImageFiles
 from captioner.data.records import Record
 from captioner.data.supervision import Supervision
 from captioner.errors import DataError, ImageError
 from captioner.language.vocabulary import PAD
+from captioner.models.annotations import Annotations
 from captioner.models.encoder import Inputs
 
 _LOG = logging.getLogger(__name__)
 _SIDE = re.compile(r"\b(left|right)", re.IGNORECASE)
 
 
-class Batch(NamedTuple):
-    """B images with R captions each; either cached annotation vectors or pixels."""
+class CaptionBatch(NamedTuple):
+    """B images with R captions each."""
 
     image_ids: list[int | str]
+    images: Inputs | Annotations  # what the encoder reads, or its cached output in half precision
     # <start> words <end> <pad> …; missing captions are rows of <pad>.
     tokens: Int[Tensor, "B R T"]
-    vectors: Float16[Tensor, "B L D"] | None
-    grid: tuple[int, int]  # (rows, columns) of the vectors
-    pixels: Inputs | None  # at the encoder's input size, or region features
     # For supervised attention, the fraction of every region that the object named by a token covers.
     masks: Float32[Tensor, "B R T L"] | None = None
-    keys: Float16[Tensor, "B _ K"] | None = None  # of a second stream
-    key_grid: tuple[int, int] | None = None
+
+    def to(self, device: torch.device) -> "CaptionBatch":
+        """Move all tensors; Lightning calls this method."""
+        if isinstance(self.images, Annotations):
+            images: Inputs | Annotations = self.images.map(lambda values: values.to(device))
+        else:
+            images = self.images.to(device)
+        masks = None if self.masks is None else self.masks.to(device)
+        return CaptionBatch(self.image_ids, images, self.tokens.to(device), masks)
 
 
 class Draw(NamedTuple):
@@ -52,8 +58,7 @@ class Item(NamedTuple):
     """One image before collation; its longest caption is first, so that decoders can drop ended rows."""
 
     image_id: int | str
-    values: Tensor
-    keys: Tensor | None
+    image: Tensor | Annotations
     captions: list[list[int]]
     masks: list[Tensor]  # the targets of attention of each caption; empty without supervision
 
@@ -105,20 +110,17 @@ class CaptionDataset(Dataset[Item | None]):
             chosen = rng.permutation(len(captions)).tolist()
             source = [source, *self.cropped][rng.integers(len(self.cropped) + 1)]
         try:
-            values = torch.as_tensor(source[record.path])
+            image = source[record.path]
         except ImageError as error:
             _LOG.warning("left out: %s", error)
             return None
-        stored = source.keys(record.path)
-        keys = None if stored is None else torch.as_tensor(stored)
         crop = source.crop.of(record.path) if source.crop else None
-        if rng is not None and source.grid == (0, 0) and self.crop < 1:
-            height, width = values.shape[-2:]
+        if rng is not None and isinstance(image, Tensor) and self.crop < 1:
+            height, width = image.shape[-2:]
             crop = Crop.draw(self.crop, (height, width), rng)
-            values = crop.of_pixels(values)
+            image = crop.of_pixels(image)
         if mirrored:
-            values = _mirrored(values, source.grid)
-            keys = None if keys is None else _mirrored(keys, source.key_grid)
+            image = _mirrored(image)
         chosen = sorted(chosen[: self.rows], key=lambda i: -len(captions[i]))
         masks: list[Tensor] = []
         if self.supervision is not None:
@@ -127,14 +129,14 @@ class CaptionDataset(Dataset[Item | None]):
                 target = torch.from_numpy(self.supervision(record, i, captions[i])).view(-1, *grid)
                 target = crop.of_target(target) if crop else target
                 masks.append((target.flip(-1) if mirrored else target).flatten(1))
-        return Item(record.image_id, values, keys, [captions[i] for i in chosen], masks)
+        return Item(record.image_id, image, [captions[i] for i in chosen], masks)
 
-    def collate(self, items: Sequence[Item | None]) -> Batch:
+    def collate(self, items: Sequence[Item | None]) -> CaptionBatch:
         """Collate the images that could be read."""
         readable = [item for item in items if item is not None]
         if not readable:
             pixels = torch.empty(0, 3, 1, 1, dtype=torch.uint8)
-            return Batch([], torch.empty(0, self.rows, 2, dtype=torch.long), None, (0, 0), pixels)
+            return CaptionBatch([], pixels, torch.empty(0, self.rows, 2, dtype=torch.long))
         longest = max(len(caption) for item in readable for caption in item.captions)
         tokens = torch.full((len(readable), self.rows, longest), PAD)
         masks = None
@@ -145,19 +147,17 @@ class CaptionDataset(Dataset[Item | None]):
                 tokens[b, r, : len(caption)] = torch.tensor(caption)
                 if masks is not None:
                     masks[b, r, : len(caption)] = item.masks[r]
-        values = torch.stack([item.values for item in readable])
-        ids, grid = [item.image_id for item in readable], self.source.grid
-        if grid == (0, 0):
-            return Batch(ids, tokens, None, grid, values, masks)
-        keys = [item.keys for item in readable if item.keys is not None]
-        stacked = torch.stack(keys) if keys else None
-        return Batch(ids, tokens, values, grid, None, masks, stacked, self.source.key_grid)
+        images = stacked([item.image for item in readable])
+        return CaptionBatch([item.image_id for item in readable], images, tokens, masks)
 
 
-def _mirrored(values: Tensor, grid: tuple[int, int] | None) -> Tensor:
-    if not grid or grid == (0, 0):  # pixels (3, H, W)
-        return values.flip(-1)
-    return values.view(*grid, -1).flip(1).flatten(0, 1)
+def _mirrored(image: Tensor | Annotations) -> Any:
+    """The pixels or the grid of an image, left to right."""
+    if isinstance(image, Tensor):
+        return image.flip(-1)
+    vectors = torch.unflatten(image.vectors, 1, image.grid).flip(2).flatten(1, 2)
+    keys = None if image.keys is None else _mirrored(image.keys)
+    return Annotations(vectors, image.grid, keys=keys)
 
 
 class EpochSampler(DistributedSampler[Any]):

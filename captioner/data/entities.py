@@ -20,7 +20,6 @@ from jaxtyping import Float64
 from captioner.data.readers.text_files import read_lines
 from captioner.errors import DataError
 from captioner.photos.geometry import Geometry
-from captioner.photos.images import MAX_PIXELS
 
 TYPES = ("people", "clothing", "bodyparts", "animals", "vehicles", "instruments", "scene", "other")
 """The eight types of entities; a phrase of any other type counts as "other"."""
@@ -153,8 +152,6 @@ def _read_boxes(
     try:
         root = ElementTree.fromstring("\n".join(read_lines(file)))
         width, height = _numbers(root.find("size"), ("width", "height"))
-        if min(width, height) < 1 or width * height > MAX_PIXELS:
-            raise ValueError(f"a photo of {width} × {height} pixels")
     except (ElementTree.ParseError, ValueError) as error:
         raise DataError(
             f"'{file}' cannot be used: {error}; expected an annotation of Flickr30k Entities with "
@@ -188,6 +185,7 @@ def _clipped(corners: Sequence[int], size: tuple[int, int]) -> Box:
 def _numbers(element: ElementTree.Element | None, names: Sequence[str]) -> tuple[int, ...]:
     """Read whole numbers from the children of an element."""
     found = [None if element is None else element.findtext(name) for name in names]
-    if not all(re.fullmatch(r"\s*-?\d{1,9}\s*", text or "") for text in found):
-        raise ValueError(f"expected whole numbers {', '.join(names)}, got {found}")
-    return tuple(int(text or 0) for text in found)
+    try:
+        return tuple(int(text or "") for text in found)
+    except ValueError:
+        raise ValueError(f"expected whole numbers {', '.join(names)}, got {found}") from None

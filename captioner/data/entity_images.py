@@ -126,7 +126,7 @@ def read(folder: Path, records: Sequence[Record]) -> EntityImages:
     found = [_image(*photo, object_words) for photo in photos]
     return EntityImages(
         tuple(image for image, _ in found),
-        object_words,
+        object_words.find,
         "Flickr30k Entities",
         left_out,
         object_words.types,

@@ -20,11 +20,11 @@ from captioner.data.dataset import CaptionDataset, EpochSampler, ResumableLoader
 from captioner.data.pixels import ImageFiles
 from captioner.data.readers import READERS, detect, read
 from captioner.data.records import SPLITS, TRAIN, VAL, Records, TokenizedCaptions
-from captioner.data.sources import Source, join
+from captioner.data.sources import FurtherData, join
 from captioner.data.supervision import BoxSupervision, MaskSupervision, Supervision
 from captioner.errors import DataError, plural, printable, unknown
 from captioner.fast.malloc import give_back_memory
-from captioner.language.vocabulary import Vocabulary
+from captioner.language.vocabulary import Vocabulary, unspaced
 from captioner.photos.region_files import RegionFiles
 from captioner.resources import find_model
 from captioner.store import checkpoint
@@ -40,7 +40,6 @@ class ShapesOptions:
         train, val, test: numbers of scenes.
         image_size: side of a scene in pixels.
         max_objects: largest number of objects in a scene.
-        level: only ``plain``; kept for the configurations of older runs.
         seed: another seed gives other scenes.
     """
 
@@ -49,7 +48,6 @@ class ShapesOptions:
     test: int = 200
     image_size: int = 224
     max_objects: int = 3
-    level: Literal["plain"] = "plain"
     seed: int = 0
 
     def write(self, root: str | None, cache_dir: Path) -> Path:
@@ -59,7 +57,6 @@ class ShapesOptions:
         name = "-".join(map(str, [*sizes.values(), *options.values()]))
         folder = Path(root).expanduser() if root else cache_dir / "shapes" / name
         progress = partial(_progress, total=sum(sizes.values()), title="drawing scenes")
-        del options["level"]
         shapes_dataset.write(folder, sizes=sizes, progress=progress, **options)
         return folder
 
@@ -78,6 +75,7 @@ class CaptionDataModule(pl.LightningDataModule):
             captions of each image.
         captions_per_image: captions drawn per image and epoch; images with fewer use all.
         max_words: longer training captions are cut to this length and get no end token.
+        tokenizer: ``characters`` for captions in a script without spaces between words, such as Chinese.
         min_count: words that occur less often in the training captions become ``<unk>``.
         mirror: probability of mirroring a training image left to right. Images whose captions say left
             or right are never mirrored.
@@ -98,7 +96,7 @@ class CaptionDataModule(pl.LightningDataModule):
             object masks if the objective's ``supervision`` is above 0.
         keep_vocabulary: a model, such as the one of ``model.init_from``, whose words stay in the
             vocabulary, although the captions do not contain them.
-        sources: further data sets whose photos join the training split; see ``Source``.
+        sources: further data sets whose photos join the training split; see ``FurtherData``.
     """
 
     def __init__(
@@ -119,7 +117,8 @@ class CaptionDataModule(pl.LightningDataModule):
         shapes: ShapesOptions = ShapesOptions(),  # noqa: B008 - never changed
         entities: str | None = None,
         keep_vocabulary: str | None = None,
-        sources: list[Source] | None = None,
+        sources: list[FurtherData] | None = None,
+        tokenizer: Literal["words", "characters"] = "words",
     ) -> None:
         super().__init__()
         numbers = (batch_size, captions_per_image, max_words, min_count, mirror, crop, cached_crops)
@@ -142,6 +141,11 @@ class CaptionDataModule(pl.LightningDataModule):
         elif not root:
             raise DataError(f"data set {name!r} needs its folder: give --data.root DIR")
         self._all = self.records = join(read(name, root), sources or [])
+        captions = [caption for record in self.records[:1000] for caption in record.captions]
+        if tokenizer == "words" and unspaced(" ".join(captions)):
+            raise DataError(
+                "the captions have no spaces between words: give --data.tokenizer characters"
+            )
         if name == "auto" and distributed.rank() == 0:
             print(self._found(Path(root).expanduser()))
         self._tokenized: dict[str, TokenizedCaptions] = {}
@@ -186,8 +190,7 @@ class CaptionDataModule(pl.LightningDataModule):
 
     def in_order(self, captions: Mapping[int | str, str]) -> dict[int | str, str]:
         """Captions by image id, in the order of the records."""
-        ids = (record.image_id for record in self.records)
-        return {image_id: captions[image_id] for image_id in ids if image_id in captions}
+        return {r.image_id: captions[r.image_id] for r in self.records if r.image_id in captions}
 
     def fill_cache(
         self, encoder: Any, device: torch.device | str, verify: bool = False, crops: bool = True
@@ -237,17 +240,15 @@ class CaptionDataModule(pl.LightningDataModule):
 
     def check_crops(self, trainable: bool) -> None:
         """Raise DataError if ``crop`` and ``cached_crops`` do not fit the encoder and ``cache``."""
-        if self.crop < 1 and self.cache is True and not trainable and not self.cached_crops:
+        vectors = self.cache is True and not trainable
+        if self.crop < 1 and vectors and not self.cached_crops:
             raise DataError(
                 "cached annotation vectors cannot be cropped: give --data.cached_crops 3 to cache 3 "
                 "crops of each training photo, or --data.cache images to run the encoder in every epoch"
             )
-        names = ("data.crop below 1", "a frozen encoder", "data.cache true")
-        met = (self.crop < 1, not trainable, self.cache is True)
-        if self.cached_crops and not all(met):
-            needed = names[met.index(False)]
+        if self.cached_crops and not (self.crop < 1 and vectors):
             raise DataError(
-                f"data.cached_crops needs {needed}: change that, or leave out data.cached_crops"
+                "data.cached_crops needs data.crop below 1, a frozen encoder and data.cache true"
             )
 
     def setup(self, stage: str) -> None:

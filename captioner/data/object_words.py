@@ -4,19 +4,13 @@ Captions name each category with many words; ``coco_words.toml`` is the table of
 """
 
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from importlib.resources import files
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-
-@runtime_checkable
-class WordFinder(Protocol):
-    """The interface of classes that find object words in captions."""
-
-    def find(self, words: Sequence[str]) -> list[tuple[tuple[int, ...], str]]:
-        """The positions and the category of every name in a caption."""
-        ...
+FindNames = Callable[[Sequence[str]], list[tuple[tuple[int, ...], str]]]
+"""The words of a caption → the positions and the category of every name in it."""
 
 
 class CategoryWords:

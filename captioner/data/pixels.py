@@ -26,9 +26,9 @@ class PixelBatch(NamedTuple):
 
 
 class ImageFiles:
-    """Reads the pixels of images by path; has the interface of an ``AnnotationCache``."""
+    """Reads the pixels of images by path, where an ``AnnotationCache`` reads their annotations."""
 
-    grid, key_grid, crop = (0, 0), None, None
+    crop = None
 
     def __init__(self, preprocessing: Preprocessing | RegionFiles) -> None:
         self.preprocessing = preprocessing
@@ -37,9 +37,6 @@ class ImageFiles:
         if isinstance(self.preprocessing, RegionFiles):
             return torch.from_numpy(self.preprocessing.read(path, _size(path)))
         return to_input(path, images.load(path), self.preprocessing)
-
-    def keys(self, path: str) -> None:
-        """Return None: images have no keys."""
 
 
 def _size(path: str) -> tuple[int, int]:

@@ -61,7 +61,7 @@ def write(
         "format": FORMAT,
         "seed": seed,
         "splits": list(map(list, sizes.items())),
-        "options": {**options, "level": "plain"},  # as in folders of earlier versions
+        "options": options,
     }
     if _contains(root, stamp):
         return

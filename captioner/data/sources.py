@@ -11,7 +11,7 @@ from captioner.errors import DataError, plural
 
 
 @dataclass
-class Source:
+class FurtherData:
     """A further data set whose photos join the training split.
 
     Attributes:
@@ -27,7 +27,7 @@ class Source:
     held_out: int = 0
 
 
-def join(records: Records, sources: Sequence[Source]) -> Records:
+def join(records: Records, sources: Sequence[FurtherData]) -> Records:
     """Add the photos of further sources.
 
     Raises:

@@ -27,7 +27,7 @@ from captioner.errors import EvaluationError
 from captioner.evaluation.diversity import Diversity, diversity
 from captioner.evaluation.image_statistics import ORDER, ImageStatistics, statistics
 from captioner.evaluation.java import JavaError, meteor_statistics, ptb_words
-from captioner.language.vocabulary import Tokenizer
+from captioner.language.vocabulary import Tokenizer, unspaced
 
 Id = int | str
 Words = Callable[[str], Sequence[str]]
@@ -87,6 +87,8 @@ class CaptionScorer:
             raise EvaluationError(f"images without a reference caption: {_some(empty)}")
         self.references = references
         self._java = shutil.which("java") is not None if java is None else java
+        if unspaced(" ".join(texts[0] for texts in references.values())):
+            self._java = False  # METEOR and the PTB tokenizer need spaces between words
         self._strict = java is True
         self._split: Words = tokenizer or Tokenizer()
         self._split_name = str(getattr(self._split, "name", "custom"))

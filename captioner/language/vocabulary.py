@@ -24,6 +24,12 @@ PUNCTUATION = frozenset([*"'`\".?!,:;-()[]{}<>", "''", "``", "--", "..."])
 
 _TYPOGRAPHIC = str.maketrans(
     {"‘": "'", "’": "'", "“": '"', "”": '"', "–": "--", "—": "--", "…": "..."}
+    | dict(zip("。、，！？：；（）「」", '.,,!?:;()""', strict=True))
+)
+# Thai, Lao, Burmese, Khmer, kana and Chinese characters: no spaces separate their words.
+_UNSPACED = (
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
+    "\uf900-\ufaff\U00020000-\U0003ffff]"
 )
 # Words that keep their full stop: initials (but not the article "a"), p.m., titles and the like.
 _ABBREVIATION = re.compile(
@@ -43,7 +49,8 @@ class Tokenizer:
     """Split a caption into lower-case words the way coco-caption does before scoring.
 
     It applies NLTK's Penn Treebank rules and drops punctuation. Apart from brackets, the result differs
-    from Stanford's PTBTokenizer, which needs Java, on 5 of 41,486 captions of Flickr8k and COCO.
+    from Stanford's PTBTokenizer, which needs Java, on 5 of 41,486 captions of Flickr8k and COCO. In a
+    script without spaces between words, every character counts as a word.
 
     >>> Tokenizer()("A man, who isn't tall, rides his dog's sled.")
     ['a', 'man', 'who', 'is', "n't", 'tall', 'rides', 'his', 'dog', "'s", 'sled']
@@ -67,9 +74,14 @@ class Tokenizer:
                 return words
         # The Treebank rules split off only the last full stop. One is added here, so that a final
         # "st." keeps its own. ``_trimmed`` removes the full stops of earlier sentences.
-        text = _QUOTED.sub(r'"\1"', text) + " ."
+        text = re.sub(_UNSPACED, r" \g<0> ", _QUOTED.sub(r'"\1"', text)) + " ."
         tokens = map(_trimmed, self._split.tokenize(text))
         return [token for token in tokens if token and token not in PUNCTUATION]
+
+
+def unspaced(text: str) -> bool:
+    """Return whether a text is mostly in a script without spaces between words, such as Chinese."""
+    return 2 * len(re.findall(_UNSPACED, text)) > sum(map(str.isalpha, text))
 
 
 def is_plain(word: str) -> bool:
@@ -88,8 +100,11 @@ def join(words: Iterable[str]) -> str:
 
     >>> join(["the", "dog", "'s", "bone", "is", "n't", "here"])
     "the dog's bone isn't here"
+    >>> join(["一", "只", "狗"])
+    '一只狗'
     """
-    return re.sub(r" (n't|'(?:s|m|d|re|ve|ll))(?= |$)", r"\1", " ".join(words))
+    text = re.sub(r" (n't|'(?:s|m|d|re|ve|ll))(?= |$)", r"\1", " ".join(words))
+    return re.sub(f"(?<={_UNSPACED}) (?={_UNSPACED})", "", text)
 
 
 class Vocabulary:

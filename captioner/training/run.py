@@ -107,11 +107,12 @@ class Trainer(pl.Trainer):
         encoder.load_pretrained()
         device = self.strategy.root_device
         cache, *crops = datamodule.fill_cache(encoder.to(device), device, verify)
-        size, (rows, columns) = encoder.preprocessing, cache.grid
-        content = f"{rows} × {columns} annotation vectors of width {encoder.out_dim}"
-        if datamodule.cache == "images":
-            content = f"{size.height} × {size.width} pixels"
-        elif cache.key_grid:
+        if cache.grid is None:
+            content = f"{encoder.preprocessing.height} × {encoder.preprocessing.width} pixels"
+        else:
+            rows, columns = cache.grid
+            content = f"{rows} × {columns} annotation vectors of width {encoder.out_dim}"
+        if cache.key_grid:
             rows, columns = cache.key_grid
             content += f" and {rows} × {columns} keys of width {encoder.key_dim}"
         if crops:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from captioner import distributed, fast
-from captioner.data.dataset import Batch
+from captioner.data.dataset import CaptionBatch
 from captioner.data.module import CaptionDataModule, global_seed
 from captioner.data.records import VAL
 from captioner.errors import CheckpointError, DataError, UsageError
@@ -80,7 +80,7 @@ class CaptioningTask(pl.LightningModule):
                 "from its weights with --model.init_from"
             )
 
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor | None:
+    def training_step(self, batch: CaptionBatch, batch_idx: int) -> Tensor | None:
         """Return the loss, or None if no image of the batch could be read."""
         if not batch.image_ids and distributed.count() == 1:
             return None
@@ -94,7 +94,7 @@ class CaptioningTask(pl.LightningModule):
         self.log_dict({f"train/{name}": value for name, value in means}, batch_size=images)
         return loss.total
 
-    def loss(self, batch: Batch) -> tuple[Loss, Mapping[str, Tensor]]:
+    def loss(self, batch: CaptionBatch) -> tuple[Loss, Mapping[str, Tensor]]:
         """Return the loss of a batch and the measures of its rollout, in the current mode."""
         if batch.image_ids:
             tokens, annotations = batch.tokens, self.captioner.annotate(_encoded(batch))
@@ -130,7 +130,7 @@ class CaptioningTask(pl.LightningModule):
         dropped = torch.rand(inputs.shape, device=inputs.device) < probability
         return inputs.masked_fill(dropped & (inputs > UNK), UNK)
 
-    def _stand_in(self, batch: Batch) -> tuple[Tensor, Annotations]:
+    def _stand_in(self, batch: CaptionBatch) -> tuple[Tensor, Annotations]:
         """Return an empty image without captions: other processes wait for gradients from this one."""
         tokens = torch.full((1, batch.tokens.shape[1], 2), PAD, device=self.device)
         tokens[..., 0] = START
@@ -184,7 +184,7 @@ class CaptioningTask(pl.LightningModule):
 
     on_validation_epoch_start = on_test_epoch_start = _clear
 
-    def validation_step(self, batch: Batch) -> None:
+    def validation_step(self, batch: CaptionBatch) -> None:
         """Generate captions, and compute the teacher-forced likelihood of the references."""
         if not batch.image_ids:
             return
@@ -221,7 +221,7 @@ class CaptioningTask(pl.LightningModule):
             f"CIDEr {scores['cider']:.1f} (generated, beam {self.val_decoding.beam_size})"
         )
 
-    def test_step(self, batch: Batch) -> None:
+    def test_step(self, batch: CaptionBatch) -> None:
         """Generate captions, and measure the time."""
         began = time.perf_counter()
         self.predict_step(batch)
@@ -232,7 +232,7 @@ class CaptioningTask(pl.LightningModule):
         if distributed.count() > 1:
             self.generated = self._data.in_order(distributed.merged(self.generated))
 
-    def predict_step(self, batch: Batch) -> list[tuple[int | str, str]]:
+    def predict_step(self, batch: CaptionBatch) -> list[tuple[int | str, str]]:
         """Return (image id, caption) of every image."""
         if not batch.image_ids:
             return []
@@ -247,7 +247,7 @@ class CaptioningTask(pl.LightningModule):
         return self.trainer.datamodule  # type: ignore[attr-defined]
 
     def _generate(
-        self, batch: Batch, annotations: Annotations, decoding: Decoding
+        self, batch: CaptionBatch, annotations: Annotations, decoding: Decoding
     ) -> list[tuple[int | str, str]]:
         beams = search(self.captioner.decoder, annotations, decoding)
         decode = self.captioner.vocabulary.decode
@@ -279,12 +279,7 @@ class CaptioningTask(pl.LightningModule):
             )
 
 
-def _encoded(batch: Batch) -> Inputs | Annotations:
+def _encoded(batch: CaptionBatch) -> Inputs | Annotations:
     """Return what the encoder reads, or its output if that was cached."""
-    if batch.vectors is None:
-        assert batch.pixels is not None
-        return batch.pixels
-    keys = None
-    if batch.keys is not None and batch.key_grid is not None:
-        keys = Annotations(batch.keys.float(), batch.key_grid)
-    return Annotations(batch.vectors.float(), batch.grid, keys=keys)
+    images = batch.images
+    return images.map(Tensor.float) if isinstance(images, Annotations) else images

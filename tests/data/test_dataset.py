@@ -1,7 +1,6 @@
 """Captions, augmentation and unreadable images in the batches of a split."""
 
 import itertools
-import os
 from collections import Counter
 
 import numpy as np
@@ -14,6 +13,7 @@ from captioner.data.pixels import ImageFiles
 from captioner.data.records import TRAIN, VAL, Record
 from captioner.data.supervision import Supervision
 from captioner.errors import DataError
+from captioner.models.annotations import Annotations
 from data_modules import HEIGHT, WIDTH, direct, epoch, ids, rows, same, texts, values
 from tests.data.test_cache import FakeEncoder
 
@@ -70,10 +70,9 @@ def test_cached_pixels_equal_those_of_the_files(photos):
     for number in range(3):
         assert same(epoch(cached, number), epoch(read, number))
     (batch,) = read.val_dataloader()
-    assert (batch.pixels.shape, batch.pixels.dtype) == ((1, 3, HEIGHT, WIDTH), torch.uint8)
-    assert (batch.vectors, batch.grid) == (None, (0, 0))
+    assert (batch.images.shape, batch.images.dtype) == ((1, 3, HEIGHT, WIDTH), torch.uint8)
     (pixels,) = values(cached.val_dataloader()).values()
-    assert torch.equal(pixels, batch.pixels[0])
+    assert torch.equal(pixels, batch.images[0])
     assert torch.equal(pixels, direct(cached.of_split(VAL)[0].path, cache=False))
 
 
@@ -147,10 +146,11 @@ class PaintedCrop(Painted):
 
     def __init__(self, number):
         super().__init__()
-        self.grid, self.crop = (64, 96), FixedCrop(0.4, number, (64, 96))
+        self.crop = FixedCrop(0.4, number, (64, 96))
 
     def __getitem__(self, path):
-        return self.crop.of(path).of_pixels(super().__getitem__(path)).flatten(1).T
+        pixels = self.crop.of(path).of_pixels(super().__getitem__(path))
+        return Annotations(pixels.flatten(1).T[None].float(), (64, 96))
 
 
 @pytest.mark.parametrize("mirror", [0.0, 1.0])
@@ -169,7 +169,7 @@ def test_the_targets_of_an_item_have_the_crop_of_the_item(mirror, cached):
     crops = set()
     for seed in range(40):
         item = data[Draw(0, seed)]
-        pixels = item.values.T[0].view(64, 96) if cached else item.values[0]
+        pixels = item.image.vectors[0, :, 0].view(64, 96) if cached else item.image[0]
         seen = pixels.float().div(255).unflatten(0, (4, 16)).unflatten(2, (6, 16))
         (mask,) = item.masks
         assert mask.shape == (3, 24)
@@ -219,13 +219,8 @@ def test_caches_of_crops_are_used_again_and_not_mixed(shapes, tmp_path):
     ("options", "message"),
     [
         ({"crop": 0.8}, r"give --data\.cached_crops 3 .* or --data\.cache images"),
-        (
-            {"cached_crops": 2},
-            r"data\.cached_crops needs data\.crop below 1: change that, or leave out",
-        ),
-        ({"crop": 0.8, "cached_crops": 2, "cache": "images"}, r"needs data\.cache true"),
-        ({"crop": 0.8, "cached_crops": 2, "cache": False}, r"needs data\.cache true"),
-        ({"crop": 0.8, "cached_crops": 2, "trainable": True}, r"needs a frozen encoder"),
+        ({"cached_crops": 2}, r"data\.cached_crops needs data\.crop below 1, a frozen encoder"),
+        ({"crop": 0.8, "cached_crops": 2, "cache": False}, r"needs .* data\.cache true"),
     ],
 )
 def test_crops_that_cannot_be_made(photos, options, message):
@@ -246,44 +241,20 @@ def test_only_training_reads_crops(photos, tmp_path):
     assert len(set(read)) == 3
 
 
-def test_a_photo_that_only_the_cache_of_crops_lacks_is_left_out(photos, tmp_path, caplog):
-    """It was readable when whole images were cached. Training uses it again once it is readable."""
-    captions = {TRAIN: {f"{i}.jpg": ["a"] for i in range(3)}, VAL: {"v.jpg": ["a"]}}
-    photos(captions)
-    folder = tmp_path / "data" / "Flicker8k_Dataset"
-    whole, times = (folder / "1.jpg").read_bytes(), (folder / "1.jpg").stat()
-
-    def write(content):
-        (folder / "1.jpg").write_bytes(content)
-        os.utime(folder / "1.jpg", ns=(times.st_atime_ns, times.st_mtime_ns))
-
-    write(bytes(len(whole)))
-    options = {"crop": 0.5, "cached_crops": 1, "keep": True}
-    data = photos(captions, **options)
-    assert caplog.text.count("left out: ") == 1
-    assert set(values(epoch(data, 0))) == {"0.jpg", "2.jpg"}
-    write(whole)
-    assert set(values(epoch(photos(captions, **options), 0))) == {"0.jpg", "1.jpg", "2.jpg"}
-    assert len(list((tmp_path / "cache" / "annotations").iterdir())) == 2
-
-
 def test_keys_are_those_of_the_crop(photos):
     class Numbered(ImageFiles):
-        grid, key_grid = (1, 1), (1, 1)
-
         def __init__(self, number):
-            self.number = number
+            vectors = torch.full((1, 1, 2), float(number))
+            self.annotations = Annotations(vectors, (1, 1), keys=Annotations(vectors, (1, 1)))
 
         def __getitem__(self, path):
-            return torch.full((1, 2), self.number)
-
-        keys = __getitem__
+            return self.annotations
 
     record, caches = Record("a", "a.jpg", ("a dog",), TRAIN), [Numbered(n) for n in range(3)]
     data = CaptionDataset([record], [[[1, 5, 2]]], caches[0], 1, 1.0, 0.5, None, caches[1:])
-    items = [data[Draw(0, seed)] for seed in range(30)]
-    assert all(torch.equal(item.keys, item.values) for item in items)
-    assert {int(item.values[0, 0]) for item in items} == {0, 1, 2}
+    found = [data[Draw(0, seed)].image for seed in range(30)]
+    assert all(torch.equal(image.keys.vectors, image.vectors) for image in found)
+    assert {int(image.vectors[0, 0, 0]) for image in found} == {0, 1, 2}
 
 
 # ── Unreadable images ──────────────────────────────────────────────────────────────────

@@ -8,8 +8,9 @@ from captioner.data.module import CaptionDataModule, _progress
 from captioner.data.records import TEST, TRAIN, VAL
 from captioner.data.scene_grammar import CAPTIONS
 from captioner.errors import DataError
-from captioner.language.vocabulary import END, PAD, START, Tokenizer
-from data_modules import SIZES, D, L, direct, epoch, ids, rows, same, values
+from captioner.evaluation.metrics import CaptionScorer
+from captioner.language.vocabulary import END, PAD, START, Tokenizer, join
+from data_modules import SIZES, D, L, direct, epoch, ids, rows, same, texts, values
 from tests.data.test_cache import GRID
 
 # ── Batches ───────────────────────────────────────────────────────────────────────────────────────
@@ -21,8 +22,9 @@ def test_batches_have_the_documented_shapes(shapes):
     assert [len(batch.image_ids) for batch in batches] == [4, 4, 3]
     for batch in [*batches, *data.val_dataloader(), *data.test_dataloader()]:
         size = len(batch.image_ids)
-        assert (batch.vectors.shape, batch.vectors.dtype) == ((size, L, D), torch.float16)
-        assert (batch.grid, batch.pixels) == (GRID, None)
+        assert batch.images.vectors.shape == (size, L, D)
+        assert batch.images.vectors.dtype == torch.float16
+        assert batch.images.grid == GRID
         assert (batch.tokens.shape[:2], batch.tokens.dtype) == ((size, 5), torch.int64)
         assert (batch.tokens != PAD).any(dim=(0, 1)).all(), "wider than its longest caption"
         for row in batch.tokens[:, :CAPTIONS].flatten(0, 1).tolist():
@@ -122,3 +124,15 @@ def test_wrong_options(options, message):
 def test_no_bar_is_printed_into_a_pipe(capfd):
     assert list(_progress([1, 2], total=2)) == [1, 2]
     assert capfd.readouterr() == ("", "")
+
+
+def test_captions_without_spaces_need_the_tokenizer_of_characters(photos):
+    captions = {TRAIN: {"a.jpg": ["一只狗在跑。"], "b.jpg": ["一只猫,狗"]}, VAL: {"v.jpg": ["狗"]}}
+    with pytest.raises(DataError, match=r"give --data\.tokenizer characters"):
+        photos(captions)
+    data = photos(captions, tokenizer="characters")
+    assert set(data.words) == set("一只狗在跑猫")
+    (text,) = texts(data, rows(epoch(data, 0))["a.jpg"][:1])
+    assert join(text.split()) == "一只狗在跑"
+    scores = CaptionScorer(data.references(TRAIN)).score({"a.jpg": "一只狗在跑"})
+    assert (scores.bleu_4, scores.meteor) == (pytest.approx(100), None)

@@ -1,8 +1,10 @@
 """Every data set format, with the quirks of the real ones, read into the expected records."""
 
 import json
+import shutil
 from collections import Counter
 from pathlib import Path
+from unicodedata import normalize
 
 import pytest
 
@@ -116,13 +118,13 @@ def test_split_lists_of_flickr30k_entities(tmp_path):
 
 def test_coco_with_train_and_val(tmp_path):
     train = {"b.jpg": ["two"], "a.jpg": [" one ", "uno"]}
-    coco(tmp_path, {"train2017": train, "val2017": {"c.jpg": ["3"]}})
+    coco(tmp_path, {"train2017": train, "val2017": {"c.jpg": ["three"]}})
     for name in ("instances_val2017.json", "captions_mine.json", "image_info_test2017.json"):
         write(tmp_path / "annotations" / name, "not even JSON")
     assert read("coco", tmp_path) == [
         Record(1, f"{tmp_path}/train2017/b.jpg", ("two",), TRAIN),
         Record(2, f"{tmp_path}/train2017/a.jpg", ("one", "uno"), TRAIN),
-        Record(3, f"{tmp_path}/val2017/c.jpg", ("3",), VAL),
+        Record(3, f"{tmp_path}/val2017/c.jpg", ("three",), VAL),
     ]
 
 
@@ -219,7 +221,7 @@ def test_tables(kind, tmp_path):
 
 def test_a_folder_with_splits(tmp_path):
     captions = {"train/a.jpg": "a dog\n\n the dog \r\n", "train/deep/b.PNG": "a cat"}
-    captions |= {"validation/c.webp": "é", "test/d.jpeg": "4"}
+    captions |= {"validation/c.webp": "é", "test/d.jpeg": "4 cats"}
     for name, text in captions.items():
         write(tmp_path / name), write((tmp_path / name).with_suffix(".txt"), text)
     write(tmp_path / "train" / ".hidden.jpg"), write(tmp_path / ".cache" / "notes.txt", "x")
@@ -227,8 +229,74 @@ def test_a_folder_with_splits(tmp_path):
         Record("train/a.jpg", f"{tmp_path}/train/a.jpg", ("a dog", "the dog"), TRAIN),
         Record("train/deep/b.PNG", f"{tmp_path}/train/deep/b.PNG", ("a cat",), TRAIN),
         Record("validation/c.webp", f"{tmp_path}/validation/c.webp", ("é",), VAL),
-        Record("test/d.jpeg", f"{tmp_path}/test/d.jpeg", ("4",), TEST),
+        Record("test/d.jpeg", f"{tmp_path}/test/d.jpeg", ("4 cats",), TEST),
     ]
+
+
+def test_names_as_other_systems_write_them(tmp_path):
+    """macOS decomposes accented letters in names, and Windows separates folders by backslashes."""
+    composed, decomposed = (normalize(form, "été/café.jpg") for form in ("NFC", "NFD"))
+    write(tmp_path / decomposed), write(tmp_path / "photos" / "a.jpg")
+    rows = [["image", "caption"], [composed, "a cup"], ["photos\\a.jpg", "a dog"]]
+    write(tmp_path / "captions.csv", csv_text(rows))
+    found = {record.image_id: record.path for record in read("auto", tmp_path)}
+    assert found == {
+        composed: f"{tmp_path}/{decomposed}",
+        "photos\\a.jpg": f"{tmp_path}/photos/a.jpg",
+    }
+    for text in (composed, decomposed):
+        write(tmp_path / "texts" / decomposed)
+        write(tmp_path / "texts" / text.replace("jpg", "txt"), "a cup")
+        assert len(read("folder", tmp_path / "texts")) == 1
+        shutil.rmtree(tmp_path / "texts")
+
+
+# ── Recognised without a name ─────────────────────────────────────────────────────────────────────
+
+
+def kaggle_8k(root):
+    captions_txt(root, FLICKR[TRAIN])
+    return "flickr8k"
+
+
+def kaggle_30k(root):
+    write(root / "results.csv", BAR_HEADER)
+    for name in ("1000092795.jpg", "2199200615.jpg"):
+        write(root / "flickr30k_images" / name)
+    return "flickr30k"
+
+
+def one_karpathy(root):
+    karpathy(root / "dataset_coco.json", COCO_ENTRIES)
+    for image in COCO_ENTRIES:
+        write(root / image["filepath"] / image["filename"])
+    return "karpathy"
+
+
+@pytest.mark.parametrize("layout", [kaggle_8k, kaggle_30k, one_karpathy])
+def test_data_sets_that_need_no_name(layout, tmp_path):
+    name = layout(tmp_path)
+    assert readers.detect(tmp_path) == (name, tmp_path, [])
+    assert read("auto", tmp_path) == read(name, tmp_path)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+@pytest.mark.parametrize("folders", [("",), ("train", "validation")])
+def test_metadata_of_hugging_face(folders, suffix, tmp_path):
+    for folder in folders:
+        text = (
+            '{"file_name": "a.jpg", "text": "a dog"}'
+            if suffix == "jsonl"
+            else "file_name,text\na.jpg,a dog"
+        )
+        write(tmp_path / folder / f"metadata.{suffix}", text), write(tmp_path / folder / "a.jpg")
+    found = read("auto", tmp_path)
+    assert {record.captions for record in found} == {("a dog",)}
+    if len(folders) > 1:
+        assert [(r.image_id, r.split) for r in found] == [
+            ("train/a.jpg", TRAIN),
+            ("validation/a.jpg", VAL),
+        ]
 
 
 # ── Splits by hash ────────────────────────────────────────────────────────────────────────────────

@@ -1,8 +1,7 @@
-"""Shared lists, records and tokenized captions equal the lists they are made from, in all processes."""
+"""Packed lists, records and tokenized captions equal the lists they are made from."""
 
 import pickle
 import random
-from multiprocessing.reduction import ForkingPickler
 
 import pytest
 
@@ -11,9 +10,9 @@ from captioner.data.records import (
     TEST,
     TRAIN,
     VAL,
+    PackedList,
     Record,
     Records,
-    SharedList,
     TokenizedCaptions,
 )
 from captioner.language.vocabulary import END, START, UNK, Tokenizer, Vocabulary
@@ -23,13 +22,13 @@ SENTENCES = [[], [[]], [[1, 2], [], [3]], [[2**40]]]
 
 
 @pytest.mark.parametrize("items", [[], [""], TEXTS, SENTENCES])
-def test_a_shared_list_equals_the_list(items):
-    shared = SharedList(iter(items))
-    assert list(shared) == list(pickle.loads(pickle.dumps(shared))) == items
-    assert [shared[i] for i in range(-len(items), len(items))] == items * 2
+def test_a_packed_list_equals_the_list(items):
+    packed = PackedList(iter(items))
+    assert list(packed) == list(pickle.loads(pickle.dumps(packed))) == items
+    assert [packed[i] for i in range(-len(items), len(items))] == items * 2
     for index in (len(items), -len(items) - 1):
         with pytest.raises(IndexError):
-            shared[index]
+            packed[index]
 
 
 def random_records(seed: int, size: int) -> list[Record]:
@@ -59,13 +58,6 @@ def test_records_equal_the_sorted_list():
     with pytest.raises(IndexError):
         records[50]
     assert list(Records()) == list(Records().of_split(TRAIN)) == []
-
-
-def test_processes_share_the_text():
-    """torch sends the name of shared memory instead of a million characters."""
-    captions = tuple(f"caption {i} " + "x" * 100 for i in range(10_000))
-    records = Records([Record(1, "a.jpg", captions, TRAIN)])
-    assert len(ForkingPickler.dumps(records)) < 10_000 < len(pickle.dumps(records))
 
 
 def test_memory_of_coco():

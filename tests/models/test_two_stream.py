@@ -244,29 +244,27 @@ def test_the_cache_holds_both_streams(encoder, files, tmp_path):
     assert (cache.grid, cache.key_grid) == ((2, 2), (4, 4))
     expected = encoder(photos(64, 5))
     for i, path in enumerate(files):
-        for stored, stream in ((cache[path], expected), (cache.keys(path), expected.keys)):
-            np.testing.assert_allclose(stored, stream.vectors[i].half(), rtol=2e-3, atol=2e-3)
+        for stored, stream in ((cache[path], expected), (cache[path].keys, expected.keys)):
+            np.testing.assert_allclose(
+                stored.vectors[0], stream.vectors[i].half(), rtol=2e-3, atol=2e-3
+            )
     shard = sorted(cache.folder.glob("*.safetensors"))[1]
     content = bytearray(shard.read_bytes())
     content[-3] ^= 1  # the last tensor
     shard.write_bytes(bytes(content))
     before = AnnotationCache.open(tmp_path / "cache", files, encoder, shard_size=2, verify=True)
-    np.testing.assert_array_equal(before.keys(files[3]), cache.keys(files[3]))
+    assert torch.equal(before[files[3]].keys.vectors, cache[files[3]].keys.vectors)
 
 
 class Stored(ImageFiles):
     """Annotation vectors and keys of every image."""
 
-    grid, key_grid = (2, 3), (4, 5)
-
     def __init__(self, values, keys):
-        self._values, self._keys = torch.as_tensor(values), torch.as_tensor(keys)
+        keys = Annotations(torch.as_tensor(keys)[None], (4, 5))
+        self.annotations = Annotations(torch.as_tensor(values)[None], (2, 3), keys=keys)
 
     def __getitem__(self, path):
-        return self._values
-
-    def keys(self, path):
-        return self._keys
+        return self.annotations
 
 
 def test_a_mirrored_image_has_mirrored_keys():
@@ -275,11 +273,11 @@ def test_a_mirrored_image_has_mirrored_keys():
     source = Stored(values, keys)
     dataset = CaptionDataset([record], [[[1, 4, 2]]], source, 1, mirror=1.0)
     item = dataset[Draw(0, 7)]
-    assert item.values.view(2, 3).tolist() == [[2, 1, 0], [5, 4, 3]]
-    assert item.keys.view(4, 5)[0].tolist() == [4, 3, 2, 1, 0]
+    assert item.image.vectors.view(2, 3).tolist() == [[2, 1, 0], [5, 4, 3]]
+    assert item.image.keys.vectors.view(4, 5)[0].tolist() == [4, 3, 2, 1, 0]
     batch = dataset.collate([item, dataset[Draw(0, None)]])
-    assert batch.keys.shape == (2, 20, 1)
-    assert batch.key_grid == (4, 5)
+    assert batch.images.keys.vectors.shape == (2, 20, 1)
+    assert batch.images.keys.grid == (4, 5)
 
 
 def test_a_model_folder_keeps_two_streams(tmp_path):

@@ -11,7 +11,7 @@ from pycocoevalcap.cider.cider_scorer import CiderScorer
 
 import runs
 from captioner.cli.main import main
-from captioner.data.dataset import Batch
+from captioner.data.dataset import CaptionBatch
 from captioner.errors import UsageError
 from captioner.evaluation.cider import CiderD
 from captioner.language.vocabulary import END, PAD, START, UNK
@@ -200,7 +200,7 @@ def small_task(objective, distribution=None):
     tokens = torch.tensor([[[START, UNK + 1, UNK + 2, UNK + 3, END]]])
     objective.setup([tokens[0].tolist()])
     vectors = torch.randn(1, 4, task.captioner.encoder.out_dim)
-    return task, Batch(["a"], tokens, vectors, (2, 2), None)
+    return task, CaptionBatch(["a"], Annotations(vectors, (2, 2)), tokens)
 
 
 def step(task, batch):

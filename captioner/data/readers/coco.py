@@ -71,9 +71,8 @@ def _read(root: Path, file: Path, split: str | None, problems: Problems) -> Iter
     known = {image_id for image_id, _ in names}
     problems.add("no-image", *(image_id for image_id in captions if image_id not in known))
     for image_id, name in names:
-        yield problems.record(
-            image_id, folder / name, name, captions.get(image_id, ()), split or hash_split(name)
-        )
+        texts = captions.get(image_id, ())
+        yield from problems.record(image_id, folder, name, texts, split or hash_split(name))
 
 
 def parse_captions(content: Any) -> tuple[list[tuple[int | str, str]], dict[int | str, list[str]]]:
@@ -121,7 +120,7 @@ def read_karpathy(root: Path, problems: Problems, dataset: str = "") -> Iterator
     for image_id, name, split_name, captions in rows:
         if (split := parse_split(split_name)) is None:
             problems.add("no-split", f"{name}: {split_name!r:.80}")
-        yield problems.record(image_id, folder / name, name, captions, split or TRAIN)
+        yield from problems.record(image_id, folder, name, captions, split or TRAIN)
 
 
 def _row(image: Any) -> tuple[int | str, str, Any, list[str]]:

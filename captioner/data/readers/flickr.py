@@ -69,7 +69,7 @@ def _read(
         split_of = {name: hash_split(name) for name in images}
     folder = find_image_folder(root, next(iter(split_of), ""))
     for name, split in split_of.items():
-        yield problems.record(name, folder / name, name, captions.get(name, ()), split)
+        yield from problems.record(name, folder, name, captions.get(name, ()), split)
 
 
 def _captions(file: Path, problems: Problems) -> Iterator[tuple[str, list[str]]]:
@@ -92,17 +92,11 @@ def _read_lists(
 ) -> dict[str, str]:
     """The split of every listed image."""
     split_of: dict[str, str] = {}
-    twice: dict[str, None] = {}
     for split, file in files.items():
         with problems.collect_file_errors():
-            names = [name for name in read_lines(file) if name]
-            if not names:
-                raise DataError(f"'{file}' is empty; expected one image name per line")
-            for name in names:
+            for name in filter(None, read_lines(file)):
                 if name not in captions and not PurePath(name).suffix:
                     name += ".jpg"
-                if name in split_of:
-                    twice[name] = None
-                split_of.setdefault(name, split)
-    problems.add("duplicate-split", *twice)
+                if split_of.setdefault(name, split) != split:
+                    problems.add("duplicate-split", name)
     return split_of

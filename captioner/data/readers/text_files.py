@@ -4,15 +4,12 @@ import csv
 import hashlib
 import json
 import os
-import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from captioner.data.records import SPLITS, TEST, TRAIN, VAL
 from captioner.errors import DataError
-
-MAX_BYTES = 2 << 30  # of a text or JSON file
 
 MALFORMED = (LookupError, TypeError, AttributeError, ValueError, ArithmeticError, RecursionError)
 """The exceptions that JSON with an unexpected structure can raise when it is used."""
@@ -31,7 +28,7 @@ def read_lines(file: Path) -> list[str]:
     try:
         text = _read(file).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
-        raise DataError(f"'{file}' cannot be read as UTF-8 text: {error}") from error
+        raise DataError(f"'{file}' is not in UTF-8: save it as UTF-8") from error
     # Not splitlines(): captions may contain Unicode's rarer line separators.
     return [line.strip() for line in text.split("\n")]
 
@@ -72,14 +69,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def _read(file: Path) -> bytes:
-    """The bytes of a file. Reading a pipe or a device could block for ever or take all memory."""
     try:
-        status = file.stat()
-        if not stat.S_ISREG(status.st_mode) or status.st_size > MAX_BYTES:
-            raise DataError(
-                f"'{file}' cannot be read: it is not a regular file, or has more than "
-                f"{MAX_BYTES >> 30} GiB; give the text or JSON file of the data set"
-            )
         return file.read_bytes()
     except OSError as error:
         raise DataError(f"'{file}' cannot be read: {error.strerror}") from error
@@ -108,8 +98,8 @@ def find_file(root: Path, *names: str) -> Path | None:
 def find_image_folder(root: Path, example: str) -> Path:
     """The image folder of Flickr8k or Flickr30k that contains the file ``example``.
 
-    It may be in ``root`` or one of its folders, or nested in a folder of the same name, as some
-    archives unpack. DataError if there is none.
+    It is ``root`` itself, or lies in ``root`` or one of its folders, or is nested in a folder of the
+    same name, as some archives unpack. DataError if there is none.
     """
     folders = [
         folder
@@ -118,12 +108,12 @@ def find_image_folder(root: Path, example: str) -> Path:
         for folder in sorted(root.glob(pattern))
         if folder.is_dir()
     ]
-    if not folders:
+    # Not Path.is_file, which raises if the name is too long.
+    holding = [folder for folder in [*folders, root] if os.path.isfile(folder / example)]  # noqa: PTH113
+    if not holding and not folders:
         names = ", ".join(IMAGE_FOLDERS)
         raise DataError(f"no image folder under '{root}'; expected one of: {names}")
-    # Not Path.is_file, which raises if the name is too long.
-    holding = (folder for folder in folders if os.path.isfile(folder / example))  # noqa: PTH113
-    return next(holding, folders[0])
+    return [*holding, *folders][0]
 
 
 def parse_split(name: object) -> str | None:
