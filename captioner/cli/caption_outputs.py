@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import chain, islice, repeat
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from captioner.batch.inputs import Sources
 from captioner.batch.output_folder import MANIFEST, Shards
-from captioner.batch.rows import Row, encodable, failure
-from captioner.batch.sidecars import PAGE, SHARDS, TABLE, Sidecars
+from captioner.batch.rows import Row, encodable, record
+from captioner.batch.sidecars import PAGE, SHARDS, TABLE, Sidecars, check_page, signed
 from captioner.cli.arguments import open_output
 from captioner.cli.progress import captioning, loading, report_failures
 from captioner.cli.writers import WRITERS
@@ -26,6 +26,9 @@ from captioner.files import write_text
 from captioner.limits import SAMPLING
 from captioner.photos import paths
 from captioner.resources import HF
+
+if TYPE_CHECKING:
+    from captioner.photos.images import Photo
 
 FEW = 128
 """With fewer photos than this, one process finishes before worker processes have started."""
@@ -36,16 +39,17 @@ GENERATION = (*SEARCH, *SAMPLING, "num_captions", "confidence", "min_confidence"
 def write_file(options: argparse.Namespace, file_format: str) -> int:
     """Write all captions into one file, or to standard output."""
     photos = paths.find(options.inputs)
-    # The error of a single photo is reported at once; more photos are not read twice.
-    broken = _unreadable(photos[0]) if len(photos) == 1 else None
+    # The error of a single photo is reported before the model is loaded.
+    single = _read(photos[0]) if len(photos) == 1 else None
+    broken = record(str(photos[0]), single) if isinstance(single, ImageError) else None
     few = len(photos) < FEW
     opened: Any = nullcontext() if broken else _engine(options, {}, few)
     failed = 0
 
     def results() -> Iterator[tuple[Path, Row]]:
         nonlocal failed
-        names = map(str, photos)
-        rows = iter([broken]) if broken else engine.rows(_batches(names, options.batch_size))
+        batches = [[single]] if single else _batches(map(str, photos), options.batch_size)
+        rows = iter([broken]) if broken else engine.rows(batches)
         for path, row in zip(photos, rows, strict=True):
             failed += _reported(row)
             yield path, row
@@ -60,16 +64,14 @@ def write_file(options: argparse.Namespace, file_format: str) -> int:
     return report_failures(failed, len(photos))
 
 
-def _unreadable(photo: Path) -> Row | None:
-    """Return the row of a file that is not a photo; None if it is one."""
-    from captioner.photos import images
+def _read(photo: Path) -> "Photo | ImageError":
+    """Decode a photo, or return why it cannot be read."""
+    from captioner.photos.images import Photo
 
     try:
-        if not photo.is_fifo():  # a pipe can be read only once
-            images.load(photo)
+        return Photo.read(photo)
     except ImageError as error:
-        return failure(str(photo), error)
-    return None
+        return error
 
 
 def write_folder(options: argparse.Namespace, file_format: str) -> int:
@@ -108,9 +110,10 @@ def write_sidecars(options: argparse.Namespace) -> int:
     def report(photo: Path, error: Exception) -> None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             raise error  # it would also stop the other photos
-        broken = _unreadable(photo) if isinstance(error, DataError) else None
+        read = _read(photo) if isinstance(error, DataError) else None
+        broken = isinstance(read, ImageError)
         reason = os_error(error) if isinstance(error, OSError) else error
-        print(f"captioner: {broken['error']['message'] if broken else reason}", file=sys.stderr)
+        print(f"captioner: {read if broken else reason}", file=sys.stderr)
         done["failed" if broken else "refused"] += 1
 
     def unfinished() -> Iterator[str]:
@@ -148,6 +151,8 @@ def write_sidecars(options: argparse.Namespace) -> int:
                 advance(done.total() - shown)
                 shown = done.total()
             advance(done.total() - shown)  # those that are kept after the last caption
+    for notice in sidecars.notices:
+        print(f"captioner: {notice}", file=sys.stderr)
     kept = f"{plural(done['kept'], 'photo')} left as {'it is' if done['kept'] == 1 else 'they are'}"
     print(f"{plural(done['written'], 'caption')} written, {kept}")
     refused = (
@@ -162,7 +167,9 @@ def write_page(options: argparse.Namespace) -> int:
     folder = Path(options.inputs[0])
     photos = paths.find([folder])
     given = {k: v for k, v in vars(options).items() if k in ("existing", "prefix", "suffix")}
-    sidecars, edited = Sidecars("txt", **given), {}
+    sidecars, edited = Sidecars("html", **given), {}
+    if sidecars.existing != "overwrite":
+        check_page(folder / PAGE)
     if sidecars.existing == "overwrite":
         shutil.rmtree(folder / SHARDS, ignore_errors=True)
     elif (folder / TABLE).is_file():
@@ -190,17 +197,24 @@ def write_page(options: argparse.Namespace) -> int:
     from captioner.overlay.review import page  # imports torch
 
     found = {row["image"]: row for row in shards.records() if "error" not in row}
+
+    def text(name: str) -> str:
+        if name in edited:
+            return "\n".join(edited[name])
+        words = "" if sidecars.existing == "overwrite" else sidecars.words(names[name])
+        return words or sidecars.text(found[name]["caption"])
+
     shown = [
         {
             "name": name,
-            "text": "\n".join(edited.get(name, [sidecars.text(found[name]["caption"])])),
+            "text": text(name),
             "confidence": found[name].get("confidence"),
             **found[name]["thumbnails"],
         }
         for name in names
         if name in found
     ]
-    write_text(folder / PAGE, page(folder.resolve().name, shown))
+    write_text(folder / PAGE, signed(page(folder.resolve().name, shown)))
     print(
         f"{plural(len(shown), 'caption')}, {len(pending) - failed} of them new, in {folder / PAGE}"
     )

@@ -74,7 +74,7 @@ def test_ten_kills_lose_and_repeat_nothing(kind, tiny_folder, tmp_path):
     alone = BatchCaptioner(str(tiny_folder), "cpu")
     for photo in rng.sample(sorted(set(photos) - set(described)), 20):
         caption = after[str(Sidecars(kind)._file(photo))]["XMP-dc:Description"]
-        assert [caption] == alone({"image": [photo]})["caption"]
+        assert caption == alone([str(photo)])[0]["caption"]
     sidecars = Sidecars(kind)
     for photo in photos:
         file = sidecars._file(photo)
