@@ -56,28 +56,26 @@ class BatchCaptioner:
         self.confidence = needed or (thumbnails and self.predictor.has_confidence(self.decoding))
         self.sources = sources or Sources([])
 
-    def __call__(self, photos: Sequence[str | Photo]) -> list[Row]:
-        """Return the row of each photo of a batch, given by name or decoded already.
+    def __call__(self, names: Sequence[str]) -> list[Row]:
+        """Return the row of each photo of a batch.
 
         A photo that cannot be read has an ``error`` with ``type`` and ``message`` instead of a caption.
         """
-        if self.thumbnails and len(photos) > PAGE_BATCH:
-            return [*self(photos[:PAGE_BATCH]), *self(photos[PAGE_BATCH:])]
+        if self.thumbnails and len(names) > PAGE_BATCH:
+            return [*self(names[:PAGE_BATCH]), *self(names[PAGE_BATCH:])]
         with ThreadPoolExecutor(FETCH_THREADS) as threads:
-            opened = list(threads.map(self._open, photos))
+            opened = list(threads.map(self._open, names))
         results = self.predictor.captions(
             [image for image in opened if not isinstance(image, ImageError)],
             self.decoding,
-            len(photos),
+            len(names),
             maps=self.num_captions > 1 or self.thumbnails,
             confidence=self.confidence,
         )
         rows = []
-        for photo, image in zip(photos, opened, strict=True):
+        for name, image in zip(names, opened, strict=True):
             result = image if isinstance(image, ImageError) else next(results)
-            row = record(
-                photo.path if isinstance(photo, Photo) else photo, result, self.num_captions
-            )
+            row = record(name, result, self.num_captions)
             if self.thumbnails and not isinstance(result, ImageError):
                 from captioner.overlay.review import thumbnails  # only a page draws
 
@@ -87,10 +85,10 @@ class BatchCaptioner:
             rows.append(row)
         return rows
 
-    def rows(self, batches: Iterable[Sequence[str | Photo]]) -> Iterator[Row]:
+    def rows(self, batches: Iterable[Sequence[str]]) -> Iterator[Row]:
         """Yield the row of every photo in order; the method that all engines have."""
-        for photos in batches:
-            yield from self(photos)
+        for names in batches:
+            yield from self(names)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -102,13 +100,11 @@ class BatchCaptioner:
             more |= asdict(self.predictor.calibration) | {"min_confidence": self.min_confidence}
         return {"model": model, "decoding": asdict(self.decoding) | more}
 
-    def _open(self, photo: str | Photo) -> Any:
+    def _open(self, name: str) -> Any:
         """Return what ``captioner.photos.images.load`` reads, or the error of a photo."""
-        if isinstance(photo, Photo):
-            return photo
         if not self.thumbnails:
-            return self.sources.open(photo)
+            return self.sources.open(name)
         try:
-            return Photo.read(photo)  # decoded once for its caption and its page
+            return Photo.read(name)  # decoded once for its caption and its page
         except ImageError as error:
             return error

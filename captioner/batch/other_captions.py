@@ -20,7 +20,7 @@ _DEFAULTS = re.compile(
     r"fujifilm|panasonic|lumix|ricoh|hp|photosmart|vivitar|[\d\W_]+)+"
 )
 _PHONES = re.compile(r"(?i)huawei|honor")  # they write "oznor", "cof", "sdr" and other codes
-_PROGRAMS = re.compile(r"(?i)created (with|by)\b|creator: |edited with\b|software: ")
+_PROGRAMS = re.compile(r"(?i)created (with|by)\b|creator: |edited with\b|software: |<digimax ")
 
 
 def other_captions(content: bytes) -> list[str]:

@@ -8,12 +8,13 @@ Every file is replaced in one step, so that an interruption leaves the old or th
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path, PurePath
 from typing import Literal
+from unicodedata import normalize
 
 from captioner.batch import xmp
 from captioner.batch.containers import read_packets, replace_packet
@@ -29,35 +30,6 @@ it saves."""
 MAX_PHOTOS = 2000  # of a page
 SIGNATURE = len("<!--  -->\n") + 64
 _RAW = (".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".pef", ".raf", ".raw", ".rw2", ".srw")
-
-
-@dataclass(frozen=True)
-class _Place:
-    """A file that holds, or can hold, the caption of a photo.
-
-    Attributes:
-        file: the file.
-        content: None if there is no such file.
-        read: the content → the caption; DataError if it cannot be read.
-        edit: the content and a new caption → the new content.
-    """
-
-    file: Path
-    content: bytes | None
-    read: Callable[[bytes], str]
-    edit: Callable[[bytes | None, str], bytes]
-
-    def caption(self) -> str:
-        """Return the caption, an empty text if there is none."""
-        with _naming(self.file):
-            return "" if self.content is None else self.read(self.content)
-
-    def holds(self, caption: str | None = None) -> bool:
-        """Return whether the caption is this one; without one, whether there is any."""
-        try:
-            return bool(self.caption()) if caption is None else self.caption() == caption
-        except DataError:  # it cannot be read, so something is there
-            return caption is None
 
 
 @dataclass(frozen=True)
@@ -80,31 +52,22 @@ class Sidecars:
     _folders: dict[Path, dict[str, list[str]]] = field(default_factory=dict)
 
     def is_finished(self, photo: Path) -> bool:
-        """Return whether the photo has a caption that must stay.
-
-        Raises:
-            DataError: its metadata cannot be read.
-            OSError: the file system refuses to read it.
-        """
+        """Return whether the photo has a caption that must stay; errors as in ``words``."""
         return self.existing == "skip" and bool(self.words(photo))
 
     def words(self, photo: Path) -> str:
-        """Return the words that a photo has, each line once, wherever programs look for a caption.
+        """Return the captions that a photo has, each line once, wherever programs look for them.
 
         ``txt`` reads its text files; ``xmp`` and ``embed`` its XMP files, and the XMP, EXIF, IPTC and
         PNG text inside the photo; ``html`` all of these.
 
         Raises:
-            DataError: its metadata or, unless it only has to stay, its text file cannot be read.
+            DataError: its metadata cannot be read, or a text file to be extended is not UTF-8.
             OSError: the file system refuses to read it.
         """
-        lines: dict[str, None] = {}
-        for place in self._places(photo):
-            lines |= dict.fromkeys(place.caption().splitlines())
-        if self.kind != "txt" and photo.is_file():
-            with _naming(photo):
-                lines |= dict.fromkeys(_inside(photo.read_bytes()).splitlines())
-        return "\n".join(line.strip() for line in lines if line.strip())
+        files = self._beside(photo) + ([photo] if self.kind != "txt" else [])
+        lines = [line.strip() for file in files for line in self._caption(file).splitlines()]
+        return "\n".join(dict.fromkeys(filter(None, lines)))
 
     def write(self, photo: Path, caption: str) -> bool:
         """Write a caption, unless the photo has it or keeps another; return whether a file changed.
@@ -119,105 +82,137 @@ class Sidecars:
             if old and (self.existing == "skip" or new in old.splitlines()):
                 return False
             new = f"{old}\n{new}".strip()
-        targets = [place for place in self._targets(photo) if not place.holds(new)]
-        for place in targets:
-            with _naming(place.file):
-                data = place.edit(place.content, new)
-            with atomic(place.file, keep_stat=True) as stream:
+        changed = False
+        for file in self.targets(photo):
+            content = file.read_bytes() if file.exists() else None
+            if content is not None and self._holds(file, new):
+                continue
+            with _naming(file):
+                data = _edited(file, content, new)
+            with atomic(file, keep_stat=True) as stream:
                 stream.write(data)
-        return bool(targets)
+            changed = True
+        return changed
 
     def text(self, caption: str) -> str:
         """Return a caption with prefix and suffix; an empty one stays empty."""
         return f"{self.prefix}{caption}{self.suffix}".strip() if caption else ""
 
-    def _targets(self, photo: Path) -> list[_Place]:
-        """Return where a new caption belongs: every file that has one, or else one file."""
+    def targets(self, photo: Path) -> list[Path]:
+        """Return where a new caption belongs: every sidecar that has one, or else one file."""
         if self.kind == "embed":
-            return [_Place(photo, photo.read_bytes(), _packet_caption, _embed)]
-        places = self._places(photo)
-        if len(places) > 1:
-            places = [place for place in places if place.holds()] or places[-1:]
-        return places
+            return [photo]
+        files = self._beside(photo)
+        return [file for file in files if self._holds(file)] or files[-1:]
 
-    def _places(self, photo: Path) -> list[_Place]:
-        """Return the files beside a photo that hold its caption, or the one to be made."""
-        places = []
-        if self.kind in ("txt", "html"):
-            places += [
-                _Place(file, content, self._read_text, lambda _, caption: f"{caption}\n".encode())
-                for file, content in self._beside(photo, "txt")
-            ]
-        if self.kind != "txt":
-            places += [
-                _Place(file, content, xmp.caption_of, xmp.with_caption)
-                for file, content in self._beside(photo, "xmp")
-            ]
-        return places
-
-    def _read_text(self, content: bytes) -> str:
+    def _holds(self, file: Path, caption: str | None = None) -> bool:
+        """Return whether this package's fields of a file hold this caption, or any if it is None."""
         try:
-            return content.decode("utf-8-sig").strip()
+            found = self._caption(file, others=False)
+        except DataError:  # it cannot be read, so something is there
+            return caption is None
+        return bool(found) if caption is None else found == caption
+
+    def _caption(self, file: Path, others: bool = True) -> str:
+        """Return the caption in a text file, an XMP file or a photo, there with or without ``others``."""
+        if not file.is_file():
+            return ""
+        content = file.read_bytes()
+        with _naming(file):
+            if file.suffix.lower() == ".txt":
+                return self._decoded(content).strip()
+            if file.suffix.lower() == ".xmp":
+                return xmp.caption_of(content)
+            found = list(map(xmp.caption_of, read_packets(content)))
+            if others:
+                from captioner.batch.other_captions import other_captions  # imports Pillow
+
+                found += other_captions(content)
+            return "\n".join(found)
+
+    def _decoded(self, content: bytes) -> str:
+        try:
+            return content.decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            if self.existing != "skip":
+            if self.existing == "append":
                 raise DataError("it is not UTF-8; save it as UTF-8") from error
             is_wide = content.startswith((b"\xff\xfe", b"\xfe\xff"))
-            return content.decode("utf-16" if is_wide else "cp1252", "replace").strip()
+            return content.decode("utf-16" if is_wide else "cp1252", "replace")
 
-    def _beside(self, photo: Path, suffix: str) -> list[tuple[Path, bytes | None]]:
-        """Return the sidecars of a photo with this suffix and their contents, or the one to be made.
+    def _beside(self, photo: Path) -> list[Path]:
+        """Return the sidecars of a photo, of each kind those that exist, or the one to be made."""
+        kinds = {"embed": ("xmp",), "html": ("txt", "xmp")}.get(self.kind, (self.kind,))
+        return [file for kind in kinds for file in self._sidecars(photo, kind)]
+
+    def _sidecars(self, photo: Path, kind: str) -> list[Path]:
+        """Return the sidecars of a photo that exist, or the one to be made.
 
         Darktable and digiKam name them photo.jpg.xmp, Lightroom and data sets photo.xmp, in any letter
         case. A short name may belong to several photos; XMP can say to which.
         """
-        names = self._names(photo.parent)
-        found: list[tuple[Path, bytes | None]] = []
-        for name in self._existing(names, f"{photo.name}.{suffix}"):
-            found.append((photo.with_name(name), photo.with_name(name).read_bytes()))
-        others = [other for other in names[f"{photo.stem.casefold()}.*"] if other != photo.name]
-        raws = [other for other in others if PurePath(other).suffix.lower() in _RAW]
-        others = [other for other in others if suffix == "xmp" or other not in raws]
-        for name in self._existing(names, f"{photo.stem}.{suffix}"):
-            file = photo.with_name(name)
-            content = file.read_bytes()
-            with _naming(file):
-                extension = xmp.extension_of(content) if others and suffix == "xmp" else ""
+        names, suffixes = self._names(photo.parent), SUFFIXES + (_RAW if kind == "xmp" else ())
+        others = [
+            name
+            for name in names[_key(f"{photo.stem}.*")]
+            if name != photo.name and PurePath(name).suffix.lower() in suffixes
+        ]
+        found = self._existing(photo, f"{photo.name}.{kind}")
+        for file in self._existing(photo, f"{photo.stem}.{kind}"):
+            extension = ""
+            if others and kind == "xmp":
+                with _naming(file):
+                    extension = xmp.extension_of(file.read_bytes())
             if not others or extension.casefold() == photo.suffix[1:].casefold():
-                found.append((file, content))
+                found.append(file)
             elif not extension:
-                self._share(file, [photo.name, *others], suffix)
-        if not found:
-            long = suffix == "xmp" or bool(others)
-            file = Path(f"{photo}.{suffix}") if long else photo.with_suffix(f".{suffix}")
-            if others and suffix == "txt":
-                self._share(photo.with_suffix(".txt"), [photo.name, *others], suffix)
-            found.append((file, file.read_bytes() if file.exists() else None))
-        return found
+                self._share(file, [photo.name, *others])
+        if not found and others and kind == "txt":
+            self._share(photo.with_suffix(".txt"), [photo.name, *others])
+        long = kind == "xmp" or others
+        return found or [Path(f"{photo}.{kind}") if long else photo.with_suffix(f".{kind}")]
 
-    def _share(self, file: Path, photos: list[str], suffix: str) -> None:
-        names = " or ".join(sorted(photos))
-        self.notices[
-            f"'{file}' could belong to {names}: captions are in files such as "
-            f"{min(photos)}.{suffix}"
-        ] = None
+    def _share(self, file: Path, photos: list[str]) -> None:
+        if file.suffix[1:].lower() == self.kind:
+            photos = sorted(photos)
+            made = f"{photos[0]}.{self.kind}"
+            notice = f"'{file}' could belong to {' or '.join(photos)}: captions are in {made} and the like"
+            self.notices[notice] = None
 
     def _names(self, folder: Path) -> dict[str, list[str]]:
-        """Return the names in a folder by their lower case, and the photos by their stem as well."""
+        """Return the names in a folder by their keys, and those of photos by their stems as well."""
         if folder not in self._folders:
             self._folders.clear()  # photos come folder by folder
             remove_parts(folder)
             names: dict[str, list[str]] = defaultdict(list)
             for file in folder.iterdir():
-                names[file.name.casefold()].append(file.name)
-                if file.suffix.lower() in (*SUFFIXES, *_RAW):
-                    names[f"{file.stem.casefold()}.*"].append(file.name)
+                names[_key(file.name)].append(file.name)
+                names[_key(f"{file.stem}.*")].append(file.name)
             self._folders[folder] = names
         return self._folders[folder]
 
-    @staticmethod
-    def _existing(names: dict[str, list[str]], name: str) -> list[str]:
-        found = names[name.casefold()]
-        return [name] if name in found else found
+    def _existing(self, photo: Path, name: str) -> list[Path]:
+        """Return the files of this name: in any letter case, unless two photos differ in it alone."""
+        names, exact = self._names(photo.parent), photo.with_name(name)
+        if exact.exists() or len(names[_key(photo.name)]) > 1:
+            return [exact] if exact.exists() else []
+        return [photo.with_name(found) for found in names[_key(name)]]
+
+
+def _key(name: str) -> str:
+    return normalize("NFC", name).casefold()
+
+
+def _edited(file: Path, content: bytes | None, caption: str) -> bytes:
+    """Return the new content of a text file, an XMP file or a photo."""
+    if file.suffix.lower() == ".txt":
+        return f"{caption}\n".encode()
+    if file.suffix.lower() == ".xmp":
+        return xmp.with_caption(content, caption)
+    photo = content or b""
+    packets = read_packets(photo)
+    if any(map(xmp.caption_of, packets[1:])):
+        raise DataError("it has two XMP packets, or one in two parts; use --write xmp")
+    return replace_packet(photo, xmp.with_caption(packets[0] if packets else None, caption))
 
 
 def signed(page: str) -> str:
@@ -235,26 +230,6 @@ def check_page(file: Path) -> None:
                 f"'{file}' exists and is no page of captions, or somebody has edited it: give it another "
                 "name, or --existing overwrite to replace it"
             )
-
-
-def _inside(photo: bytes) -> str:
-    """Return the lines of all captions inside a photo."""
-    from captioner.batch.other_captions import other_captions  # imports Pillow
-
-    captions = [*map(xmp.caption_of, read_packets(photo)), *other_captions(photo)]
-    return "\n".join(captions)
-
-
-def _packet_caption(photo: bytes) -> str:
-    return "\n".join(map(xmp.caption_of, read_packets(photo)))
-
-
-def _embed(content: bytes | None, caption: str) -> bytes:
-    photo = content or b""
-    packets = read_packets(photo)
-    if any(map(xmp.caption_of, packets[1:])):
-        raise DataError("it has two XMP packets, or one in two parts; use --write xmp")
-    return replace_packet(photo, xmp.with_caption(packets[0] if packets else None, caption))
 
 
 @contextmanager

@@ -43,6 +43,8 @@ def caption_of(packet: bytes) -> str:
     Raises:
         DataError: the packet is not XMP.
     """
+    if not packet.strip():
+        return ""
     lines: dict[str, None] = {}
     for part in sorted(_Packet(utf8(packet)).parts, key=lambda part: [*_TAGS].index(part.name)):
         texts = [part.texts.get(_DEFAULT, ""), *part.texts.values()]
@@ -53,7 +55,7 @@ def caption_of(packet: bytes) -> str:
 
 def extension_of(packet: bytes) -> str:
     """Return the suffix of the photo that a sidecar says it belongs to, or an empty text."""
-    return _Packet(utf8(packet)).extension
+    return _Packet(utf8(packet)).extension if packet.strip() else ""
 
 
 def with_caption(packet: bytes | None, caption: str) -> bytes:
@@ -62,7 +64,7 @@ def with_caption(packet: bytes | None, caption: str) -> bytes:
     Raises:
         DataError: the packet is not XMP, or has the caption in a form that cannot be replaced.
     """
-    packet = utf8(packet or _EMPTY)
+    packet = utf8(packet if packet and packet.strip() else _EMPTY)
     parsed = _Packet(packet)
     if any(part.span is None for part in parsed.parts):
         raise DataError("its XMP has the caption as an attribute, which is not valid")

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import chain, islice, repeat
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from captioner.batch.inputs import Sources
 from captioner.batch.output_folder import MANIFEST, Shards
@@ -27,9 +27,6 @@ from captioner.limits import SAMPLING
 from captioner.photos import paths
 from captioner.resources import HF
 
-if TYPE_CHECKING:
-    from captioner.photos.images import Photo
-
 FEW = 128
 """With fewer photos than this, one process finishes before worker processes have started."""
 SEARCH = ("beam_size", "diverse_groups", "diversity", "min_length")
@@ -39,17 +36,16 @@ GENERATION = (*SEARCH, *SAMPLING, "num_captions", "confidence", "min_confidence"
 def write_file(options: argparse.Namespace, file_format: str) -> int:
     """Write all captions into one file, or to standard output."""
     photos = paths.find(options.inputs)
-    # The error of a single photo is reported before the model is loaded.
-    single = _read(photos[0]) if len(photos) == 1 else None
-    broken = record(str(photos[0]), single) if isinstance(single, ImageError) else None
+    # The error of a single photo is reported at once; more photos are not read twice.
+    broken = _unreadable(photos[0]) if len(photos) == 1 else None
     few = len(photos) < FEW
     opened: Any = nullcontext() if broken else _engine(options, {}, few)
     failed = 0
 
     def results() -> Iterator[tuple[Path, Row]]:
         nonlocal failed
-        batches = [[single]] if single else _batches(map(str, photos), options.batch_size)
-        rows = iter([broken]) if broken else engine.rows(batches)
+        names = map(str, photos)
+        rows = iter([broken]) if broken else engine.rows(_batches(names, options.batch_size))
         for path, row in zip(photos, rows, strict=True):
             failed += _reported(row)
             yield path, row
@@ -64,14 +60,16 @@ def write_file(options: argparse.Namespace, file_format: str) -> int:
     return report_failures(failed, len(photos))
 
 
-def _read(photo: Path) -> "Photo | ImageError":
-    """Decode a photo, or return why it cannot be read."""
-    from captioner.photos.images import Photo
+def _unreadable(photo: Path) -> Row | None:
+    """Return the row of a file that is not a photo; None if it is one."""
+    from captioner.photos import images
 
     try:
-        return Photo.read(photo)
+        if not photo.is_fifo():  # a pipe can be read only once
+            images.load(photo)
     except ImageError as error:
-        return error
+        return record(str(photo), error)
+    return None
 
 
 def write_folder(options: argparse.Namespace, file_format: str) -> int:
@@ -110,10 +108,9 @@ def write_sidecars(options: argparse.Namespace) -> int:
     def report(photo: Path, error: Exception) -> None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             raise error  # it would also stop the other photos
-        read = _read(photo) if isinstance(error, DataError) else None
-        broken = isinstance(read, ImageError)
+        broken = _unreadable(photo) if isinstance(error, DataError) else None
         reason = os_error(error) if isinstance(error, OSError) else error
-        print(f"captioner: {read if broken else reason}", file=sys.stderr)
+        print(f"captioner: {broken['error']['message'] if broken else reason}", file=sys.stderr)
         done["failed" if broken else "refused"] += 1
 
     def unfinished() -> Iterator[str]:

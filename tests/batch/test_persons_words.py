@@ -3,14 +3,12 @@
 ExifTool writes and reads the tags of other programs.
 """
 
-import json
 import multiprocessing
 import shutil
 import subprocess
 from io import BytesIO
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -31,19 +29,14 @@ PLAIN = PACKET.format(tagged_photos.DESCRIPTION.format(VERA))
 @pytest.fixture
 def six(tmp_path):
     """Six photos in four formats with the metadata of other programs, but without captions."""
-    photos, _ = tagged_photos.write(tmp_path, 8)
-    exiftool(tmp_path, "-r", "-XMP-dc:Description=", "-IPTC:Caption-Abstract=")
-    tagged_photos.write(tmp_path, 0)
-    noise = np.random.default_rng(0).integers(0, 256, (48, 64, 3), dtype=np.uint8)
-    for photo in photos[:2]:
+    every, _ = tagged_photos.write(tmp_path, 22)
+    photos = [photo for photo in every if int(photo.stem) in (3, 4, 5, 7, 14, 21)]
+    for photo in set(every) - set(photos):
         photo.unlink()
-    photos = photos[2:]
-    for number, suffix in ((0, ".webp"), (1, ".tif")):
-        photos[number].unlink()
-        photos[number] = photos[number].with_suffix(suffix)
-        Image.fromarray(noise).save(photos[number])
-        exiftool(photos[number], "-EXIF:Make=Maker", "-XMP-xmp:Rating=3")
-    return sorted(photos)
+    for photo in photos:
+        exiftool(photo, "-XMP-dc:Description=", "-IPTC:Caption-Abstract=", "-XMP-xmp:Rating=3")
+    assert {photo.suffix for photo in photos} == {".jpg", ".png", ".webp", ".tif"}
+    return photos
 
 
 def exiftool(file: Path, *arguments: str) -> None:
@@ -51,14 +44,25 @@ def exiftool(file: Path, *arguments: str) -> None:
     program = shutil.which("exiftool")
     if program is None:
         pytest.skip("EXIFTOOL MISSING: apt install libimage-exiftool-perl")
-    call = [program, "-q", "-m", "-overwrite_original", "-charset", "iptc=utf8", *arguments, str(file)]
+    call = [
+        program,
+        "-q",
+        "-m",
+        "-overwrite_original",
+        "-charset",
+        "iptc=utf8",
+        *arguments,
+        str(file),
+    ]
     subprocess.run(call, check=True, capture_output=True)
 
 
 def tags(file: Path) -> dict[str, object]:
     """The tags of a file without those that a caption changes."""
     [found] = tagged_photos.tags(file).values()
-    return {name: found[name] for name in found if name not in (*tagged_photos.OWN, "File:MIMEType")}
+    return {
+        name: found[name] for name in found if name not in (*tagged_photos.OWN, "File:MIMEType")
+    }
 
 
 def caption(file: Path) -> object:
@@ -101,16 +105,19 @@ def test_a_description_in_any_form_is_a_caption(form, six):
         assert not Sidecars(kind).write(photo, "a dog")
         assert file.read_bytes() == content
         assert Sidecars(kind, "append").write(photo, "a dog")
-        assert str(caption(file)).split("..") == [VERA, "a dog"] or caption(file) == f"{VERA}\na dog"
-        assert {k: v for k, v in tags(file).items() if k in before} == {
-            k: v for k, v in before.items() if "iptcCore" not in k
-        }
+        assert (
+            str(caption(file)).split("..") == [VERA, "a dog"] or caption(file) == f"{VERA}\na dog"
+        )
+        captions = ("XMP-dc:Description", "XMP-iptcCore")
+        assert tags(file) == {k: v for k, v in before.items() if not k.startswith(captions)}
         assert not Sidecars(kind, "append").write(photo, "a dog")
 
 
 def test_a_description_as_an_attribute_stays(tmp_path):
     sidecar = tmp_path / "a.jpg.xmp"
-    sidecar.write_text(PACKET.format("").replace("xmp:Rating", f'dc:description="{VERA}" xmp:Rating'))
+    sidecar.write_text(
+        PACKET.format("").replace("xmp:Rating", f'dc:description="{VERA}" xmp:Rating')
+    )
     assert Sidecars("xmp").is_finished(tmp_path / "a.jpg")
     with pytest.raises(DataError, match="as an attribute"):
         Sidecars("xmp", "overwrite").write(tmp_path / "a.jpg", "a dog")
@@ -178,7 +185,9 @@ def test_the_sidecar_of_a_photo(files, expected, tmp_path):
     assert (VERA in str(caption(tmp_path / expected))) == has_words
     changed = [name for name in files if (tmp_path / name).read_bytes() != before[name]]
     assert changed == [name for name in files if name == expected]
-    undecided = "dog.xmp" in files and "dog.xmp" != expected and files["dog.xmp"] != EXTENSION.format("CR2")
+    undecided = (
+        "dog.xmp" in files and expected != "dog.xmp" and files["dog.xmp"] != EXTENSION.format("CR2")
+    )
     assert bool(sidecars.notices) == (undecided and len(files) > 1 and "dog.jpg.xmp" not in files)
 
 
@@ -205,7 +214,10 @@ def test_two_photos_whose_names_differ_in_case_have_a_sidecar_each(tmp_path):
     for name in ("dog.jpg", "DOG.JPG"):
         Image.new("RGB", (8, 8)).save(tmp_path / name, "JPEG")
         assert Sidecars("xmp").write(tmp_path / name, name)
-    assert [caption(tmp_path / f"{name}.xmp") for name in ("dog.jpg", "DOG.JPG")] == ["dog.jpg", "DOG.JPG"]
+    assert [caption(tmp_path / f"{name}.xmp") for name in ("dog.jpg", "DOG.JPG")] == [
+        "dog.jpg",
+        "DOG.JPG",
+    ]
 
 
 # 4: captions that are not in XMP
@@ -290,7 +302,8 @@ def test_two_processes_that_write_one_photo_leave_it_whole(tmp_path):
         other = context.Process(target=_open_and_wait, args=(photo, opened))
         other.start()
         assert opened.wait(60)
-    assert Image.open(photo).size == (64, 48)
+    with Image.open(photo) as image:
+        image.load()
     remove_parts(tmp_path)
     assert len(list(tmp_path.iterdir())) == 2  # the other process lives
     other.kill()
@@ -310,7 +323,9 @@ def _open_and_wait(photo, opened):
 # 7, 14 and 15: encodings and damage
 
 
-@pytest.mark.parametrize("encoding", ["iso-8859-1", "windows-1252", "utf-16", "utf-16-be", "utf-32"])
+@pytest.mark.parametrize(
+    "encoding", ["iso-8859-1", "windows-1252", "utf-16", "utf-16-be", "utf-32"]
+)
 def test_sidecars_in_other_encodings_survive(encoding, six):
     for photo in six:
         creator = "<dc:creator><rdf:Seq><rdf:li>Käthe Müller</rdf:li></rdf:Seq></dc:creator>"
@@ -323,7 +338,9 @@ def test_sidecars_in_other_encodings_survive(encoding, six):
         assert (found["XMP-dc:Creator"], found["XMP-xmp:Rating"]) == ("Käthe Müller", 4)
         assert caption(sidecar) == "ein Hündchen"
         described = PACKET.format(tagged_photos.DESCRIPTION.format("Käthe"))
-        sidecar.write_bytes(f"<?xml version='1.0' encoding='{encoding}'?>{described}".encode(encoding))
+        sidecar.write_bytes(
+            f"<?xml version='1.0' encoding='{encoding}'?>{described}".encode(encoding)
+        )
         assert Sidecars("xmp").words(photo) == "Käthe"
 
 
