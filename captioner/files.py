@@ -26,11 +26,10 @@ def atomic(file: Path, keep_stat: bool = False) -> Iterator[BinaryIO]:
     its own, so that two processes can write the same file: the last one that is complete stays.
     """
     target = Path(os.path.realpath(file))  # Path.resolve raises for links in circles
-    part = target.with_name(f".{secrets.token_hex(8)}{_PART}")
+    part = None
     try:
-        with part.open("xb") as stream:
-            with suppress(OSError):  # some network file systems cannot lock files
-                _lock(stream)
+        part, stream = _new_part(target.parent)
+        with stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())  # otherwise a power cut could leave an empty file
@@ -38,26 +37,35 @@ def atomic(file: Path, keep_stat: bool = False) -> Iterator[BinaryIO]:
             (shutil.copystat if keep_stat else shutil.copymode)(target, part)
         part.replace(target)
     except OSError as error:
-        if str(error.filename) != str(part):
+        if not str(error.filename).endswith(_PART):
             raise
         # Name the file that the caller knows.
         raise OSError(error.errno, error.strerror, str(file)) from error
     finally:
-        part.unlink(missing_ok=True)
+        if part is not None:
+            part.unlink(missing_ok=True)
 
 
 def remove_parts(folder: Path) -> None:
     """Remove what killed processes left of files that they were writing into a folder."""
     for part in folder.glob(f".*{_PART}"):
         with suppress(OSError), part.open("rb") as stream:
-            _lock(stream)  # fails if its process lives
-            if part.stat().st_size:  # an empty one may not be locked yet
+            if fcntl is not None:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails if its process lives
                 part.unlink()
 
 
-def _lock(stream: BinaryIO) -> None:
-    if fcntl is not None:
-        fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+def _new_part(folder: Path) -> tuple[Path, BinaryIO]:
+    """Open a new file, locked so that ``remove_parts`` of other processes keeps it."""
+    while True:
+        part = folder / f".{secrets.token_hex(8)}{_PART}"
+        stream = part.open("xb")
+        with suppress(OSError):  # some network file systems cannot lock files
+            if fcntl is not None:
+                fcntl.flock(stream, fcntl.LOCK_EX)
+        if part.exists():  # not removed before it was locked
+            return part, stream
+        stream.close()
 
 
 @contextmanager

@@ -114,7 +114,7 @@ class Sidecars:
         return bool(found) if caption is None else found == caption
 
     def _caption(self, file: Path, others: bool = True) -> str:
-        """Return the caption in a text file, an XMP file or a photo, there with or without ``others``."""
+        """Return the caption in a text file, an XMP file or, with or without ``others``, a photo."""
         if not file.is_file():
             return ""
         content = file.read_bytes()
@@ -175,7 +175,8 @@ class Sidecars:
         if file.suffix[1:].lower() == self.kind:
             photos = sorted(photos)
             made = f"{photos[0]}.{self.kind}"
-            notice = f"'{file}' could belong to {' or '.join(photos)}: captions are in {made} and the like"
+            owners = " or ".join(photos)
+            notice = f"'{file}' could belong to {owners}: captions are in {made} and the like"
             self.notices[notice] = None
 
     def _names(self, folder: Path) -> dict[str, list[str]]:
@@ -227,8 +228,8 @@ def check_page(file: Path) -> None:
         page = content[:-SIGNATURE].decode("utf-8", "replace")
         if signed(page).encode() != content:
             raise UsageError(
-                f"'{file}' exists and is no page of captions, or somebody has edited it: give it another "
-                "name, or --existing overwrite to replace it"
+                f"'{file}' exists and is no page of captions, or somebody has edited it: give it "
+                "another name, or --existing overwrite to replace it"
             )
 
 
