@@ -109,7 +109,11 @@ def test_a_description_in_any_form_is_a_caption(form, six):
             str(caption(file)).split("..") == [VERA, "a dog"] or caption(file) == f"{VERA}\na dog"
         )
         captions = ("XMP-dc:Description", "XMP-iptcCore")
-        assert tags(file) == {k: v for k, v in before.items() if not k.startswith(captions)}
+        after = tags(file)
+        for found in (before, after):
+            for name in [name for name in found if name.startswith(captions)]:
+                found.pop(name)
+        assert after == before
         assert not Sidecars(kind, "append").write(photo, "a dog")
 
 
