@@ -1,12 +1,20 @@
 """Write files completely or not at all."""
 
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
 from typing import BinaryIO, TextIO
+
+try:
+    import fcntl
+except ImportError:  # not on Windows
+    fcntl = None  # type: ignore[assignment]
+
+_PART = ".captioner.part"
 
 
 @contextmanager
@@ -14,13 +22,14 @@ def atomic(file: Path, keep_stat: bool = False) -> Iterator[BinaryIO]:
     """Open a stream whose file is on the disk when the block ends, unless it ends with an error.
 
     An existing file is unchanged until then, and the new one has its permissions, and with
-    ``keep_stat`` its times. A link stays, and the file it leads to is replaced. The next try replaces
-    the file of a killed process.
+    ``keep_stat`` its times. A link stays, and the file it leads to is replaced. The stream is a file of
+    its own, so that two processes can write the same file: the last one that is complete stays.
     """
     target = Path(os.path.realpath(file))  # Path.resolve raises for links in circles
-    part = target.with_name(f".{target.name}.part")
+    part = None
     try:
-        with part.open("wb") as stream:
+        part, stream = _new_part(target.parent)
+        with stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())  # otherwise a power cut could leave an empty file
@@ -28,12 +37,35 @@ def atomic(file: Path, keep_stat: bool = False) -> Iterator[BinaryIO]:
             (shutil.copystat if keep_stat else shutil.copymode)(target, part)
         part.replace(target)
     except OSError as error:
-        if str(error.filename) != str(part):
+        if not str(error.filename).endswith(_PART):
             raise
         # Name the file that the caller knows.
         raise OSError(error.errno, error.strerror, str(file)) from error
     finally:
-        part.unlink(missing_ok=True)
+        if part is not None:
+            part.unlink(missing_ok=True)
+
+
+def remove_parts(folder: Path) -> None:
+    """Remove what killed processes left of files that they were writing into a folder."""
+    for part in folder.glob(f".*{_PART}"):
+        with suppress(OSError), part.open("rb") as stream:
+            if fcntl is not None:
+                fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)  # fails if its process lives
+                part.unlink()
+
+
+def _new_part(folder: Path) -> tuple[Path, BinaryIO]:
+    """Open a new file, locked so that ``remove_parts`` of other processes keeps it."""
+    while True:
+        part = folder / f".{secrets.token_hex(8)}{_PART}"
+        stream = part.open("xb")
+        with suppress(OSError):  # some network file systems cannot lock files
+            if fcntl is not None:
+                fcntl.flock(stream, fcntl.LOCK_EX)
+        if part.exists():  # not removed before it was locked
+            return part, stream
+        stream.close()
 
 
 @contextmanager

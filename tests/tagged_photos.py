@@ -116,7 +116,7 @@ def _write(photo: Path, jpeg: bytes, number: int, packet: bytes | None) -> None:
 
 def _iptc(number: int) -> bytes:
     """IPTC in Photoshop's image resources."""
-    fields = {25: "keyword", 80: f"Author {number}", 120: "a caption in IPTC"}
+    fields = {25: "keyword", 80: f"Author {number}", 105: "a headline in IPTC"}
     data = b"".join(
         b"\x1c\x02" + struct.pack(">BH", key, len(text)) + text.encode()
         for key, text in fields.items()

@@ -1,34 +1,24 @@
 """Captions for batches of photos: what the processes of every engine run."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
 from captioner.batch.inputs import Sources
-from captioner.batch.rows import (
-    CONFIDENCE,
-    FIELDS,
-    SEVERAL,
-    THUMBNAILS,
-    Row,
-    encodable,
-    failure,
-    from_columns,
-)
+from captioner.batch.rows import Row, record
 from captioner.errors import ImageError
+from captioner.photos.images import Photo
 from captioner.predict.load import load
 
 FETCH_THREADS = 8
 """Concurrent downloads from an object store per process."""
+PAGE_BATCH = 8
+"""Photos of a page that a process holds in memory, decoded in full size."""
 
 
 class BatchCaptioner:
-    """A model that captions batches of photos, for any engine that maps over batches.
-
-        ray.data.from_items([{"image": path}, …]).map_batches(
-            BatchCaptioner, fn_constructor_kwargs={"model": "runs/coco"}, batch_size=32,
-            compute=ray.data.ActorPoolStrategy(size=4))
+    """A model that captions batches of photos.
 
     Args:
         model, device: as ``captioner.load`` takes them.
@@ -38,7 +28,7 @@ class BatchCaptioner:
         thumbnails: rows also have what ``captioner.overlay.review.thumbnails`` returns, and a
             ``confidence`` if the model was calibrated.
         options: fields of ``Decoding`` that replace the model's own, or of ``WordSampling``; with
-            ``num_captions`` above 1, rows also have the columns ``SEVERAL``.
+            ``num_captions`` above 1, rows also have ``captions`` and ``log_probs``.
 
     Raises:
         UsageError: an unknown device or option; confidence of a model that was not calibrated, or of
@@ -66,19 +56,17 @@ class BatchCaptioner:
         self.confidence = needed or (thumbnails and self.predictor.has_confidence(self.decoding))
         self.sources = sources or Sources([])
 
-    def __call__(self, batch: Mapping[str, Sequence[str] | Any]) -> dict[str, list[Any]]:
-        """Caption a batch of names, ``{"image": [B names]}``.
+    def __call__(self, names: Sequence[str]) -> list[Row]:
+        """Return the row of each photo of a batch.
 
-        Returns:
-            The columns ``FIELDS``. A photo that cannot be read has an ``error`` with ``type`` and
-            ``message``, and None in the columns of a caption; other photos have None as ``error``.
+        A photo that cannot be read has an ``error`` with ``type`` and ``message`` instead of a caption.
         """
-        names = [str(name) for name in batch["image"]]
+        if self.thumbnails and len(names) > PAGE_BATCH:
+            return [*self(names[:PAGE_BATCH]), *self(names[PAGE_BATCH:])]
         with ThreadPoolExecutor(FETCH_THREADS) as threads:
-            opened = list(threads.map(self.sources.open, names))
-        images = [image for image in opened if not isinstance(image, ImageError)]
+            opened = list(threads.map(self._open, names))
         results = self.predictor.captions(
-            images,
+            [image for image in opened if not isinstance(image, ImageError)],
             self.decoding,
             len(names),
             maps=self.num_captions > 1 or self.thumbnails,
@@ -87,29 +75,20 @@ class BatchCaptioner:
         rows = []
         for name, image in zip(names, opened, strict=True):
             result = image if isinstance(image, ImageError) else next(results)
-            if isinstance(result, ImageError):
-                rows.append(failure(name, result))
-            else:
-                rows.append({**result.to_dict(), "image": encodable(name)})
-                if self.thumbnails and not isinstance(image, ImageError):
-                    from captioner.overlay.review import thumbnails  # only a page draws
+            row = record(name, result, self.num_captions)
+            if self.thumbnails and not isinstance(result, ImageError):
+                from captioner.overlay.review import thumbnails  # only a page draws
 
-                    rows[-1]["thumbnails"] = thumbnails(result, image)
-                if result.confidence is not None and result.confidence < (self.min_confidence or 0):
-                    rows[-1] |= {"caption": "", "words": [], "word_log_probs": []}
-                if self.num_captions > 1 and rows[-1]["caption"]:
-                    found = [result, *result.alternatives][: self.num_captions]
-                    rows[-1]["captions"] = [caption.text for caption in found]
-                    rows[-1]["log_probs"] = [round(caption.log_prob, 4) for caption in found]
-        fields = FIELDS + (SEVERAL if self.num_captions > 1 else ())
-        fields += CONFIDENCE if self.confidence else ()
-        fields += THUMBNAILS if self.thumbnails else ()
-        return {field: [row.get(field) for row in rows] for field in fields}
+                row["thumbnails"] = thumbnails(result, image)
+            if row.get("confidence", 1) < (self.min_confidence or 0):
+                row |= {"caption": "", "words": [], "word_log_probs": []}
+            rows.append(row)
+        return rows
 
-    def rows(self, batches: Iterable[list[str]]) -> Iterator[Row]:
+    def rows(self, batches: Iterable[Sequence[str]]) -> Iterator[Row]:
         """Yield the row of every photo in order; the method that all engines have."""
         for names in batches:
-            yield from from_columns(self({"image": names}))
+            yield from self(names)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -120,3 +99,12 @@ class BatchCaptioner:
             assert self.predictor.calibration is not None
             more |= asdict(self.predictor.calibration) | {"min_confidence": self.min_confidence}
         return {"model": model, "decoding": asdict(self.decoding) | more}
+
+    def _open(self, name: str) -> Any:
+        """Return what ``captioner.photos.images.load`` reads, or the error of a photo."""
+        if not self.thumbnails:
+            return self.sources.open(name)
+        try:
+            return Photo.read(name)  # decoded once for its caption and its page
+        except ImageError as error:
+            return error

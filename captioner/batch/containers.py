@@ -4,6 +4,7 @@ Part 3 of the XMP specification (Adobe 2020) says where the packet is. Libraries
 Exiv2 0.28 changes the byte order of EXIF and drops packets whose RDF has an unusual prefix.
 """
 
+import re
 import struct
 import zlib
 from collections.abc import Callable
@@ -13,18 +14,23 @@ from captioner.errors import DataError
 _JPEG_NAME, _PNG_NAME = b"http://ns.adobe.com/xap/1.0/\0", b"XML:com.adobe.xmp\0"
 # Some programs overwrite the first four bytes of the segment's name; ExifTool still reads such a packet.
 _JPEG_NAMES = (_JPEG_NAME, b"XMP\0" + _JPEG_NAME[4:])
+_EXTENSION = b"http://ns.adobe.com/xmp/extension/\0"  # of a packet that is too large for a segment
+_RAW = (b"Raw profile type xmp\0", b"Raw profile type APP1\0")  # ImageMagick's form in PNG
 _XMP_FLAG, _ALPHA_FLAG = 0x04, 0x10  # of the chunk VP8X
 _TIFF_TAG, _TIFF_BYTES = 700, 1  # the tag of XMP, and its type
 MAX_PACKET = 1 << 26  # bytes of a compressed packet
 
 
-def read_packet(content: bytes) -> bytes:
-    """Return the XMP packet of a file; empty if it has none.
+def read_packets(content: bytes) -> list[bytes]:
+    """Return the XMP packets of a file: none or one, and of an invalid file several.
 
     Raises:
-        DataError: another format, or a damaged file.
+        DataError: a damaged JPEG, PNG, WebP or TIFF file.
     """
-    return _run(content, None)[0]
+    convert = _format(content)
+    if convert is None:  # in other formats, such as HEIC and GIF, XMP is stored as it is
+        return re.findall(rb"<x:xmpmeta.*?</x:xmpmeta>", content, re.DOTALL)
+    return _run(convert, content, None)[0]
 
 
 def replace_packet(content: bytes, packet: bytes) -> bytes:
@@ -33,46 +39,66 @@ def replace_packet(content: bytes, packet: bytes) -> bytes:
     Raises:
         DataError: another format, a damaged file, or a packet that is too large for the format.
     """
-    return _run(content, packet)[1]
+    convert = _format(content)
+    if convert is None:
+        raise DataError("captions are embedded in JPEG, PNG, WebP and TIFF only; use --write xmp")
+    packets, edited = _run(convert, content, packet)
+    if len(packets) > 1:
+        raise DataError("it has two XMP packets, which is not valid; use --write xmp")
+    return edited
 
 
-def _run(content: bytes, packet: bytes | None) -> tuple[bytes, bytes]:
-    """Return the packet in a file, and the file with another one."""
+_Found = tuple[list[bytes], bytes]
+_Convert = Callable[[bytes, bytes | None], _Found]
+
+
+def _format(content: bytes) -> _Convert | None:
     for mark, convert in _FORMATS.items():
         if content.startswith(mark) and (mark != b"RIFF" or content[8:12] == b"WEBP"):
-            try:
-                return convert(content, packet)
-            except (struct.error, IndexError, ValueError, zlib.error) as error:
-                raise DataError("it is damaged; export it again") from error
-    raise DataError("captions are embedded in JPEG, PNG, WebP and TIFF only; use --write xmp")
+            return convert
+    return None
 
 
-def _only(before: bytes, packet: bytes) -> bytes:
-    """Return the packet, unless there was one before it, whose content would be lost."""
-    if before:
-        raise DataError("it has two XMP packets, which is not valid; use --write xmp")
-    return packet
+def _run(convert: _Convert, content: bytes, packet: bytes | None) -> _Found:
+    """Return the packets in a file, and the file with another one."""
+    try:
+        return convert(content, packet)
+    except (struct.error, IndexError, ValueError, zlib.error) as error:
+        raise DataError(f"it is damaged ({error}); export it again") from error
 
 
-def _jpeg(content: bytes, packet: bytes | None) -> tuple[bytes, bytes]:
-    old, before, after, at = b"", [content[:2]], list[bytes](), 2
-    while content[at] == 0xFF and content[at + 1] != 0xDA:  # start of scan
+def _jpeg(content: bytes, packet: bytes | None) -> _Found:
+    old, before, after, at = list[bytes](), [content[:2]], list[bytes](), 2
+    extension: dict[bytes, bytes] = {}
+    while True:
+        start = at
+        while (
+            content[at] != 0xFF or content[at + 1] == 0xFF
+        ):  # fill bytes, or bytes that do not belong
+            at += 1
+        if content[at + 1] == 0xDA:  # start of scan
+            at = start
+            break
         end = at + 2 + struct.unpack_from(">H", content, at + 2)[0]
-        segment = content[at:end]
-        if segment[1] == 0xE1 and segment[4:].startswith(_JPEG_NAMES):
-            old = _only(old, segment[4 + len(_JPEG_NAME) :])
-            if packet is not None and any(other[4:8] == b"MPF\0" for other in after):
+        segment, whole, at = content[at:end], content[start:end], end
+        data = segment[4:]
+        if segment[1] == 0xE1 and data.startswith(_JPEG_NAMES):
+            old.append(data[len(_JPEG_NAME) :])
+            if packet is not None and any(b"MPF\0" in other[4:12] for other in after):
                 # Offsets to the further images in the file are counted from this segment.
                 raise DataError(
                     "it holds further images, whose offsets depend on its XMP; use --write xmp"
                 )
-        elif not after and segment[1] in (0xE0, 0xE1):  # JFIF and EXIF stay in front
-            before.append(segment)
+        elif not after and segment[1] in (0xE0, 0xE1) and not data.startswith(_EXTENSION):
+            before.append(whole)  # JFIF and EXIF stay in front
         else:
-            after.append(segment)
-        at = end
+            after.append(whole)
+            if data.startswith(_EXTENSION):  # its name, a digest, the full size, and an offset
+                offset = len(_EXTENSION) + 36
+                extension[data[offset : offset + 4]] = data[offset + 4 :]
     if packet is None:
-        return old, content
+        parts = b"".join(part for _, part in sorted(extension.items()))
+        return ([*old, parts] if parts else old), content
     size = 2 + len(_JPEG_NAME) + len(packet)
     if size > 0xFFFF:
         raise DataError("its XMP is too large for a JPEG file; use --write xmp")
@@ -80,18 +106,27 @@ def _jpeg(content: bytes, packet: bytes | None) -> tuple[bytes, bytes]:
     return old, b"".join([*before, new, *after, content[at:]])
 
 
-def _png(content: bytes, packet: bytes | None) -> tuple[bytes, bytes]:
-    old, pieces, at = b"", list[bytes](), 8
+def _png(content: bytes, packet: bytes | None) -> _Found:
+    old, pieces, at = list[bytes](), list[bytes](), 8
     while at < len(content):
         length, name = struct.unpack_from(">I4s", content, at)
         data, chunk = content[at + 8 : at + 8 + length], content[at : at + 12 + length]
+        found = None
         if name == b"iTXt" and data.startswith(_PNG_NAME):
             compressed, _, rest = data[len(_PNG_NAME)], *data[len(_PNG_NAME) + 2 :].split(b"\0", 1)
             text = rest.split(b"\0", 1)[1]
-            text = zlib.decompressobj().decompress(text, MAX_PACKET) if compressed else text
-            old = _only(old, text)
-        else:
+            found = _inflate(text) if compressed else text
+        elif name in (b"tEXt", b"zTXt") and data.startswith(_RAW):
+            text = data.split(b"\0", 1)[1]
+            found = raw_profile(_inflate(text[1:]) if name == b"zTXt" else text)
+            if not data.startswith(_RAW[0]) and not found.startswith(_JPEG_NAME):
+                found = None  # EXIF
+            else:
+                found = found.removeprefix(_JPEG_NAME)
+        if found is None:
             pieces.append(chunk)
+        else:
+            old.append(found)
         at += len(chunk)
         if name == b"IEND":
             break
@@ -102,16 +137,25 @@ def _png(content: bytes, packet: bytes | None) -> tuple[bytes, bytes]:
     return old, b"".join([content[:8], *pieces, content[at:]])
 
 
-def _webp(content: bytes, packet: bytes | None) -> tuple[bytes, bytes]:
+def _inflate(data: bytes) -> bytes:
+    return zlib.decompressobj().decompress(data, MAX_PACKET)
+
+
+def raw_profile(text: bytes) -> bytes:
+    """Return the bytes of a profile that ImageMagick stores as a name, a size and hexadecimal digits."""
+    return bytes.fromhex(b"".join(text.split()[2:]).decode("ascii"))
+
+
+def _webp(content: bytes, packet: bytes | None) -> _Found:
     end = 8 + struct.unpack_from("<I", content, 4)[0]
-    old, chunks, at = b"", list[tuple[bytes, bytes]](), 12
+    old, chunks, at = list[bytes](), list[tuple[bytes, bytes]](), 12
     while at < min(end, len(content)):
         name, length = struct.unpack_from("<4sI", content, at)
         data = content[at + 8 : at + 8 + length]
         if len(data) != length:
             raise ValueError("a chunk is cut off")
         if name == b"XMP ":
-            old = _only(old, data)
+            old.append(data)
         else:
             chunks.append((name, data))
         at += 8 + length + length % 2
@@ -140,18 +184,18 @@ def _extended(name: bytes, data: bytes) -> bytes:
     return bytes([flags, 0, 0, 0]) + width.to_bytes(3, "little") + height.to_bytes(3, "little")
 
 
-def _tiff(content: bytes, packet: bytes | None) -> tuple[bytes, bytes]:
+def _tiff(content: bytes, packet: bytes | None) -> _Found:
     """The new directory and the packet are added at the end, so that no offset changes."""
     order = "<" if content[:2] == b"II" else ">"
     (first,) = struct.unpack_from(f"{order}I", content, 4)
     (count,) = struct.unpack_from(f"{order}H", content, first)
     entries = [content[first + 2 + 12 * i : first + 14 + 12 * i] for i in range(count)]
     following = content[first + 2 + 12 * count : first + 6 + 12 * count]
-    old, kept = b"", list[bytes]()
+    old, kept = list[bytes](), list[bytes]()
     for entry in entries:
         tag, _, length, offset = struct.unpack(f"{order}HHII", entry)
         if tag == _TIFF_TAG:
-            old = content[offset : offset + length]
+            old.append(content[offset : offset + length])
         else:
             kept.append(entry)
     if packet is None:
@@ -166,7 +210,7 @@ def _tiff(content: bytes, packet: bytes | None) -> tuple[bytes, bytes]:
     return old, content[:4] + struct.pack(f"{order}I", end) + body
 
 
-_FORMATS: dict[bytes, Callable[[bytes, bytes | None], tuple[bytes, bytes]]] = {
+_FORMATS: dict[bytes, _Convert] = {
     b"\xff\xd8\xff": _jpeg,
     b"\x89PNG\r\n\x1a\n": _png,
     b"RIFF": _webp,

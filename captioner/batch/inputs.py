@@ -10,8 +10,6 @@ from captioner.errors import ImageError, UsageError, joined
 from captioner.photos import paths
 
 INSTALL = "pip install 'captioner[ray]'"
-MAX_BYTES = 1 << 30
-"""The largest object that is fetched from a store; it is decoded in memory."""
 
 
 class Sources:
@@ -108,8 +106,6 @@ class _Store:
         """Return the content of an object; errors about it show the stream's name."""
         try:
             with self.filesystem.open_input_file(name.removeprefix(f"{self.scheme}://")) as file:
-                if file.size() > MAX_BYTES:
-                    raise OSError(f"it has {file.size():,} bytes, expected at most {MAX_BYTES:,}")
                 stream = BytesIO(file.read())
         except (OSError, ValueError) as error:
             return ImageError(

@@ -17,7 +17,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
 
-from captioner.batch.rows import Row, failure, from_columns
+from captioner.batch.rows import Row, record
 from captioner.errors import CaptionerError, ImageError
 
 TIMEOUT = 60.0
@@ -98,7 +98,7 @@ class LocalEngine(AbstractContextManager["LocalEngine"]):
             if len(names) > 1:
                 return [row for name in names for row in self._caption([name])]
             return [_failed(names[0], self._timeout if isinstance(error, TimeoutError) else None)]
-        rows = list(from_columns(_raised(answer)))
+        rows: list[Row] = _raised(answer)
         self._idle.append(worker)
         return rows
 
@@ -106,7 +106,7 @@ class LocalEngine(AbstractContextManager["LocalEngine"]):
 def _failed(name: str, timeout: float | None) -> Row:
     effect = f"takes more than {timeout:g} seconds" if timeout else "ends the process"
     message = f"{name}: found a photo that {effect} when it is decoded; convert it to JPEG or PNG"
-    return failure(name, ImageError(f"{message} with another program"))
+    return record(name, ImageError(f"{message} with another program"))
 
 
 class _Worker:
@@ -161,7 +161,7 @@ def _serve(connection: Connection, options: dict[str, Any], threads: int) -> Non
         captioner = BatchCaptioner(**options)
         connection.send({"identity": captioner.identity, "device": captioner.predictor.device.type})
         while True:
-            connection.send(captioner({"image": connection.recv()}))
+            connection.send(captioner(connection.recv()))
     except (EOFError, BrokenPipeError):
         return
     except Exception as error:  # the parent raises it

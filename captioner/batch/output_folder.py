@@ -19,22 +19,14 @@ from typing import Any
 
 from captioner import __version__
 from captioner.batch.rows import Row, encodable
-from captioner.errors import DataError, UsageError, printable
-from captioner.files import write_bytes, write_text
+from captioner.errors import DataError, UsageError
+from captioner.files import remove_parts, write_bytes, write_text
 
 MANIFEST, LOCK = "manifest.json", ".lock"
 VERSION = 1
 PHOTOS = ("captioned", "empty", "failed")
 MAX_LISTED = 1000
 """Largest number of failures that the manifest lists; the shards hold all of them."""
-_LABELS = {
-    "intercept": "intercept of the confidence",
-    "slope": "slope of the confidence",
-    "length_penalty": "length penalty",
-    "max_length": "greatest length",
-    "no_repeat": "length of repetitions",
-    "samples": "samples of hard attention",
-}  # of what is no option of the command line
 
 
 class Shards:
@@ -90,8 +82,7 @@ class Shards:
         """
         with _lock(self.folder):
             self._check_manifest()
-            for part in self.folder.glob(".*.part"):  # left by a killed process
-                part.unlink()
+            remove_parts(self.folder)
             for file in self._files():
                 self._resume(file)
             self._write_manifest()
@@ -147,27 +138,22 @@ class Shards:
             return
         try:
             manifest = json.loads(file.read_bytes())
-            version, file_format = manifest["format_version"], manifest["format"]
-            name, sha256 = manifest["model"]["name"], manifest["model"]["sha256"]
-            decoding = dict(manifest["decoding"])
+            found = (
+                ("format version", manifest["format_version"], VERSION),
+                ("model", manifest["model"]["sha256"], self.identity["model"]["sha256"]),
+                ("format", manifest["format"], self.file_format),
+                ("decoding", manifest["decoding"], self.identity["decoding"]),
+            )
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(
                 f"'{file}' is not what captioner writes into such a folder; give another folder"
             ) from error
-        if version != VERSION:
-            raise DataError(f"'{file}' is from another version of captioner; give another folder")
-        model, now = self.identity["model"], self.identity["decoding"]
-        if sha256 != model["sha256"]:  # the same model may have another name
-            same = ", with other weights, words or settings" if name == model["name"] else ""
-            difference = f"model (there '{name}', now '{model['name']}'{same})"
-        elif file_format != self.file_format:
-            difference = f"format (there {file_format}, now {self.file_format})"
-        elif decoding != now:
-            names = [key for key in {**decoding, **now} if decoding.get(key) != now.get(key)]
-            difference = f"decoding (there {_words(decoding, names)}, now {_words(now, names)})"
-        else:
-            return
-        raise UsageError(f"{self.advice}: '{self.folder}' holds captions of another {difference}")
+        for what, there, now in found:
+            if there != now:
+                raise UsageError(
+                    f"{self.advice}: '{self.folder}' holds captions of another {what} (there "
+                    f"{_difference(there, now)}, now {_difference(now, there)})"
+                )
 
     def _resume(self, file: Path) -> None:
         rows = list(self._read(file))
@@ -239,9 +225,8 @@ def refuse_foreign(folder: Path) -> None:
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"cannot write into '{folder}': it is a file; give a folder")
     names = [file.name for file in folder.iterdir()] if folder.exists() else []
-    # A process that is killed at its start leaves these two files.
-    others = [name for name in names if name not in (LOCK, f".{MANIFEST}.part")]
-    if others and MANIFEST not in others:
+    # A process that is killed at its start leaves hidden files.
+    if MANIFEST not in names and not all(name.startswith(".") for name in names):
         raise UsageError(
             f"cannot write into '{folder}': it is not empty and holds no {MANIFEST}; give a new "
             "folder, or the one of an earlier call"
@@ -290,11 +275,12 @@ def _schema() -> Any:
     )
 
 
-def _words(decoding: Mapping[str, Any], names: list[str]) -> str:
-    """Return some values of a decoding in words, with the options of the command line."""
-    labels = (_LABELS.get(name, f"--{name.replace('_', '-')}") for name in names)
-    values = ("not given" if decoding.get(name) is None else decoding[name] for name in names)
-    return printable(", ".join(map("{} {}".format, labels, values)))
+def _difference(value: Any, other: Any) -> str:
+    """Return a value of a manifest in words; of a decoding, the options that differ."""
+    if not isinstance(value, dict):
+        return f"{value!s:.12}"
+    names = [name for name in {**value, **other} if value.get(name) != other.get(name)]
+    return ", ".join(f"--{name.replace('_', '-')} {value.get(name)}" for name in names)
 
 
 def _number(file: Path) -> int:

@@ -14,18 +14,29 @@ from itertools import islice
 from typing import Any, cast
 
 from captioner.batch.batch_captioner import BatchCaptioner
-from captioner.batch.rows import Row, from_columns
+from captioner.batch.rows import Row
 from captioner.errors import CaptionerError, UsageError
 
 BLOCK = 8
 """Batches per block. An actor receives one block at a time and loses at most one when it dies."""
 
 
-class _Actor(BatchCaptioner):
-    """A batch captioner that takes names as bytes, because Arrow strings must be UTF-8."""
+_COLUMNS = (
+    *("image", "caption", "words", "log_prob", "word_log_probs", "model", "confidence"),
+    *("error", "captions", "log_probs"),
+)
 
-    def __call__(self, batch: Any) -> dict[str, list[Any]]:
-        return super().__call__({"image": [os.fsdecode(name) for name in batch["image"]]})
+
+class RayCaptioner(BatchCaptioner):
+    """A batch captioner for ``ray.data.Dataset.map_batches``, between columns.
+
+    Names are bytes, because Arrow strings must be UTF-8.
+    """
+
+    def __call__(self, batch: Any) -> Any:
+        """Return the same columns for every batch; a row has None in those that it does not need."""
+        rows = super().__call__([os.fsdecode(name) for name in batch["image"]])
+        return {name: [row.get(name) for row in rows] for name in _COLUMNS}
 
 
 class RayEngine(AbstractContextManager["RayEngine"]):
@@ -75,7 +86,7 @@ class RayEngine(AbstractContextManager["RayEngine"]):
             _start(self._ray)
             count, gpus = self._resources()
             results = data.from_arrow(blocks).map_batches(
-                _Actor,
+                RayCaptioner,
                 fn_constructor_kwargs=self._options,
                 batch_size=self._batch_size,
                 compute=data.ActorPoolStrategy(size=count),
@@ -83,7 +94,8 @@ class RayEngine(AbstractContextManager["RayEngine"]):
                 num_gpus=gpus,
             )
             for table in results.iter_batches(batch_size=None, batch_format="pyarrow"):
-                yield from from_columns(cast(pa.Table, table).to_pydict())
+                for row in cast(pa.Table, table).to_pylist():
+                    yield {name: value for name, value in row.items() if value is not None}
 
     def _resources(self) -> tuple[int, float]:
         """Return the number of actors and the GPUs of each."""

@@ -1,34 +1,32 @@
-"""Records of captioned photos, as rows and as columns."""
+"""Records of captioned photos: what is written of a ``Caption``, or of a photo that has none."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from captioner.errors import CaptionerError
 
+if TYPE_CHECKING:
+    from captioner.predict.caption import Caption
+
 Row = dict[str, Any]
 
-FIELDS = ("image", "caption", "words", "log_prob", "word_log_probs", "model", "error")
-"""The columns, and the order of a row's fields."""
-SEVERAL = ("captions", "log_probs")
-"""Further columns if several captions per photo are written, the best first."""
-CONFIDENCE = ("confidence",)
-"""A further column if it is requested."""
-THUMBNAILS = ("thumbnails",)
-"""A further column for a page: see ``captioner.overlay.review``."""
 
+def record(name: str, result: "Caption | CaptionerError", count: int = 1) -> Row:
+    """Return the row of a photo.
 
-def failure(name: str, error: CaptionerError) -> Row:
-    """Return the row of a photo that has no caption."""
-    description = {"type": type(error).__name__, "message": str(error)}
-    return {"image": encodable(name), "error": description}
-
-
-def from_columns(columns: Mapping[str, Sequence[Any]]) -> Iterator[Row]:
-    """Yield the rows of a batch without the fields that are None."""
-    fields = [field for field in (*FIELDS, *SEVERAL, *CONFIDENCE, *THUMBNAILS) if field in columns]
-    for values in zip(*(columns[field] for field in fields), strict=True):
-        row = zip(fields, values, strict=True)
-        yield {field: value for field, value in row if value is not None}
+    Args:
+        name: of the photo.
+        result: its caption, or why it has none.
+        count: captions per photo; with more than one, the row lists them, the best first.
+    """
+    if isinstance(result, CaptionerError):
+        description = {"type": type(result).__name__, "message": str(result)}
+        return {"image": encodable(name), "error": description}
+    row = result.to_dict() | {"image": encodable(name)}
+    if count > 1:
+        found = [result, *result.alternatives][:count]
+        row["captions"] = [caption.text for caption in found]
+        row["log_probs"] = [round(caption.log_prob, 4) for caption in found]
+    return row
 
 
 def encodable(name: str) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 from captioner.batch.inputs import Sources
 from captioner.batch.output_folder import MANIFEST, Shards, refuse_foreign
 from captioner.batch.rows import Row, encodable
-from captioner.batch.sidecars import MAX_PHOTOS, PAGE, SHARDS, TABLE, Sidecars
+from captioner.batch.sidecars import MAX_PHOTOS, PAGE, SHARDS, TABLE, Sidecars, check_page, signed
 from captioner.cli.arguments import open_output
 from captioner.cli.outputs import check_files, check_folder, model_files
 from captioner.cli.progress import captioning, loading, report_failures
@@ -138,6 +138,8 @@ def write_sidecars(options: argparse.Namespace) -> int:
                 advance(done.total() - shown)
                 shown = done.total()
             advance(done.total() - shown)  # those that are kept after the last caption
+    for notice in sidecars.notices:
+        print(f"captioner: {notice}", file=sys.stderr)
     kept = f"{plural(done['kept'], 'photo')} left as {'it is' if done['kept'] == 1 else 'they are'}"
     print(f"{plural(done['written'], 'caption')} written, {kept}")
     refused = (
@@ -157,7 +159,9 @@ def write_page(options: argparse.Namespace) -> int:
             "subfolders one by one"
         )
     given = {k: v for k, v in vars(options).items() if k in ("existing", "prefix", "suffix")}
-    sidecars, edited = Sidecars("txt", **given), {}
+    sidecars, edited = Sidecars("html", **given), {}
+    if sidecars.existing != "overwrite":
+        check_page(folder / PAGE)
     if sidecars.existing == "overwrite":
         shutil.rmtree(folder / SHARDS, ignore_errors=True)
     elif (folder / TABLE).is_file():
@@ -185,17 +189,24 @@ def write_page(options: argparse.Namespace) -> int:
     from captioner.overlay.review import page  # imports torch
 
     found = {row["image"]: row for row in shards.records() if "error" not in row}
+
+    def text(name: str) -> str:
+        if name in edited:
+            return "\n".join(edited[name])
+        words = "" if sidecars.existing == "overwrite" else sidecars.words(names[name])
+        return words or sidecars.text(found[name]["caption"])
+
     shown = [
         {
             "name": name,
-            "text": "\n".join(edited.get(name, [sidecars.text(found[name]["caption"])])),
+            "text": text(name),
             "confidence": found[name].get("confidence"),
             **found[name]["thumbnails"],
         }
         for name in names
         if name in found
     ]
-    write_text(folder / PAGE, page(folder.resolve().name, shown))
+    write_text(folder / PAGE, signed(page(folder.resolve().name, shown)))
     print(
         f"{plural(len(shown), 'caption')}, {len(pending) - failed} of them new, in {folder / PAGE}"
     )

@@ -133,7 +133,7 @@ def test_existing_captions_are_kept_extended_or_replaced(kind, tmp_path):
     file = photo(tmp_path / "a.jpg", None)
 
     def text() -> str:
-        return Sidecars(kind)._read(file)[1]
+        return Sidecars(kind).words(file)
 
     def write(existing, caption):
         return Sidecars(kind, existing, "<", ">").write(file, caption), text()

@@ -72,12 +72,11 @@ def test_ten_kills_lose_and_repeat_nothing(kind, tiny_folder, tmp_path):
     assert digests(photos) == pixels
     assert kind == "embed" or digests(photos, Path.read_bytes) == contents
     alone = BatchCaptioner(str(tiny_folder), "cpu")
-    for photo in rng.sample(sorted(set(photos) - set(described)), 20):
-        caption = after[str(Sidecars(kind)._file(photo))]["XMP-dc:Description"]
-        assert [caption] == alone({"image": [photo]})["caption"]
     sidecars = Sidecars(kind)
+    for photo in rng.sample(sorted(set(photos) - set(described)), 20):
+        assert sidecars.words(photo) == alone([str(photo)])[0]["caption"]
     for photo in photos:
-        file = sidecars._file(photo)
+        [file] = sidecars.targets(photo)
         found = after[str(file)]
         caption = found["XMP-dc:Description"]
         assert caption
