@@ -254,7 +254,7 @@ class TwoStreamEncoder(Encoder):
     ) -> None:
         super().__init__()
         self.keys, self.values = keys(), values()
-        for encoder in self.streams:
+        for encoder in (self.keys, self.values):
             message = (
                 "a stream of a TwoStreamEncoder is a CNNEncoder, a ViTEncoder or one like them"
             )
