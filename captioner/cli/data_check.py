@@ -28,14 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     count = "how often a word must occur in the training captions to be in the vocabulary"
     processes = "processes that decode the images"
     kinds = "format of the data set, as in docs/data.md (default: auto, which finds out)"
-    add(
-        "--data.name",
-        dest="name",
-        metavar="NAME",
-        default="auto",
-        choices=list(READERS),
-        help=kinds,
-    )
+    add("--data.name", dest="name", metavar="NAME", default="auto", help=kinds)
     add("--data.root", dest="root", metavar="DIR", required=True, help="folder of the data set")
     add("--data.max_words", dest="max_words", default=24, help=words, **number)
     add("--data.min_count", dest="min_count", default=5, help=count, **number)
