@@ -63,10 +63,8 @@ def overlaps(
     Rows sum to 1, also if a part of the cell lies outside the image; to 0 if it lies outside as a whole.
     """
     borders = np.linspace(start * pixels, end * pixels, cells + 1)[:, None]
-    left, right = (
-        np.maximum(borders[:-1], np.arange(pixels)),
-        np.minimum(borders[1:], np.arange(pixels) + 1),
-    )
+    left = np.maximum(borders[:-1], np.arange(pixels))
+    right = np.minimum(borders[1:], np.arange(pixels) + 1)
     lengths = np.clip(right - left, 0, None)
     total = lengths.sum(1, keepdims=True)
     return np.asarray(lengths / np.where(total > 0, total, 1))

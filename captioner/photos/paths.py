@@ -28,13 +28,12 @@ def find(inputs: Sequence[str | Path]) -> list[Path]:
     """Return the image files that files, folders and globs name, in the given order, each once.
 
     A name that exists is not expanded, even with ``[`` or ``*`` in it, and a file that exists is kept
-    with any suffix. Folders are searched recursively for ``SUFFIXES``, as ``walk`` describes; a folder
-    that cannot be read is given itself, and reading it reports the error. A glob (``**`` is recursive)
-    gives the images and folders that it matches, sorted; a glob with a suffix (``*.raw``) gives those
-    files. A notice says how many files and folders were left out because of their names.
+    with any suffix. Folders are searched as ``walk`` describes; one that cannot be read is given itself,
+    and reading it reports the error. A glob (``**`` is recursive) gives the images and folders that it
+    matches, sorted; a glob with a suffix (``*.raw``) gives those files. A notice says how many files and
+    folders were left out because of their names.
 
-    An input without a match is put last if another input matches; reading it reports the error. Pipes,
-    devices and broken links are kept, too, if they have the suffix of an image.
+    An input without a match is put last if another input matches; reading it reports the error.
 
     Raises:
         UsageError: no input matches an image.
@@ -67,8 +66,6 @@ def iterate(inputs: Sequence[str | Path]) -> Iterator[Path]:
             reason = "no photo in it" if Path(name).exists() else "no such file or match"
         except (OSError, ValueError) as error:  # no permission, name too long, NUL in the name
             reason = getattr(error, "strerror", None) or str(error)
-        except RecursionError:
-            reason = "its folders are nested too deep for a glob"
         if not match:
             unmatched[Path(name)] = reason
     if folders := left_out.pop("", 0):
@@ -87,12 +84,12 @@ def iterate(inputs: Sequence[str | Path]) -> Iterator[Path]:
 
 def _matches(path: Path, left_out: Counter[str]) -> Iterator[Path]:
     if path.exists():
-        yield from _photos(path, left_out) if path.is_dir() else [path]
+        yield from walk(path, left_out=left_out) if path.is_dir() else [path]
         return
     names_suffix = path.suffix and not has_magic(path.suffix)
     for match in sorted(_glob(path)):
         if match.is_dir():
-            yield from _photos(match, left_out)
+            yield from walk(match, left_out=left_out)
         elif names_suffix or match.suffix.lower() in SUFFIXES:
             yield match
 
@@ -119,35 +116,17 @@ def _is_hidden(name: str) -> bool:
     return name.startswith(".") or name.casefold() in PROGRAM_FOLDERS
 
 
-def walk(folder: Path, suffixes: Sequence[str] = SUFFIXES) -> Iterator[Path]:
-    """The files with these suffixes in a folder and its subfolders, however deep.
+def walk(
+    folder: Path, suffixes: Sequence[str] = SUFFIXES, left_out: Counter[str] | None = None
+) -> Iterator[Path]:
+    """Yield the files with these suffixes in a folder and its subfolders, however deep.
 
     Files come before subfolders, each sorted, and linked folders last. No folder is read twice, and
     links to parents of ``folder`` are not followed. Hidden files, ``PROGRAM_FOLDERS`` and unreadable
     folders are skipped.
-    """
-    for current, files in _folders(folder, Counter()):
-        names = sorted(files or [])
-        yield from (Path(current, n) for n in names if PurePath(n).suffix.lower() in suffixes)
 
-
-def _photos(folder: Path, left_out: Counter[str]) -> Iterator[Path]:
-    """The images in a folder as in ``walk``, and its unreadable folders; count what is left out."""
-    for current, files in _folders(folder, left_out):
-        if files is None:
-            yield current
-        for name in sorted(files or []):
-            suffix = PurePath(name).suffix.lower()
-            if suffix in SUFFIXES:
-                yield Path(current, name)
-            elif suffix not in COMPANIONS:
-                left_out[suffix or name] += 1
-
-
-def _folders(folder: Path, left_out: Counter[str]) -> Iterator[tuple[Path, list[str] | None]]:
-    """Yield a folder and its subfolders with the files in each; None if it cannot be read.
-
-    The number of ``PROGRAM_FOLDERS`` is added to ``left_out`` under "".
+    With ``left_out``, unreadable folders are yielded, too. It counts other files by their suffix, except
+    ``COMPANIONS``, and ``PROGRAM_FOLDERS`` under "".
     """
     top = Path(os.path.realpath(folder))
     seen: set[tuple[int, int]] = set()
@@ -156,18 +135,24 @@ def _folders(folder: Path, left_out: Counter[str]) -> Iterator[tuple[Path, list[
         current = pending.pop() if pending else links.pop(0)
         found = next(os.walk(current), None)  # None if the folder cannot be read
         if found is None:
-            yield current, None
+            if left_out is not None:
+                yield current
             continue
         status = current.stat()
         if (status.st_dev, status.st_ino) in seen:
             continue
         seen.add((status.st_dev, status.st_ino))
         _, folders, files = found
-        yield current, [name for name in files if not _is_hidden(name)]
-        left_out[""] += sum(name.casefold() in PROGRAM_FOLDERS for name in folders)
+        for name in sorted(files):
+            suffix = PurePath(name).suffix.lower()
+            if suffix in suffixes and not _is_hidden(name):
+                yield Path(current, name)
+            elif left_out is not None and suffix not in COMPANIONS and not _is_hidden(name):
+                left_out[suffix or name] += 1
+        if left_out is not None:
+            left_out[""] += sum(name.casefold() in PROGRAM_FOLDERS for name in folders)
         subfolders = sorted(Path(current, name) for name in folders if not _is_hidden(name))
-        linked = set(
-            filter(os.path.islink, subfolders)
-        )  # Path.is_symlink refuses the longest paths
+        # Path.is_symlink refuses the longest paths.
+        linked = {path for path in subfolders if os.path.islink(path)}
         pending += [path for path in reversed(subfolders) if path not in linked]
         links += [p for p in sorted(linked) if not top.is_relative_to(os.path.realpath(p))]
