@@ -14,7 +14,7 @@ from gradio.data_classes import ImageData
 from gradio.utils import get_upload_folder
 from PIL import Image
 
-from captioner.errors import CaptionerError, one_line
+from captioner.errors import CaptionerError
 from captioner.overlay import Style, export
 from captioner.photos.images import Source
 from captioner.predict.caption import Caption
@@ -23,8 +23,8 @@ MAX_FILE = "25mb"  # the largest accepted upload
 
 
 class _WithoutStub(ComponentMeta):
-    # ComponentMeta.__new__ writes a .pyi file next to the source of every component class, here into
-    # the installed package. The rest of it prepares events and constructors, which are inherited.
+    # ComponentMeta.__new__ would write a .pyi file next to this source. The rest of it prepares events
+    # and constructors, which are inherited.
     def __new__(cls, name: str, bases: tuple[type, ...], attributes: dict[str, Any]) -> Any:
         return ABCMeta.__new__(cls, name, bases, attributes)
 
@@ -43,8 +43,7 @@ class PhotoInput(gr.Image, metaclass=_WithoutStub):
         if payload is None or payload.path is None:
             return None
         # Gradio refuses other files of the server only if the request marks the path as a file.
-        folder = Path(get_upload_folder()).resolve()
-        if not Path(payload.path).resolve().is_relative_to(folder):
+        if not Path(payload.path).resolve().is_relative_to(Path(get_upload_folder()).resolve()):
             text = "web addresses and paths are not read; download the photo and upload it"
             raise gr.Error(text, print_exception=False)
         return payload.path
@@ -62,14 +61,10 @@ def show_errors(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return function(*arguments)
         except CaptionerError as error:
-            raise gr.Error(one_line_html(str(error)), print_exception=False) from error
+            # The page renders it as HTML, and a file may be named <img …>.
+            raise gr.Error(escape(str(error), quote=False), print_exception=False) from error
 
     return handler
-
-
-def one_line_html(message: str) -> str:
-    """Return a message for the page, which renders it as HTML; a file may be named <img …>."""
-    return escape(one_line(message), quote=False)
 
 
 def write_export(caption: Caption, photo: Source, name: str, style: Style) -> str:

@@ -36,7 +36,7 @@ def animation(
     first, *others = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
     stream = BytesIO()
     options = {"duration": times, "loop": 0, "disposal": 1, "optimize": True}
-    first.save(stream, "GIF", save_all=True, append_images=others, comment=b"captioner", **options)
+    first.save(stream, "GIF", save_all=True, append_images=others, **options)
     return stream.getvalue()
 
 

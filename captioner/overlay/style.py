@@ -63,7 +63,7 @@ def maps(caption: Caption, style: Style = DEFAULT_STYLE) -> Float32[np.ndarray, 
     """Return the maps to draw: attention weights, or another method's part of one sign.
 
     The latter are divided by the largest sum of a map of the caption, so that a word that depends
-    little on the regions has a pale map; with ``scale="own"``, each by its own sum.
+    little on the photo has a pale map; with ``scale="own"``, each by its own sum.
     """
     found = values(caption, style)
     if caption.method == "attention":
@@ -81,8 +81,8 @@ def values(caption: Caption, style: Style = DEFAULT_STYLE) -> Float32[np.ndarray
         return caption.weights
     if caption.layers is None:
         raise UsageError(
-            f"cannot choose a layer or head: {caption.mechanism or caption.model} has one map per "
-            "word, or details=True was not given; leave out layer and head"
+            f"{caption.mechanism or caption.model} has one map per word, or details=True was not given; "
+            "leave out layer and head"
         )
     weights = select_head(caption.layers, style.layer, style.head)
     if caption.outside is None:
@@ -153,12 +153,12 @@ def describe_spread(caption: Caption, index: int, style: Style) -> str:
     cells = np.exp(entropies(weights[None])[0])
     unit = "regions" if caption.geometry.boxes else "cells"
     spread = f"{cells:.1f} of {weights.size} {unit}" if weights.any() else f"no {unit}"
-    if cells > NEAR_UNIFORM * weights.size:
-        spread = "looked everywhere" if caption.method == "attention" else "everywhere"
+    everywhere = cells > NEAR_UNIFORM * weights.size
+    if everywhere:
+        spread = "everywhere"
     if caption.visual_grounding is not None:
-        share = 100 * caption.visual_grounding[index]
-        spread = f"looked {share:.0f} %: {spread.removeprefix('looked ')}"
-    return spread
+        return f"looked {100 * caption.visual_grounding[index]:.0f} %: {spread}"
+    return f"looked {spread}" if everywhere and caption.method == "attention" else spread
 
 
 def content_words(caption: Caption) -> list[int]:

@@ -27,7 +27,7 @@ JPEG_END = b"\xff\xd9"
 
 @dataclass(frozen=True)
 class Photo:
-    """A photo file that was decoded once, to be captioned, explained and drawn."""
+    """A photo file, decoded once to be captioned, explained and drawn."""
 
     path: str
     image: Image.Image  # upright RGB
@@ -54,16 +54,15 @@ def load(source: Source, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
     or floats from 0 to 1.
 
     - The EXIF or XMP orientation is applied; one that cannot be read is ignored.
-    - Transparency is laid over white; CMYK, YCbCr, LAB and palettes become RGB. Colour profiles are
-      not applied.
-    - 16-bit grey is scaled from 0…65535. Grey of 32 bits ("I", "F") has no fixed range: the range of
-      its values is scaled to black … white. Values that are not finite become black.
+    - Transparency is laid over white, and other modes become RGB. Colour profiles are not applied.
+    - 16-bit grey is scaled from 0…65535; of 32-bit grey ("I", "F"), the range of its values is scaled
+      to black … white. Values that are not finite become black.
     - Animations and multi-page files give their first frame, an open Pillow image its current one.
     - A JPEG file that is cut off is decoded as far as it goes; a line on standard error says so.
 
-    A stream is read from its beginning and stays open; a Pillow image is not changed. The result has
-    no file and no metadata. The size is checked before decoding. Pipes are read as ``/dev/stdin`` or
-    ``/dev/fd/N`` only, and devices never, because reading them can block for ever.
+    A stream is read from its beginning and stays open; a Pillow image is not changed. The size is
+    checked before decoding. Pipes are read as ``/dev/stdin`` or ``/dev/fd/N`` only, and devices never,
+    because reading them can block for ever.
 
     Raises:
         ImageError: the source is not a readable image; the message is one line that names it.
@@ -190,7 +189,7 @@ def _grey(image: Image.Image) -> UInt8[np.ndarray, "height width"]:
 
 
 def _upright(rgb: Image.Image, original: Image.Image) -> Image.Image:
-    """Apply the orientation in the metadata of the original; damaged metadata is ignored."""
+    """Apply the orientation of the original; damaged metadata is ignored."""
     with suppress(Exception):
         # Only the orientation is copied, because Pillow fails to rewrite a damaged block.
         rgb.getexif()[Base.Orientation] = original.getexif().get(Base.Orientation, 1)

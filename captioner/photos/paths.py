@@ -153,6 +153,6 @@ def walk(
             left_out[""] += sum(name.casefold() in PROGRAM_FOLDERS for name in folders)
         subfolders = sorted(Path(current, name) for name in folders if not _is_hidden(name))
         # Path.is_symlink refuses the longest paths.
-        linked = {path for path in subfolders if os.path.islink(path)}
+        linked = {path for path in subfolders if os.path.islink(path)}  # noqa: PTH114
         pending += [path for path in reversed(subfolders) if path not in linked]
         links += [p for p in sorted(linked) if not top.is_relative_to(os.path.realpath(p))]
