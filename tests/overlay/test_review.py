@@ -78,7 +78,7 @@ def test_captions_are_edited_with_the_keyboard_and_the_table_is_read(visit, tmp_
     assert status.inner_text() == "4 captions saved"
     for name in NAMES:
         picture(tmp_path / name)
-    assert scan("csv", tmp_path)[1].found == {"left-out": [NAMES[3]]}
+    assert scan("csv", tmp_path)[1].found == {"no-captions": [NAMES[3]]}
     found = {record.image_id: record.captions for record in read("auto", tmp_path)}
     assert found == {
         NAMES[0]: (EVIL,),
@@ -241,30 +241,25 @@ def test_a_full_disk_leaves_the_old_page(photos, tiny_folder, monkeypatch, capsy
 
 
 def test_what_does_not_fit_is_refused(photos, tiny_folder, capsys, monkeypatch):
-    def refused(*options, folder=photos):
-        assert write(folder, tiny_folder, *options) == 2
+    def refused(*options, folder=photos, model=tiny_folder):
+        assert write(folder, model, *options) == 2
         return capsys.readouterr().err
 
     assert "takes one folder of photos" in refused(folder=photos / "0.png")
-    assert "--existing append cannot be used with --write html" in refused("--existing", "append")
     assert "--num-captions cannot be used with --write html" in refused("--num-captions", "3")
     (photos / "captions.html").write_text("<p>mine")
     assert "exists and is no page of captions" in refused()
     assert (photos / "captions.html").read_text() == "<p>mine"
     (photos / "captions.html").unlink()
-    monkeypatch.setattr(command, "MAX_PHOTOS", 4)
-    assert "holds 5 photos, and a page at most 4: give its subfolders" in refused()
-    monkeypatch.undo()
+    with monkeypatch.context() as patched:
+        patched.setattr(command, "MAX_PHOTOS", 4)
+        assert "holds 5 photos, and a page at most 4: give its subfolders" in refused()
     (photos / "broken.jpg").unlink()
     assert write(photos, tiny_folder) == 0
     where = f"give --existing overwrite to caption all photos again: '{photos / '.captions.html'}'"
-    message = f"{where} holds captions of another decoding (there --beam-size 2, now --beam-size 1)"
-    assert message in refused("--beam-size", "1")
+    decoding = "captions of another decoding (there --beam-size 2, now --beam-size 1)"
+    assert f"{where} holds {decoding}" in refused("--beam-size", "1")
     other = tiny_model(photos.parent / "other", seed=1)
-    assert main(["caption", str(photos), "--write", "html", "--model", str(other)]) == 2
-    models = f"another model (there '{tiny_folder}', now '{other}')"
-    assert f"{where} holds captions of {models}" in capsys.readouterr().err
+    assert f"{where} holds captions of another model" in refused(model=other)
     (photos / "captions.csv").write_text("image;caption\n0.png;a dog, black\n")
     assert "columns are separated by semicolons, expected commas" in refused()
-    (photos / "captions.csv").write_text("image,caption\n0.png,a dog,too many\n")
-    assert "line 2: expected 'image,caption', got" in refused()
