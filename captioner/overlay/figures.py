@@ -118,15 +118,9 @@ def word_attention(
 @_settings()
 def _export(kind: str, caption: Caption, photo: images.Source | None, style: Style) -> bytes:
     """Return the figure as a file; an export format."""
-    stream = BytesIO()
+    stream, dpi = BytesIO(), PDF_DPI if kind == "pdf" else DPI
     undated = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
-    _plot(caption, photo, style).savefig(
-        stream,
-        format=kind,
-        dpi=PDF_DPI if kind == "pdf" else DPI,
-        metadata=undated,
-        facecolor="white",
-    )
+    _plot(caption, photo, style).savefig(stream, format=kind, dpi=dpi, metadata=undated)
     # Convert the images in SVG files to JPEG. Only image data can match so many characters.
     return re.sub(
         rb"data:image/png;base64,([\w+/=\n]{200,})",
@@ -219,9 +213,8 @@ def _draw_legend(axes: Axes, caption: Caption, style: Style, y: float) -> None:
     top, scale = f"{peaks(caption, style)[0]:.2g} or more", "one scale for all words"
     if style.scale == "own":
         top, scale = "own", "each word on its own scale"
-    axes.imshow(
-        color_table(style.look)[None], extent=(MARGIN, right, y + 0.12, y + 0.02), aspect="auto"
-    )
+    bar = color_table(style.look)[None]
+    axes.imshow(bar, extent=(MARGIN, right, y + 0.12, y + 0.02), aspect="auto")
     axes.text(MARGIN, y + 0.15, f"even ({low:.2g})" if low else "0", va="top")
     axes.text(right, y + 0.15, top, va="top", ha="right")
     text = (

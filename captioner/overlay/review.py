@@ -25,13 +25,10 @@ def thumbnails(caption: Caption, photo: images.Source | None = None) -> dict[str
     large, small = (heatmap.fit(image, length, length) for length in (side, MAP_SIDE))
     entropy = entropies(maps(caption))
     sharpest = sorted(content_words(caption), key=lambda index: float(entropy[index]))[:3]
-    shown = [
-        (
-            caption.words[i],
-            images.data_url(heatmap.draw_map(caption, i, small, DEFAULT_STYLE), **WEBP),
-        )
-        for i in sorted(sharpest)
-    ]
+    shown = []
+    for index in sorted(sharpest):
+        drawn = heatmap.draw_map(caption, index, small, DEFAULT_STYLE)
+        shown.append((caption.words[index], images.data_url(drawn, **WEBP)))
     return {"photo": images.data_url(large, **WEBP), "size": large.size, "maps": shown}
 
 

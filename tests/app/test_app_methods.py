@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import gradio as gr
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -61,16 +60,11 @@ def ask(stage, photo, model, method, other="", given=""):
     return update.get(stage.answers), update[stage.notice]
 
 
-def test_the_app_captions_a_new_photo_that_the_method_cannot_explain(stage, photo, tmp_path):
+def test_the_app_captions_a_new_photo_that_the_method_cannot_explain(stage, tmp_path):
     """Attention is shown instead, and a line says so as long as it is."""
     new = tmp_path / "new.png"
     Image.new("RGB", (40, 40), "red").save(new)
-    first, notice = ask(stage, photo, "lstm", "attention")
-    assert notice == ""
-    refused, notice = ask(stage, first, "lstm", "rollout")
     said = "lstm has no rollout; the maps show attention"
-    assert said in notice
-    np.testing.assert_array_equal(refused[0].caption.weights, first[0].caption.weights)
     for given in ("", "a red dog"):
         answers, notice = ask(stage, str(new), "lstm", "rollout", given=given)
         assert (answers[0].path, answers[0].caption.image) == (str(new), "new.png")
