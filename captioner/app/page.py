@@ -12,7 +12,7 @@ from captioner.app.api import add_endpoints
 from captioner.app.example_photos import Example
 from captioner.app.panel import ALL, PRIVATE, Listen, Stage
 from captioner.app.served_models import MAX_BEAM, MAX_COUNT, OWN, TEMPERATURE, TOP_P, WAYS, Models
-from captioner.app.upload import PhotoInput
+from captioner.app.upload import Page, PhotoInput
 from captioner.limits import METHODS, SEED
 from captioner.overlay import Style
 from captioner.overlay.html import FOLDER as OVERLAY
@@ -56,7 +56,7 @@ LOOK: dict[str, Any] = {
 
 def build(models: Models, examples: Sequence[Example]) -> gr.Blocks:
     """Return the page, ready for ``launch``, which opens with the first of these examples."""
-    with gr.Blocks(title="captioner", analytics_enabled=False, delete_cache=DELETE_CACHE) as page:
+    with Page(title="captioner", analytics_enabled=False, delete_cache=DELETE_CACHE) as page:
         gr.HTML(TITLE, padding=False, elem_classes="title")
         path = gr.State(str(examples[0].path))
         with gr.Row(elem_classes="page"):

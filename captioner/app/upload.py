@@ -1,4 +1,4 @@
-"""Uploaded photos, which only this package decodes, and the files that the browser downloads."""
+"""Uploads, which only this package decodes; downloads; and what a wrong request is answered."""
 
 import tempfile
 from abc import ABCMeta
@@ -14,12 +14,13 @@ from gradio.data_classes import ImageData
 from gradio.utils import get_upload_folder
 from PIL import Image
 
-from captioner.errors import CaptionerError
+from captioner.errors import CaptionerError, UsageError, one_line
 from captioner.overlay import Style, export
 from captioner.photos.images import Source
 from captioner.predict.caption import Caption
 
 MAX_FILE = "25mb"  # the largest accepted upload
+TYPES: Any = {"string": str, "number": int | float, "integer": int | float}  # by JSON schema
 
 
 class _WithoutStub(ComponentMeta):
@@ -53,6 +54,23 @@ class PhotoInput(gr.Image, metaclass=_WithoutStub):
         return path
 
 
+class Page(gr.Blocks):
+    """A page that answers wrong inputs of an endpoint in one line, without a traceback in the log."""
+
+    async def preprocess_data(self, block_fn: Any, inputs: list[Any], *options: Any) -> Any:
+        """Check the inputs and convert them to what the function takes."""
+        try:
+            if block_fn.api_visibility == "public":
+                for block, value in zip(block_fn.inputs, inputs, strict=False):
+                    kind = block.api_info()["type"]
+                    if not isinstance(value, TYPES.get(kind, dict | None)):
+                        raise UsageError(f"{block.label} must be of type {kind}, got {value!r:.40}")
+            return await super().preprocess_data(block_fn, inputs, *options)
+        except Exception as error:  # Gradio's components can raise anything
+            wrong = "an input is missing or has the wrong form; the API page shows what each takes"
+            raise _shown(error if isinstance(error, gr.Error | CaptionerError) else wrong) from error
+
+
 def show_errors(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap an endpoint so that the user sees the errors of this package as one line."""
 
@@ -61,10 +79,15 @@ def show_errors(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return function(*arguments)
         except CaptionerError as error:
-            # The page renders it as HTML, and a file may be named <img …>.
-            raise gr.Error(escape(str(error), quote=False), print_exception=False) from error
+            raise _shown(error) from error
 
     return handler
+
+
+def _shown(problem: Exception | str) -> gr.Error:
+    """Return the error that the page renders as HTML; a file may be named <img …>."""
+    text = problem.message if isinstance(problem, gr.Error) else str(problem)
+    return gr.Error(escape(one_line(text), quote=False), print_exception=False)
 
 
 def write_export(caption: Caption, photo: Source, name: str, style: Style) -> str:

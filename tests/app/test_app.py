@@ -170,6 +170,7 @@ def test_endpoints_are_named_and_documented(client):
         ({"api_name": "/redraw"}, "no hard attention to sample"),
         ({"model": "/etc/passwd", "api_name": "/caption"}, "not in the list of choices"),
         ({"beam_size": 10_000, "api_name": "/caption"}, "greater than maximum value 20"),
+        ({"beam_size": None, "api_name": "/caption"}, "beam_size must be of type .*, got None"),
         ({"photo": None, "api_name": "/caption"}, "no photo given"),
         ({"way": "sampled", "top_p": 0, "api_name": "/captions"}, "top_p must be a number above 0"),
     ],
