@@ -68,7 +68,9 @@ class Page(gr.Blocks):
             return await super().preprocess_data(block_fn, inputs, *options)
         except Exception as error:  # Gradio's components can raise anything
             wrong = "an input is missing or has the wrong form; the API page shows what each takes"
-            raise _shown(error if isinstance(error, gr.Error | CaptionerError) else wrong) from error
+            raise _shown(
+                error if isinstance(error, gr.Error | CaptionerError) else wrong
+            ) from error
 
 
 def show_errors(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -45,12 +45,7 @@ class Geometry:
             raise ValueError(f"a mask of shape {mask.shape}: expected {self.height, self.width}")
         # The area that two boxes share is a product of lengths, so each axis has its own matrix.
         rows, columns = overlaps(self.grid[0], self.height), overlaps(self.grid[1], self.width)
-        # Zeros outside the mask's bounding box are left out.
-        down, across = (np.flatnonzero(mask.any(axis)) for axis in (1, 0))
-        if not down.size:
-            return np.zeros(self.grid)
-        inside = slice(down[0], down[-1] + 1), slice(across[0], across[-1] + 1)
-        means = rows[:, inside[0]] @ mask[inside].astype(np.float64) @ columns[:, inside[1]].T
+        means = rows @ mask.astype(np.float64) @ columns.T
         # Rounding must not make a full cell 1.0000000000000002.
         return np.asarray(np.clip(means, mask.min(), mask.max()))
 

@@ -3,6 +3,7 @@
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from glob import has_magic
 from pathlib import Path, PurePath
@@ -52,33 +53,29 @@ def iterate(inputs: Sequence[str | Path]) -> Iterator[Path]:
     """
     if isinstance(inputs, str):  # a str is a sequence, too, but is one name here
         inputs = [inputs]
-    unmatched: dict[Path, str] = {}
+    unmatched: list[Path] = []
     any_match = False
     left_out: Counter[str] = Counter()
     for name in inputs:
         if str(name).startswith(("http://", "https://")):
             raise UsageError(f"'{name}' is a web address: download the photo and give the file")
         match = False
-        try:
+        with suppress(OSError, ValueError):  # no permission, name too long, NUL in the name
             for path in _matches(Path(name), left_out):
                 match = any_match = True
                 yield path
-            reason = "no photo in it" if Path(name).exists() else "no such file or match"
-        except (OSError, ValueError) as error:  # no permission, name too long, NUL in the name
-            reason = getattr(error, "strerror", None) or str(error)
         if not match:
-            unmatched[Path(name)] = reason
+            unmatched.append(Path(name))
     if folders := left_out.pop("", 0):
         notice(f"left out {plural(folders, 'folder')} of programs, such as @eaDir and lost+found")
     if left_out:
         count, ends = plural(left_out.total(), "file"), [end for end, _ in left_out.most_common(8)]
         notice(f"left out {count} whose names are not those of photos ({' '.join(ends)})")
-    if not any_match:
-        for path, reason in unmatched.items():
-            raise UsageError(
-                f"{path}: {reason}; expected a photo, a folder of photos or a glob "
-                f"({' '.join(SUFFIXES)}); check the path"
-            )
+    if unmatched and not any_match:
+        raise UsageError(
+            f"{unmatched[0]}: no such file, or no photo in it; expected photos, folders or globs "
+            f"({' '.join(SUFFIXES)}); check the path"
+        )
     yield from unmatched
 
 

@@ -175,10 +175,11 @@ def test_endpoints_are_named_and_documented(client):
         ({"way": "sampled", "top_p": 0, "api_name": "/captions"}, "top_p must be a number above 0"),
     ],
 )
-def test_errors_are_one_line(options, message, client, scenes):
+def test_errors_are_one_line(options, message, client, scenes, app_log):
     with pytest.raises(AppError, match=message) as raised:
         client.predict(**{"photo": handle_file(scenes[0]), **options})
-    assert "Traceback" not in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert "Traceback" not in app_log.read_text()
 
 
 def encode(form, mode="RGB", size=(60, 40)):
