@@ -2,14 +2,13 @@
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import gradio as gr
 import pytest
 from PIL import Image
 
 from captioner.app.panel import ALL, Stage
-from captioner.app.served_models import OWN, Models, read
+from captioner.app.served_models import OWN, Models
 from tests.predict.test_predictor import TRANSFORMER, noise
 from tests.predict.test_predictor import predictor as untrained
 
@@ -21,19 +20,6 @@ def photo(tmp_path_factory):
     file = tmp_path_factory.mktemp("photo") / "a.png"
     noise(1)[0].save(file)
     return str(file)
-
-
-def test_the_app_explains_the_shown_caption(photo, monkeypatch):
-    model = untrained("TransformerDecoder", **TRANSFORMER)
-    monkeypatch.setattr("captioner.app.served_models.load", lambda *_: model)
-    models = Models(["a"], "cpu")
-    answered = replace(models.answer(read(photo), "a"), path=photo)
-    answer = models.explained(replace(answered, method="grad-cam"))
-    assert (answer.caption.method, answer.captions[1].method) == ("grad-cam", "attention")
-    assert models.explained(answer).captions is answer.captions
-    back = models.explained(replace(answer, chosen=1))
-    assert [c.method for c in back.captions[:2]] == ["grad-cam", "grad-cam"]
-    assert back.captions[0] is answer.captions[0]
 
 
 @pytest.fixture(scope="module")

@@ -28,28 +28,6 @@ def entry(name, text, confidence=None):
     }  # fmt: skip
 
 
-@pytest.fixture
-def visit(browser, tmp_path):
-    """Open a page offline; fail if it sends a request, logs to the console or opens a dialog."""
-    context = browser.new_context(offline=True, color_scheme="dark")
-    events = []
-
-    def open_page(html, width=1280):
-        file = tmp_path / "captions.html"
-        file.write_text(html, "utf-8")
-        page = context.new_page()
-        page.set_viewport_size({"width": width, "height": 844})
-        for event in ("console", "pageerror", "dialog"):
-            page.on(event, lambda given: events.append(str(given)))
-        page.on("request", lambda request: events.append(request.url))
-        page.goto(file.as_uri())
-        return page
-
-    yield open_page
-    context.close()
-    assert [url for url in events if not url.startswith(("data:", "blob:", "file:"))] == []
-
-
 def test_captions_are_edited_with_the_keyboard_and_the_table_is_read(visit, tmp_path):
     """Names and captions that look like HTML or CSV stay what they are."""
     texts = [EVIL, "a dog, on grass", '"quoted"', "left out"]
@@ -89,9 +67,9 @@ def test_captions_are_edited_with_the_keyboard_and_the_table_is_read(visit, tmp_
 
 @pytest.mark.parametrize("width", [390, 1280])
 def test_the_page_is_accessible_and_fits_its_window(width, visit):
-    page = visit(
-        review.page("photos", [entry("a.png", "a dog", 0.437), entry("b.png", "b")]), width
-    )
+    photos = [entry("a.png", "a dog", 0.437), entry("b.png", "b")]
+    page = visit(review.page("photos", photos), width)
+    page.emulate_media(color_scheme="dark")
     box = page.get_by_role("textbox", name="a.png Confidence 44 %", exact=True)
     assert box.input_value() == "a dog"
     assert page.get_by_role("textbox", name="b.png", exact=True).input_value() == "b"

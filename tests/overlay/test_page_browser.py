@@ -17,30 +17,6 @@ PHOTO = gray((50, 70))
 
 
 @pytest.fixture
-def visit(browser, tmp_path):
-    """Open a page; fail if it sends a request, logs to the console or opens a dialog."""
-    context = browser.new_context(viewport={"width": 1280, "height": 900}, offline=True)
-    events = []
-
-    def open_page(html):
-        file = tmp_path / "page.html"
-        file.write_text(html, "utf-8")
-        page = context.new_page()
-        page.on("console", lambda message: events.append(message.text))
-        page.on("pageerror", lambda error: events.append(str(error)))
-        page.on("dialog", lambda dialog: events.append(dialog.message))
-        page.on("request", lambda request: events.append(request.url))
-        page.goto(file.as_uri())
-        page.keyboard.press("Escape")  # or the sharpest map is shown
-        assert events.pop(0) == file.as_uri()
-        return page
-
-    yield open_page
-    context.close()
-    assert [event for event in events if not event.startswith("data:")] == []
-
-
-@pytest.fixture
 def simple(visit):
     """A page with one caption of four words."""
     return visit(overlay.page([make_caption(one_hot(CELLS), PHOTO.size)], [PHOTO]))
@@ -108,15 +84,6 @@ def test_keyboard_only(simple):
     page.keyboard.press("Escape")
     assert pressed.count() == 0
     assert live.inner_text() == "No word chosen."
-
-
-def test_the_selected_sentence_has_spaces(simple):
-    first, tools = word(simple, 0).bounding_box(), simple.locator(".tools").bounding_box()
-    simple.mouse.move(first["x"] - 9, first["y"] + 9)
-    simple.mouse.down()
-    simple.mouse.move(tools["x"] + tools["width"] + 9, first["y"] + 9, steps=9)
-    simple.mouse.up()
-    assert simple.evaluate("getSelection().toString()").strip() == "Dog on grass a."
 
 
 def test_opacity_and_scale(visit):
