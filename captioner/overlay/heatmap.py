@@ -6,7 +6,7 @@ from functools import cache
 import contourpy
 import numpy as np
 from jaxtyping import Float, Float32, UInt8
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from captioner.errors import UsageError
 from captioner.overlay.style import DEFAULT_STYLE, Look, Smoothing, Style, maps
@@ -47,21 +47,13 @@ def fit(image: Image.Image, width: int, height: int) -> Image.Image:
 def blend(
     caption: Caption, index: int, photo: images.Source | None = None, style: Style = DEFAULT_STYLE
 ) -> Image.Image:
-    """Return the image with the attention map of one word, in the size of the image.
+    """Return the image, in its size, with the attention map of one word, counted from 0.
 
-    Words are counted from 0. ``photo`` is the image, if the caption has no path. A map with its own
-    scale is labelled in the corner.
+    ``photo`` is the image, if the caption has no path.
     """
     if not 0 <= index < len(caption.words):
         raise UsageError(f"words are counted from 0 to {len(caption.words) - 1}, got {index}")
-    drawn = draw_map(caption, index, load_image(caption, photo), style)
-    if style.scale == "own":
-        text = f"own scale, to {peaks(caption, style)[index]:.2g}"
-        corner, font = (6, drawn.height - 6), ImageFont.load_default(max(10, max(drawn.size) // 32))
-        draw = ImageDraw.Draw(drawn)
-        draw.rectangle(draw.textbbox(corner, text, font, "lb"), "black")
-        draw.text(corner, text, "white", font, "lb")
-    return drawn
+    return draw_map(caption, index, load_image(caption, photo), style)
 
 
 def draw_map(caption: Caption, index: int, image: Image.Image, style: Style) -> Image.Image:

@@ -56,7 +56,7 @@ def load(source: Source, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
     - The EXIF or XMP orientation is applied; one that cannot be read is ignored.
     - Transparency is laid over white, and other modes become RGB. Colour profiles are not applied.
     - 16-bit grey is scaled from 0…65535; of 32-bit grey ("I", "F"), the range of its values is scaled
-      to black … white. Values that are not finite become black.
+      to black … white. Values that are not finite count as 0.
     - Animations and multi-page files give their first frame, an open Pillow image its current one.
     - A JPEG file that is cut off is decoded as far as it goes; a line on standard error says so.
 
@@ -175,17 +175,9 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 def _grey(image: Image.Image) -> UInt8[np.ndarray, "height width"]:
     """Scale the values of a deep grey image to 0…255 as described in ``load``."""
-    values = np.asarray(image, dtype=np.float64)
-    finite = values[np.isfinite(values)]
-    if not finite.size:
-        raise ValueError("no pixel is a finite number")
-    low, high = (0, 65535) if ";16" in image.mode else (finite.min(), finite.max())
-    share = (np.nan_to_num(values, nan=low, posinf=low, neginf=low) - low) / ((high - low) or 1)
-    grey = np.round(share * 255).astype(np.uint8)
-    transparent = image.info.get("transparency")
-    if isinstance(transparent, int):  # one value of a PNG can be transparent
-        grey[values == transparent] = 255
-    return grey
+    values = np.nan_to_num(np.asarray(image, np.float64), posinf=0, neginf=0)
+    low, high = (0, 65535) if ";16" in image.mode else (values.min(), values.max())
+    return np.round((values - low) / ((high - low) or 1) * 255).astype(np.uint8)
 
 
 def _upright(rgb: Image.Image, original: Image.Image) -> Image.Image:

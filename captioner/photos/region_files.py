@@ -15,7 +15,7 @@ from captioner.photos.images import Source, name_of, path_of
 
 # The names of arrays in ``.npz`` files.
 VECTORS, BOXES = ("features", "feat", "x"), ("boxes", "bbox")
-SIZES = (("image_w", "image_h"), ("image_width", "image_height"))
+SIZES = ("image_w", "image_h")
 # The photo COCO_val2014_000000000042 has id 42.
 _COCO = re.compile(r"(?:COCO_[a-z]+\d{4}_)?0*(\d+)")
 SLACK = 0.01  # how far a box may reach beyond the photo, relative to its side
@@ -89,8 +89,8 @@ def _find(folder: Path, source: str) -> Path:
     """Return the file of a photo in a folder; ImageError if there is none."""
     if not folder.is_dir():
         raise UsageError(
-            f"there is no folder of region features '{folder}': set CAPTIONER_FEATURES or "
-            "CAPTIONER_BOXES to the folder that has a file for each photo"
+            f"there is no folder of region features '{folder}': set the encoder's options, or "
+            "CAPTIONER_FEATURES and CAPTIONER_BOXES, to folders that have a file for each photo"
         )
     stem = Path(source).stem
     names = [stem, *(match[1] for match in [_COCO.fullmatch(stem)] if match)]
@@ -106,9 +106,8 @@ def _arrays(file: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
     loaded: Any = np.load(BytesIO(file.read_bytes()))
     if isinstance(loaded, np.ndarray):
         return {next(iter(names)): loaded}
-    known = {*VECTORS, *BOXES, *(name for pair in SIZES for name in pair)}
     with loaded:
-        return {name: loaded[name] for name in loaded.files if name in known}
+        return {name: loaded[name] for name in (*VECTORS, *BOXES, *SIZES) if name in loaded}
 
 
 def _first(found: dict[str, np.ndarray], names: Iterable[str]) -> np.ndarray:
@@ -124,10 +123,7 @@ def _fractions(found: dict[str, np.ndarray], size: tuple[int, int]) -> np.ndarra
     boxes = np.asarray(_first(found, BOXES), np.float64)
     if boxes.ndim != 2 or boxes.shape[1] != 4 or not np.isfinite(boxes).all():
         raise ValueError(f"boxes of shape {boxes.shape}, expected 4 finite numbers for each region")
-    width, height = map(float, size)
-    for names in SIZES:
-        if all(name in found for name in names):
-            width, height = (float(found[name]) for name in names)
+    width, height = (float(found.get(name, side)) for name, side in zip(SIZES, size, strict=True))
     if abs(width * size[1] - height * size[0]) > max(width, height) + max(size):
         raise ValueError(
             f"the detector saw {width:g} × {height:g} pixels, the photo has {size[0]} × {size[1]}"

@@ -91,7 +91,7 @@ def test_even_attention_and_opacity_0_paint_nothing(smoothing, scale):
     for word, opacity in ((0, 1), (1, 0)):
         style = Style(opacity, scale, smoothing)
         drawn = np.asarray(overlay.blend(caption, word, gray((60, 40)), style))
-        assert (drawn[:15] == 90).all()  # above the label of the scale
+        assert (drawn == 90).all()
 
 
 def test_the_photo_glows_only_where_attention_is_more_than_even():
@@ -140,13 +140,6 @@ def test_shared_and_own_scale():
     *expected, alpha = heatmap.color_table("glow")[level] / 255
     painted = (1 - alpha) * 90 + alpha * 255 * np.array(expected)
     np.testing.assert_allclose(color(1, "shared", 150, 120), painted, atol=1)
-
-
-def test_own_scale_is_labelled(soft):
-    shared, own = (overlay.blend(soft, 0, PHOTO, Style(scale=scale)) for scale in ("shared", "own"))
-    rows, columns = np.nonzero((np.asarray(shared, int) != np.asarray(own, int)).any(2))
-    assert rows.min() > 110  # the colours are the same, because all maxima are 1
-    assert columns.min() < 10
 
 
 def test_hard_attention_outlines_the_chosen_cells():
