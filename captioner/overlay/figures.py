@@ -208,7 +208,6 @@ def _notes(caption: Caption, index: int, style: Style, width: float) -> list[str
 
 
 def _draw_legend(axes: Axes, caption: Caption, style: Style, y: float) -> None:
-    """Draw the colour bar with its numbers, and the grid, scale, model and log-probability."""
     low, right = lowest(caption, style), MARGIN + TILE
     top, scale = f"{peaks(caption, style)[0]:.2g} or more", "one scale for all words"
     if style.scale == "own":

@@ -41,7 +41,7 @@ def animation(
 
 
 def _frame(caption: Caption, current: int | None, image: Image.Image, style: Style) -> Image.Image:
-    """Return the photo with the map of one word, or without, above the sentence."""
+    """Return the photo, with the map of one word or without, above the sentence."""
     width, positions = max(image.width, MIN_WIDTH), []
     x, y = float(LEFT), image.height + LEFT
     for word in caption.words:
