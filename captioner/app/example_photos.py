@@ -14,8 +14,7 @@ from captioner.photos import images
 
 HELD_OUT = 3  # a seed other than the default of training
 FOLDER = Path(__file__).parent / "examples"
-MOST = 24  # largest number of photos in the strip
-THUMBNAIL = (176, 132)  # largest width and height in pixels
+MOST = 24  # photos in the strip
 
 
 class Example(NamedTuple):
@@ -29,16 +28,15 @@ class Example(NamedTuple):
 
 def _example(path: Path, title: str, credit: str = "") -> Example:
     image = images.load(path)
-    image.thumbnail(THUMBNAIL)
+    image.thumbnail((176, 132))
     return Example(path, title, credit, images.data_url(image, quality=80))
 
 
 def examples(models: Models, given: Sequence[Path], folder: Path) -> list[Example]:
-    """Return the photos that the app offers as examples.
+    """Return the photos that the app offers: the given ones that can be read; others are reported.
 
-    These are the given photos that can be read; others are reported. Without any, they are generated
-    scenes if the first model knows the words of scenes, otherwise the bundled photos. Scenes are
-    written into ``folder``.
+    Without any, they are generated scenes if the first model knows the words of scenes, otherwise the
+    bundled photos. Scenes are written into ``folder``.
     """
     found = []
     for path in given[:MOST]:
@@ -51,8 +49,10 @@ def examples(models: Models, given: Sequence[Path], folder: Path) -> list[Exampl
     vocabulary = models.get(models.names[0]).vocabulary
     if vocabulary and set(SHAPES) <= set(vocabulary.words):
         for index in range(1, 7):
-            scene(HELD_OUT, index).image.save(folder / f"{index}.png")
-        return [_example(folder / f"{index}.png", f"Scene {index}") for index in range(1, 7)]
+            file = folder / f"{index}.png"
+            scene(HELD_OUT, index).image.save(file)
+            found.append(_example(file, f"Scene {index}"))
+        return found
     photos = tomllib.loads((FOLDER / "SOURCES.toml").read_text("utf-8"))["photo"]
     return [
         _example(FOLDER / p["file"], p["title"], f"{p['author']}, {p['licence']}") for p in photos

@@ -12,7 +12,7 @@ from captioner.app.api import add_endpoints
 from captioner.app.example_photos import Example
 from captioner.app.panel import ALL, PRIVATE, Listen, Stage
 from captioner.app.served_models import MAX_BEAM, MAX_COUNT, OWN, TEMPERATURE, TOP_P, WAYS, Models
-from captioner.app.upload import PhotoInput
+from captioner.app.upload import Page, PhotoInput
 from captioner.limits import METHODS, SEED
 from captioner.overlay import Style
 from captioner.overlay.html import FOLDER as OVERLAY
@@ -24,7 +24,6 @@ NONE = "no other"
 LOOKS = [("glow", "glow"), ("as in the paper", "paper")]
 SCALES = [("shared by all words", "shared"), ("one for each word", "own")]
 SMOOTHINGS = [("smooth", "bicubic"), ("gaussian", "gaussian"), ("cells", "none")]
-
 DELETE_CACHE = (600, 3600)  # every 600 s, delete uploads and drawings that are older than 3600 s
 FOLDER = Path(__file__).parent
 
@@ -57,7 +56,7 @@ LOOK: dict[str, Any] = {
 
 def build(models: Models, examples: Sequence[Example]) -> gr.Blocks:
     """Return the page, ready for ``launch``, which opens with the first of these examples."""
-    with gr.Blocks(title="captioner", analytics_enabled=False, delete_cache=DELETE_CACHE) as page:
+    with Page(title="captioner", analytics_enabled=False, delete_cache=DELETE_CACHE) as page:
         gr.HTML(TITLE, padding=False, elem_classes="title")
         path = gr.State(str(examples[0].path))
         with gr.Row(elem_classes="page"):
@@ -76,13 +75,13 @@ def build(models: Models, examples: Sequence[Example]) -> gr.Blocks:
 
         # The photo moves to `path` at once, so that the next one can be dropped, and so that no
         # browser has to show a TIFF or a file that is no image.
-        photo.change(
-            lambda new: gr.skip() if new is None else (None, new), photo, [photo, path], **PRIVATE
-        )
+        def move(new: str | None) -> Any:
+            return gr.skip() if new is None else (None, new)
 
         def choose(event: gr.EventData) -> str:
             return str(examples[event.index].path)
 
+        photo.change(move, photo, [photo, path], **PRIVATE)
         strip.select(choose, None, path, **PRIVATE)
         new_photo = partial(gr.on, [path.change, page.load])
         stage.connect(new_photo, path, change, requests, query, style)
@@ -108,12 +107,8 @@ def _settings(models: Models) -> tuple[list[Any], list[Any], Listen, list[Listen
     with gr.Accordion("Search", open=False):
         sizes = [("model default", OWN), *range(1, MAX_BEAM + 1)]
         beam_size = Choice(sizes, value=OWN, label="Beam size", info="1 is greedy search.")
-        way = gr.Radio(
-            [(name, way) for way, name in WAYS.items()],
-            value="beam",
-            label="Several captions by",
-            elem_id="way",
-        )
+        ways = [(text, way) for way, text in WAYS.items()]
+        way = gr.Radio(ways, value="beam", label="Several captions by", elem_id="way")
         counts = [("model default", OWN), *range(1, MAX_COUNT + 1)]
         count = Choice(counts, value=OWN, label="Number of captions", elem_id="count")
         with gr.Column(visible=False) as diverse:
@@ -122,12 +117,10 @@ def _settings(models: Models) -> tuple[list[Any], list[Any], Listen, list[Listen
                 info="How much captions avoid each other's words.",
             )  # fmt: skip
         with gr.Column(visible=False) as sampled:
-            temperature = gr.Slider(
-                0.1, 2, TEMPERATURE, step=0.1, label="Temperature", info="Higher is more varied."
-            )
-            top_p = gr.Slider(
-                0.05, 1, TOP_P, step=0.05, label="Top-p", info="Lower leaves out improbable words."
-            )
+            info = "Higher is more varied."
+            temperature = gr.Slider(0.1, 2, TEMPERATURE, step=0.1, label="Temperature", info=info)
+            info = "Lower leaves out improbable words."
+            top_p = gr.Slider(0.05, 1, TOP_P, step=0.05, label="Top-p", info=info)
             seed = gr.Number(
                 0, precision=0, minimum=SEED.low, maximum=SEED.high, label="Seed", elem_id="seed",
                 info="The same seed gives the same captions.",
@@ -150,11 +143,6 @@ def _settings(models: Models) -> tuple[list[Any], list[Any], Listen, list[Listen
         )  # fmt: skip
     cleared = clear.click(lambda: "", None, sentence, queue=False, **PRIVATE)
     search: list[Any] = [beam_size, method, way, count, diversity, temperature, top_p, seed]
-    chosen = [control.change for control in (name, other, *search)]
-    requests: list[Listen] = [partial(gr.on, [sentence.submit, explain.click]), cleared.then]
-    return (
-        [name, other, sentence, *search],
-        [layer, head, opacity, scale, smoothing, look],
-        partial(gr.on, chosen),
-        requests,
-    )
+    query, style = [name, other, sentence, *search], [layer, head, opacity, scale, smoothing, look]
+    change = partial(gr.on, [control.change for control in (name, other, *search)])
+    return query, style, change, [partial(gr.on, [sentence.submit, explain.click]), cleared.then]

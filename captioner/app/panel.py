@@ -83,6 +83,7 @@ class Panel:
 
     def update(self, answer: Answer) -> Update:
         """Show what belongs to an answer."""
+        shown = answer.caption
         choices = [
             (f"{exp(caption.score):.1%} · {sentence(caption)}", index)
             for index, caption in enumerate(answer.captions)
@@ -90,11 +91,9 @@ class Panel:
         return {
             self.column: gr.update(visible=True),
             self.others: gr.update(choices=choices, value=answer.chosen, visible=len(choices) > 1),
-            self.redraw: gr.update(
-                visible=answer.can_sample and answer.caption.method == "attention"
-            ),
+            self.redraw: gr.update(visible=answer.can_sample and shown.method == "attention"),
             self.back: gr.update(visible=answer.sampled is not None),
-            self.past: gr.update(visible=answer.caption.past is not None, open=False),
+            self.past: gr.update(visible=shown.past is not None, open=False),
         }
 
 
@@ -121,11 +120,9 @@ class Stage:
     ) -> None:  # fmt: skip
         """Connect the stage with the controls of the page.
 
-        ``query`` are the inputs of ``ask``, and ``style`` those of ``style_of``.
-
-        ``new_photo`` listens to the events after which there is a new photo at ``path``. ``change`` and
-        ``requests`` listen to the events after which the models answer again. After one of
-        ``requests``, the page scrolls to the answer.
+        ``new_photo`` listens to the events after which there is a new photo at ``path``; ``change`` and
+        ``requests``, to those after which the models answer again. After ``requests``, the page scrolls
+        to the answer. ``query`` are the inputs of ``ask``, and ``style`` those of ``style_of``.
         """
         for listen in (new_photo, change, *requests):
             listen(None, js=BUSY, **PRIVATE)
@@ -144,9 +141,8 @@ class Stage:
             chosen = [self.answers, panel.others, *style]
             for listen in (panel.others.input, panel.back.click):
                 listen(choose, chosen, self.outputs, **LATEST, **MODEL)
-            panel.redraw.click(
-                self.noticed(partial(self.sample, side)), state, self.outputs, **MODEL
-            )
+            sample = self.noticed(partial(self.sample, side))
+            panel.redraw.click(sample, state, self.outputs, **MODEL)
             panel.past.expand(partial(self.draw_past, side), state, panel.matrix, **PRIVATE)
             for name, button in panel.downloads.items():
                 # A browser saves the target of a link: write the file first, then click the link.
@@ -174,25 +170,20 @@ class Stage:
         """Caption a new photo or the shown one, or explain the given sentence.
 
         If a model gives the same captions of the shown photo again, the chosen caption stays chosen.
-
         ``controls`` are the inputs of ``several`` and then those of ``style_of``.
         """
-        path = photo if isinstance(photo, str) else photo[0].path
-        former = () if isinstance(photo, str) else photo
+        path, former = (photo, ()) if isinstance(photo, str) else (photo[0].path, photo)
         count = len(signature(several).parameters)
-        more, style = several(*controls[:count]), controls[count:]
+        more = several(*controls[:count])
         decoded = read(path)
         shown = preview(decoded)
-        answers = [
-            self.models.answer(decoded, name, given, beam_size, more=more)
-            for name in (model, other)
-            if name in self.models.names
-        ]
-        kept = (
-            replace(answer.chosen_before(before), method=method, photo=shown, path=path)
-            for answer, before in zip_longest(answers, former[: len(answers)])
-        )
-        return self.show(tuple(self.models.explained(answer, decoded) for answer in kept), *style)
+        names = [name for name in (model, other) if name in self.models.names]
+        answers = []
+        for name, before in zip_longest(names, former[: len(names)]):
+            answer = self.models.answer(decoded, name, given, beam_size, more=more)
+            answer = replace(answer.chosen_before(before), method=method, photo=shown, path=path)
+            answers.append(self.models.explained(answer, decoded))
+        return self.show(tuple(answers), *controls[count:])
 
     def choose(self, side: int, answers: Answers, chosen: int, *style: Any) -> Update:
         """Show a caption with its own maps."""
@@ -251,7 +242,7 @@ def _fragment(answer: Answer, style: Style) -> str:
 
 def _within(style: Style, weights: np.ndarray | None) -> Style:
     """Return the style without a layer or head that weights (T, layers, heads, …) do not have."""
-    _, layers, heads = (0, 0, 0) if weights is None else weights.shape[:3]
-    layer = style.layer if style.layer is not None and style.layer < layers else None
-    head = style.head if style.head is not None and style.head < heads else None
+    layers, heads = (0, 0) if weights is None else weights.shape[1:3]
+    layer = style.layer if style.layer in range(layers) else None
+    head = style.head if style.head in range(heads) else None
     return replace(style, layer=layer, head=head)

@@ -41,9 +41,9 @@ class Answer:
     model: str
     photo: images.Source
     captions: tuple[Caption, ...]  # the model's, best first, or one written by the user
-    given: bool = False  # whether the user wrote it
+    given: bool  # whether the user wrote it
+    can_sample: bool  # whether the model has hard attention
     chosen: int = 0  # the index of the shown caption
-    can_sample: bool = False  # whether the model has hard attention
     sampled: Caption | None = None  # the shown caption with newly sampled cells
     method: str = "attention"  # how the shown caption is to be explained
     note: str = ""  # why the model cannot use the method; its maps then show attention
@@ -70,8 +70,8 @@ def read(path: str | Path | None) -> Photo:
     try:
         return Photo(name, images.load(path, max_pixels=MAX_PIXELS))
     except ImageError as error:
-        problem = str(error).removeprefix(images.name_of(path))
-        raise ImageError(f"{images.name_of(name)}{problem}") from error
+        text = str(error).replace(images.name_of(path), images.name_of(name), 1)
+        raise ImageError(text) from error
 
 
 def preview(photo: Photo) -> bytes:
@@ -85,7 +85,7 @@ def preview(photo: Photo) -> bytes:
 def several(
     way: str, count: int, diversity: Real, temperature: Real, top_p: Real, seed: int
 ) -> dict[str, Any]:
-    """Return the options of ``BasePredictor.method``; those that do not apply are None.
+    """Return the options of ``BasePredictor.caption``; those that do not apply are None.
 
     Args:
         way: one of ``WAYS``.
@@ -106,8 +106,8 @@ def several(
 class Models:
     """Predictors by name: the given models are loaded at once, the bundled ones when first used.
 
-    Models and devices are given as for ``captioner.load``. All methods can be called from several
-    threads, and raise ``UsageError`` for an unknown model or a number or sentence out of range.
+    All methods can be called from several threads, and raise ``UsageError`` for an unknown model or a
+    number or sentence out of range.
     """
 
     def __init__(self, given: Sequence[str] = (), device: str = "auto") -> None:
@@ -151,21 +151,16 @@ class Models:
         per layer and head, and attention to earlier words. ``more`` is what ``several`` returns.
         """
         predictor, sampler = self._load(model)
-        given = bool(sentence.strip())
-        if given:
-            captions = [_explain(predictor, photo, sentence)]
-        else:
-            search = {"beam_size": beam_size, "length_penalty": length_penalty}
-            options: dict[str, Any] = {k: value for k, value in search.items() if value != OWN}
-            options |= more or {}
-            method = predictor.search_options(options)
-            detailed = details and not predictor.draws_locations
-            known = predictor.has_confidence(method)
-            (best,) = predictor.captions([photo], method, details=detailed, confidence=known)
-            if isinstance(best, ImageError):
-                raise best
-            captions = [best, *best.alternatives][: options.get("num_captions")]
-        return Answer(model, photo, tuple(captions), given, can_sample=sampler is not None)
+        can_sample = sampler is not None
+        if sentence.strip():
+            return Answer(model, photo, (_explain(predictor, photo, sentence),), True, can_sample)
+        search = {"beam_size": beam_size, "length_penalty": length_penalty}
+        options: dict[str, Any] = {k: value for k, value in search.items() if value != OWN}
+        options |= more or {}
+        known = predictor.has_confidence(predictor.search_options(options))
+        detailed = details and not predictor.draws_locations
+        best = predictor.caption(photo, details=detailed, confidence=known, **options)
+        return Answer(model, photo, (best, *best.alternatives), False, can_sample)
 
     def explained(self, answer: Answer, photo: Photo | None = None) -> Answer:
         """Explain the shown caption by the method of the answer, unless it already is.
@@ -173,17 +168,15 @@ class Models:
         If the model or the installation lacks what the method needs, the answer says so in ``note``,
         and the caption keeps its attention. ``photo`` is the upload, if it was already decoded.
         """
-        caption = answer.captions[answer.chosen]
-        if caption.method == answer.method:
+        captions, shown = list(answer.captions), answer.chosen
+        if captions[shown].method == answer.method:
             return replace(answer, note="")
         try:
             photo = photo or read(answer.path)
-            caption = self.get(answer.model).explain(photo, caption, answer.method)
+            captions[shown] = self.get(answer.model).explain(photo, captions[shown], answer.method)
         except (UsageError, ModelError) as error:
             note = f"{answer.model} has no {answer.method}; the maps show attention ({error})"
             return replace(answer, note=note)
-        captions = list(answer.captions)
-        captions[answer.chosen] = caption
         return replace(answer, captions=tuple(captions), note="")
 
     def redraw(self, photo: Photo, sentence: str, model: str) -> Caption:

@@ -20,7 +20,6 @@ from captioner.app.served_models import CONCURRENCY, Models
 from captioner.app.upload import MAX_FILE
 from captioner.errors import UsageError
 
-MAX_QUEUE = 128  # waiting requests; further ones are refused
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 LAUNCH: dict[str, Any] = {
@@ -46,10 +45,8 @@ def serving(
 ) -> Iterator[str]:
     """Run the app and yield its address; uploads and drawings are deleted at the end.
 
-    Port None means a free one from 7860. ``given`` are images to offer as examples.
-
-    Raises:
-        UsageError: the port is in use, or the host is not an address of this machine.
+    Port None means a free one from 7860. ``given`` are images to offer as examples. A port in use and a
+    host that is no address of this machine raise ``UsageError``.
     """
     # Or a page of another site could reach a server on this machine by DNS rebinding.
     hosts = hosts_to_answer(host, allowed_hosts)
@@ -57,15 +54,14 @@ def serving(
     with tempfile.TemporaryDirectory(prefix="captioner-app-") as folder:
         os.environ["GRADIO_TEMP_DIR"] = folder  # Gradio keeps uploads and drawings here
         page = build(models, examples(models, given, Path(folder)))
-        page.queue(max_size=MAX_QUEUE, default_concurrency_limit=CONCURRENCY)
+        page.queue(max_size=128, default_concurrency_limit=CONCURRENCY)  # waiting requests
         try:
             _, url, _ = page.launch(
                 server_name=host, server_port=port, app_kwargs={"middleware": [gate]}, **LAUNCH
             )
         except OSError as error:
-            raise UsageError(
-                f"cannot listen on {host}:{port}; give another --port or --host"
-            ) from error
+            text = f"cannot listen on {host}:{port}; give another --port or --host"
+            raise UsageError(text) from error
         try:
             yield url
         finally:

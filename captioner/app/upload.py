@@ -1,4 +1,4 @@
-"""Uploaded photos, which only this package decodes, and the files that the browser downloads."""
+"""Uploads, which only this package decodes; downloads; and what a wrong request is answered."""
 
 import tempfile
 from abc import ABCMeta
@@ -14,17 +14,18 @@ from gradio.data_classes import ImageData
 from gradio.utils import get_upload_folder
 from PIL import Image
 
-from captioner.errors import CaptionerError, one_line
+from captioner.errors import CaptionerError, UsageError, one_line
 from captioner.overlay import Style, export
 from captioner.photos.images import Source
 from captioner.predict.caption import Caption
 
 MAX_FILE = "25mb"  # the largest accepted upload
+TYPES: Any = {"string": str, "number": int | float, "integer": int | float}  # by JSON schema
 
 
 class _WithoutStub(ComponentMeta):
-    # ComponentMeta.__new__ writes a .pyi file next to the source of every component class, here into
-    # the installed package. The rest of it prepares events and constructors, which are inherited.
+    # ComponentMeta.__new__ would write a .pyi file next to this source. The rest of it prepares events
+    # and constructors, which are inherited.
     def __new__(cls, name: str, bases: tuple[type, ...], attributes: dict[str, Any]) -> Any:
         return ABCMeta.__new__(cls, name, bases, attributes)
 
@@ -43,8 +44,7 @@ class PhotoInput(gr.Image, metaclass=_WithoutStub):
         if payload is None or payload.path is None:
             return None
         # Gradio refuses other files of the server only if the request marks the path as a file.
-        folder = Path(get_upload_folder()).resolve()
-        if not Path(payload.path).resolve().is_relative_to(folder):
+        if not Path(payload.path).resolve().is_relative_to(Path(get_upload_folder()).resolve()):
             text = "web addresses and paths are not read; download the photo and upload it"
             raise gr.Error(text, print_exception=False)
         return payload.path
@@ -52,6 +52,25 @@ class PhotoInput(gr.Image, metaclass=_WithoutStub):
     async def async_move_resource_to_block_cache(self, path: Any) -> Any:
         """Return the path: uploads stay where they are, and nothing is downloaded."""
         return path
+
+
+class Page(gr.Blocks):
+    """A page that answers wrong inputs of an endpoint in one line, without a traceback in the log."""
+
+    async def preprocess_data(self, block_fn: Any, inputs: list[Any], *options: Any) -> Any:
+        """Check the inputs and convert them to what the function takes."""
+        try:
+            if block_fn.api_visibility == "public":
+                for block, value in zip(block_fn.inputs, inputs, strict=False):
+                    kind = block.api_info()["type"]
+                    if not isinstance(value, TYPES.get(kind, dict | None)):
+                        raise UsageError(f"{block.label} must be of type {kind}, got {value!r:.40}")
+            return await super().preprocess_data(block_fn, inputs, *options)
+        except Exception as error:  # Gradio's components can raise anything
+            wrong = "an input is missing or has the wrong form; the API page shows what each takes"
+            raise _shown(
+                error if isinstance(error, gr.Error | CaptionerError) else wrong
+            ) from error
 
 
 def show_errors(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,14 +81,15 @@ def show_errors(function: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return function(*arguments)
         except CaptionerError as error:
-            raise gr.Error(one_line_html(str(error)), print_exception=False) from error
+            raise _shown(error) from error
 
     return handler
 
 
-def one_line_html(message: str) -> str:
-    """Return a message for the page, which renders it as HTML; a file may be named <img …>."""
-    return escape(one_line(message), quote=False)
+def _shown(problem: Exception | str) -> gr.Error:
+    """Return the error that the page renders as HTML; a file may be named <img …>."""
+    text = problem.message if isinstance(problem, gr.Error) else str(problem)
+    return gr.Error(escape(one_line(text), quote=False), print_exception=False)
 
 
 def write_export(caption: Caption, photo: Source, name: str, style: Style) -> str:

@@ -1,7 +1,4 @@
-"""The export formats. To add one, write its function in a new module and add a line to FORMATS.
-
-This module imports nothing heavy; the function of a format is imported when it is first used.
-"""
+"""The export formats. To add one, write its function in a new module and add a line to FORMATS."""
 
 import importlib
 from collections.abc import Collection
@@ -15,6 +12,8 @@ if TYPE_CHECKING:
     from captioner.photos.images import Source
     from captioner.predict.caption import Caption
 
+# The suffix of each file, and the function ``module:function`` of this package that returns its content.
+# The suffix after the last dot is the name of the format.
 FORMATS = {
     ".png": "figures:figure_png",
     ".past.png": "figures:word_attention_png",
@@ -26,8 +25,6 @@ FORMATS = {
     ".csv": "numbers:csv_bytes",
     ".npz": "numbers:npz_bytes",
 }
-"""The suffix of each file, and the function ``module:function`` of this package that returns its
-content. The suffix after the last dot is the name of the format."""
 
 
 def names() -> list[str]:
@@ -42,7 +39,7 @@ def suffixes(chosen: Collection[str]) -> list[str]:
 
 def render(suffix: str, caption: "Caption", photo: "Source | None", style: "Style") -> bytes | None:
     """Return the content of a file, or None if the caption has nothing to show in it."""
-    module, _, name = FORMATS[suffix].partition(":")
+    module, name = FORMATS[suffix].split(":")  # imported when it is first used
     function: Any = getattr(importlib.import_module(f"captioner.overlay.{module}"), name)
     content: bytes | None = function(caption, photo, style)
     return content
@@ -57,8 +54,7 @@ def save(
     ``photo`` is the captioned image, if the caption has no path.
 
     Raises:
-        UsageError: an unknown suffix, the file is the photo itself, or the format shows the photo
-            and the caption has no image path.
+        UsageError: an unknown suffix, the file is the photo itself, or there is no photo to show.
         ImageError: the photo cannot be read.
     """
     from captioner.files import write_bytes

@@ -18,7 +18,6 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from PIL import Image
-from PIL.PngImagePlugin import PngInfo
 
 from captioner.errors import UsageError
 from captioner.overlay.heatmap import color_table, draw_map, fit, load_image, lowest, peaks
@@ -119,12 +118,14 @@ def word_attention(
 @_settings()
 def _export(kind: str, caption: Caption, photo: images.Source | None, style: Style) -> bytes:
     """Return the figure as a file; an export format."""
-    content = _file(_plot(caption, photo, style), kind, PDF_DPI if kind == "pdf" else DPI)
+    stream, dpi = BytesIO(), PDF_DPI if kind == "pdf" else DPI
+    undated = {"png": {}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
+    _plot(caption, photo, style).savefig(stream, format=kind, dpi=dpi, metadata=undated)
     # Convert the images in SVG files to JPEG. Only image data can match so many characters.
     return re.sub(
         rb"data:image/png;base64,([\w+/=\n]{200,})",
         lambda png: images.data_url(images.load(base64.b64decode(png[1]))).encode(),
-        content,
+        stream.getvalue(),
     )
 
 
@@ -136,9 +137,7 @@ def word_attention_png(caption: Caption, _: images.Source | None, style: Style) 
     if caption.past is None:
         return None
     stream = BytesIO()  # without the style's head, which is one that attends to the image
-    metadata = PngInfo()
-    metadata.add_text("Software", "captioner")
-    word_attention(caption, style.layer).save(stream, "PNG", pnginfo=metadata)
+    word_attention(caption, style.layer).save(stream, "PNG")
     return stream.getvalue()
 
 
@@ -199,35 +198,31 @@ def _notes(caption: Caption, index: int, style: Style, width: float) -> list[str
     notes = [describe_spread(caption, index, style)]
     if index in caption.unknown:
         notes.append("unknown to the model")
-    # Luong's local-p multiplies by a gaussian after the softmax.
-    if abs(total - 1) > 0.01 and not caption.has_sentinel:
-        notes.append(
-            f"weights sum to {total:.2g}"
-            if caption.method == "attention"
-            else f"{100 * total:.0f} % of the strongest map"
-        )
+    if caption.method != "attention" and abs(total - 1) > 0.01:
+        notes.append(f"{100 * total:.0f} % of the strongest map")
+    elif abs(total - 1) > 0.01 and not caption.has_sentinel:  # as with Luong's local-p
+        notes.append(f"weights sum to {total:.2g}")
     if style.scale == "own":
         notes.append(f"own scale, to {peaks(caption, style)[index]:.2g}")
     return [line for note in notes for line in textwrap.wrap(note, int(22 * width))]
 
 
 def _draw_legend(axes: Axes, caption: Caption, style: Style, y: float) -> None:
-    """Draw the colour bar with its numbers, and the grid, scale, model and log-probability."""
-    low, (high, *_) = lowest(caption, style), peaks(caption, style)
-    own, right = style.scale == "own", MARGIN + TILE
+    low, right = lowest(caption, style), MARGIN + TILE
+    top, scale = f"{peaks(caption, style)[0]:.2g} or more", "one scale for all words"
+    if style.scale == "own":
+        top, scale = "own", "each word on its own scale"
     bar = color_table(style.look)[None]
     axes.imshow(bar, extent=(MARGIN, right, y + 0.12, y + 0.02), aspect="auto")
     axes.text(MARGIN, y + 0.15, f"even ({low:.2g})" if low else "0", va="top")
-    axes.text(right, y + 0.15, "own" if own else f"{high:.2g} or more", va="top", ha="right")
-    outside = ""
-    if caption.outside is not None:
-        outside = f"; {caption.outside.mean():.0%} of the attention is on no cell"
+    axes.text(right, y + 0.15, top, va="top", ha="right")
     text = (
-        f"{describe_measure(caption, style)} per {caption.geometry.describe()}; "
-        f"{'each word on its own scale' if own else 'one scale for all words'}\n"
+        f"{describe_measure(caption, style)} per {caption.geometry.describe()}; {scale}\n"
         f"{caption.model}: {describe_mechanism(caption, style)}\n"
-        f"log-probability {caption.log_prob:.2f}{outside}"
+        f"log-probability {caption.log_prob:.2f}"
     )
+    if caption.outside is not None:
+        text += f"; {caption.outside.mean():.0%} of the attention is on no cell"
     axes.text(right + GAP, y, text, va="top")
 
 
@@ -237,15 +232,3 @@ def _image(drawing: Figure, dpi: int) -> Image.Image:
     canvas: Any = FigureCanvasAgg(drawing)
     canvas.draw()
     return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
-
-
-def _file(drawing: Figure, kind: str, dpi: int) -> bytes:
-    """Return the figure as a PNG, SVG or PDF file by captioner, without the date."""
-    stream = BytesIO()
-    metadata = {
-        "png": {"Software": "captioner"},
-        "svg": {"Creator": "captioner", "Date": None},
-        "pdf": {"Creator": "captioner", "CreationDate": None},
-    }[kind]
-    drawing.savefig(stream, format=kind, dpi=dpi, metadata=metadata, facecolor="white")
-    return stream.getvalue()

@@ -36,12 +36,12 @@ def animation(
     first, *others = [frame.quantize(palette=palette, dither=Image.Dither.NONE) for frame in frames]
     stream = BytesIO()
     options = {"duration": times, "loop": 0, "disposal": 1, "optimize": True}
-    first.save(stream, "GIF", save_all=True, append_images=others, comment=b"captioner", **options)
+    first.save(stream, "GIF", save_all=True, append_images=others, **options)
     return stream.getvalue()
 
 
 def _frame(caption: Caption, current: int | None, image: Image.Image, style: Style) -> Image.Image:
-    """Return the photo with the map of one word, or without, above the sentence."""
+    """Return the photo, with the map of one word or without, above the sentence."""
     width, positions = max(image.width, MIN_WIDTH), []
     x, y = float(LEFT), image.height + LEFT
     for word in caption.words:

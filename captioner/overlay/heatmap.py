@@ -6,15 +6,14 @@ from functools import cache
 import contourpy
 import numpy as np
 from jaxtyping import Float, Float32, UInt8
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from captioner.errors import UsageError
 from captioner.overlay.style import DEFAULT_STYLE, Look, Smoothing, Style, maps
 from captioner.photos import images
 from captioner.predict.caption import Caption
 
-SIGMA = 20 / 16
-"""Standard deviation of the gaussian in cells: Xu et al. 2015 blurred cells of 16 pixels by 20."""
+SIGMA = 20 / 16  # of the gaussian in cells: Xu et al. 2015 blurred cells of 16 pixels by 20
 MARK_COLOR = "#19e6ff"  # cyan, which inferno does not contain
 LEAST_PEAK = 3  # the least top of a shared colour scale, as a multiple of even attention
 CONTOUR_STEPS = 8  # points of a contour line per cell
@@ -34,10 +33,7 @@ def load_image(caption: Caption, photo: images.Source | None = None) -> Image.Im
     width, height = caption.geometry.width, caption.geometry.height
     # Resizing rounds each side to whole pixels.
     if abs(image.width * height - image.height * width) > max(width, height) + max(image.size):
-        raise UsageError(
-            f"the photo is {image.width} x {image.height} pixels and the captioned photo was "
-            f"{width} x {height}; give the photo that was captioned"
-        )
+        raise UsageError("the photo has another shape than the captioned one; give the latter")
     return image
 
 
@@ -51,21 +47,13 @@ def fit(image: Image.Image, width: int, height: int) -> Image.Image:
 def blend(
     caption: Caption, index: int, photo: images.Source | None = None, style: Style = DEFAULT_STYLE
 ) -> Image.Image:
-    """Return the image with the attention map of one word, in the size of the image.
+    """Return the image, in its size, with the attention map of one word, counted from 0.
 
-    Words are counted from 0. ``photo`` is the image, if the caption has no path. A map with its own
-    scale is labelled in the corner.
+    ``photo`` is the image, if the caption has no path.
     """
     if not 0 <= index < len(caption.words):
         raise UsageError(f"words are counted from 0 to {len(caption.words) - 1}, got {index}")
-    drawn = draw_map(caption, index, load_image(caption, photo), style)
-    if style.scale == "own":
-        text = f"own scale, to {peaks(caption, style)[index]:.2g}"
-        corner, font = (6, drawn.height - 6), ImageFont.load_default(max(10, max(drawn.size) // 32))
-        draw = ImageDraw.Draw(drawn)
-        draw.rectangle(draw.textbbox(corner, text, font, "lb"), "black")
-        draw.text(corner, text, "white", font, "lb")
-    return drawn
+    return draw_map(caption, index, load_image(caption, photo), style)
 
 
 def draw_map(caption: Caption, index: int, image: Image.Image, style: Style) -> Image.Image:
@@ -83,14 +71,14 @@ def draw_map(caption: Caption, index: int, image: Image.Image, style: Style) -> 
     blended = photo * (1 - alpha) + colors[..., :3] * alpha
     drawn = Image.fromarray(blended.round().astype(np.uint8))
 
+    thickness = max(1, round(max(image.size) / 160))
     if caption.geometry.boxes is not None:
         strengths = np.clip((weights[0] - low) / max(high - low, 1e-30), 0, 1)
-        return _draw_boxes(drawn, relative_boxes(caption), strengths)
+        return _draw_boxes(drawn, relative_boxes(caption), strengths, thickness)
     rows, columns = caption.geometry.grid
     scale = (image.width / columns, image.height / rows) * 2
     edge = (image.width - 1, image.height - 1) * 2
     lines = np.minimum(np.reshape(outlines(caption, index, style), (-1, 4)) * scale, edge)
-    thickness = max(1, round(max(image.size) / 160))
     for color, width in (("black", thickness + 2), (MARK_COLOR, thickness)):
         for line in lines.tolist():
             ImageDraw.Draw(drawn).line(line, color, width)
@@ -116,18 +104,17 @@ def paint_boxes(
 
 
 def _draw_boxes(
-    image: Image.Image, boxes: Float[np.ndarray, "L 4"], strengths: Float[np.ndarray, " L"]
-) -> Image.Image:
+    image: Image.Image, boxes: Float[np.ndarray, "L 4"], strengths: Float[np.ndarray, " L"],
+    thickness: int,
+) -> Image.Image:  # fmt: skip
     """Draw the outlines of boxes, the stronger the more opaque; those of strength 0 are left out."""
-    thickness = max(1, round(max(image.size) / 160))
     corners = (boxes * (image.size * 2)).round() - (0, 0, 1, 1)
     for index in strengths.argsort():
         if strengths[index] > 0.01:
             outlined, (left, top, right, bottom) = image.copy(), corners[index].tolist()
             box = left, top, max(left, right), max(top, bottom)
-            draw = ImageDraw.Draw(outlined)
-            draw.rectangle(box, outline="black", width=thickness + 2)
-            draw.rectangle(box, outline=MARK_COLOR, width=thickness)
+            for color, width in (("black", thickness + 2), (MARK_COLOR, thickness)):
+                ImageDraw.Draw(outlined).rectangle(box, outline=color, width=width)
             image = Image.blend(image, outlined, float(strengths[index]))
     return image
 
@@ -184,9 +171,8 @@ def peaks(caption: Caption, style: Style) -> list[float]:
     """Return for each word the smallest weight that is drawn in the lightest colour.
 
     With a shared scale, this is the mean of the maxima of all words, so that one very sharp map does not
-    make the others faint. In ``glow``, it is at least three times even attention, so a nearly even map
-    hardly glows. With the scale ``own``, it is the maximum of the word's own map. The maxima are those
-    of the smoothed maps, because a gaussian lowers them.
+    make the others faint, and in ``glow`` at least three times even attention. With the scale ``own``,
+    it is the maximum of the word's own map. A gaussian lowers the maxima of the maps.
     """
     size, smoothing = caption.geometry.grid[::-1], effective_smoothing(caption, style)
     maxima = [float(upsample(cells, size, smoothing).max()) for cells in maps(caption, style)]
@@ -206,7 +192,7 @@ def outlines(caption: Caption, index: int, style: Style) -> list[Line]:
     """Return the lines (x, y, x, y) to draw over a map, in cells from the top left of the grid.
 
     They are the border of the cells that hard attention chose or of the window of local attention,
-    and a cross at the centre of this window. With ``style.contours``, they include the contours.
+    a cross at the centre of this window, and with ``style.contours`` the line at half of the scale.
     There are none if the regions have boxes, whose outlines are drawn instead.
     """
     if caption.geometry.boxes is not None:
@@ -228,7 +214,6 @@ def outlines(caption: Caption, index: int, style: Style) -> list[Line]:
 
 
 def _contours(caption: Caption, index: int, style: Style) -> list[Line]:
-    """Return the lines at half of the colour scale."""
     rows, columns = caption.geometry.grid
     size = (columns * CONTOUR_STEPS, rows * CONTOUR_STEPS)
     values = upsample(maps(caption, style)[index], size, effective_smoothing(caption, style))

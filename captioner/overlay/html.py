@@ -42,9 +42,8 @@ def page(
 ) -> str:
     """Return an HTML page that shows the map of the word under the pointer.
 
-    Captions, paths and model names are escaped, and the content security policy of the page allows
-    only its own script and style sheet. ``photos`` are the images in the order of the captions, if
-    these have no paths. The reader of the page can change opacity and scale.
+    Captions, paths and model names are escaped, and the page runs only its own script. ``photos`` are
+    the images in the order of the captions, if these have no paths.
     """
     sources = [None] * len(captions) if photos is None else photos
     items = [_item(*pair, style) for pair in zip(captions, sources, strict=True)]
@@ -66,7 +65,7 @@ def page_bytes(caption: Caption, photo: images.Source | None, style: Style) -> b
 def fragment(caption: Caption, photo: images.Source | None, style: Style, badge: str) -> str:
     """Return one caption as HTML for a page that has ``map.js`` and ``map.css``.
 
-    ``badge`` is a label for the kind of sentence, such as "Your sentence"; it may be empty.
+    ``badge`` is a label, such as "Your sentence"; it may be empty.
     """
     item = _item(caption, photo, style) | {"badge": badge}
     item["data"]["drawn"] = time.monotonic_ns()  # the script starts anew if the data change
@@ -78,8 +77,7 @@ def _item(caption: Caption, photo: images.Source | None, style: Style) -> dict[s
     image = heatmap.load_image(caption, photo)
     side = min(LONGEST_SIDE, max(image.size))
     image = heatmap.fit(image, side, side)
-    rows, columns = caption.geometry.grid
-    content = content_words(caption)
+    geometry = caption.geometry
     own_peaks = heatmap.peaks(caption, replace(style, scale="own"))
     return {
         "caption": caption,
@@ -88,15 +86,13 @@ def _item(caption: Caption, photo: images.Source | None, style: Style) -> dict[s
         "name": Path(caption.image).name if caption.image else "",
         "mechanism": describe_mechanism(caption, style),
         "shows": describe_measure(caption, style).capitalize(),
-        "content": content,
+        "content": content_words(caption),
         "data": {
             "text": sentence(caption),
             "start": _first_shown(caption, style),
-            "boxes": None
-            if caption.geometry.boxes is None
-            else heatmap.relative_boxes(caption).tolist(),
-            "rows": rows,
-            "columns": columns,
+            "boxes": heatmap.relative_boxes(caption).tolist() if geometry.boxes else None,
+            "rows": geometry.grid[0],
+            "columns": geometry.grid[1],
             "size": image.size,
             "smoothing": heatmap.effective_smoothing(caption, style),
             "sigma": heatmap.SIGMA,
@@ -113,7 +109,7 @@ def _item(caption: Caption, photo: images.Source | None, style: Style) -> dict[s
 
 
 def _first_shown(caption: Caption, style: Style) -> int:
-    """Return the content word with the sharpest attention, or the strongest map of another method."""
+    """Return the word with the sharpest attention, or with the strongest map of another method."""
     drawn = maps(caption, style)
     order = entropies(drawn) if caption.method == "attention" else -drawn.sum((1, 2))
     return min(content_words(caption), key=lambda index: float(order[index]))
@@ -124,18 +120,18 @@ def _word(caption: Caption, index: int, peak: float, style: Style) -> dict[str, 
     word, weights = caption.words[index], maps(caption, style)[index]
     entropy = float(entropies(weights[None])[0])
     location = description = describe_location(weights, caption.geometry)
-    grounding = ""
+    grounding, verb, share = "", "looked", "its attention went to"
+    if caption.method != "attention":
+        measure = describe_measure(caption, style).removeprefix("share of ").removeprefix("the ")
+        verb, share = f"{measure},", "the map is in"
     if location not in ("everywhere", "nowhere"):
         descending = np.sort(weights, axis=None)[::-1]
         half = (1 + np.searchsorted(descending.cumsum(), weights.sum() / 2)) / weights.size
         part = "the regions" if caption.geometry.boxes else "the photo"
-        share = "its attention went to" if caption.method == "attention" else "the map is in"
         description += f"; half or more of {share} {100 * half:.0f} % of {part}"
     if caption.visual_grounding is not None:
         grounding = f"{100 * caption.visual_grounding[index]:.0f} %"
         description = f"{grounding} at the photo, {description}"
-    measure = describe_measure(caption, style).removeprefix("share of ").removeprefix("the ")
-    verb = "looked" if caption.method == "attention" else f"{measure},"
     if index in caption.unknown:
         description += "; the model does not know this word and reads it as <unk>"
     return {
@@ -153,6 +149,5 @@ def _word(caption: Caption, index: int, peak: float, style: Style) -> dict[str, 
     }
 
 
-def _sha256(text: str) -> str:
-    """Return the hash by which a content security policy allows a script or style sheet."""
+def _sha256(text: str) -> str:  # by which a content security policy allows a script
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -24,34 +24,35 @@ def record(caption: Caption, style: Style = DEFAULT_STYLE) -> dict[str, Any]:
 
     The weights of another method than attention are its values, which may be negative.
     """
-    weights, outside = values(caption, style), caption.outside
-    entropy, grounding = entropies(maps(caption, style)), caption.visual_grounding
+    weights = values(caption, style)
+    measures = {
+        "outside": caption.outside,
+        "entropy": entropies(maps(caption, style)),
+        "visual_grounding": caption.visual_grounding,
+    }
+    words = []
+    for index, word in enumerate(caption.words):
+        entry: dict[str, Any] = {"word": word}
+        if index in caption.unknown:
+            entry["unknown"] = True
+        entry["log_prob"] = round(caption.word_log_probs[index], 4)
+        for name, measure in measures.items():
+            if measure is not None:
+                entry[name] = round(float(measure[index]), 4)
+        # The shortest decimals that round to the same float32 values.
+        entry["weights"] = [[float(str(value)) for value in row] for row in weights[index]]
+        words.append(entry)
+    geometry = caption.geometry
     return {
         "image": caption.image,
-        "size": [caption.geometry.width, caption.geometry.height],
-        "grid": list(caption.geometry.grid),
-        **({} if caption.geometry.boxes is None else {"boxes": caption.geometry.boxes}),
+        "size": [geometry.width, geometry.height],
+        "grid": list(geometry.grid),
+        **({} if geometry.boxes is None else {"boxes": geometry.boxes}),
         "caption": caption.text,
         "model": caption.model,
         "mechanism": describe_mechanism(caption, style),
         "method": caption.method,
-        "words": [
-            {
-                "word": word,
-                **({"unknown": True} if index in caption.unknown else {}),
-                "log_prob": round(caption.word_log_probs[index], 4),
-                **({} if outside is None else {"outside": round(float(outside[index]), 4)}),
-                "entropy": round(float(entropy[index]), 4),
-                **(
-                    {}
-                    if grounding is None
-                    else {"visual_grounding": round(float(grounding[index]), 4)}
-                ),
-                # The shortest decimals that round to the same float32 values.
-                "weights": [[float(str(value)) for value in row] for row in weights[index]],
-            }
-            for index, word in enumerate(caption.words)
-        ],
+        "words": words,
     }
 
 
@@ -61,13 +62,11 @@ def npz(caption: Caption, style: Style = DEFAULT_STYLE) -> bytes:
     ``visual_grounding``, ``layers``, ``rollout`` and ``outside`` of ``Caption``, and the ``boxes`` of
     its geometry (columns, 4), are included, if the caption has them.
     """
-    stream = BytesIO()
     names = ("visual_grounding", "layers", "rollout", "outside")
-    more = {name: getattr(caption, name) for name in names}
-    more["boxes"] = caption.geometry.boxes
-    more = {name: values for name, values in more.items() if values is not None}
-    words = np.array(caption.words, str)
-    np.savez_compressed(stream, weights=values(caption, style), words=words, **more)
+    more = {name: getattr(caption, name) for name in names} | {"boxes": caption.geometry.boxes}
+    arrays = {name: array for name, array in more.items() if array is not None}
+    stream, words = BytesIO(), np.array(caption.words, str)
+    np.savez_compressed(stream, weights=values(caption, style), words=words, **arrays)
     return stream.getvalue()
 
 
@@ -86,12 +85,11 @@ def csv_bytes(caption: Caption, _: images.Source | None, style: Style) -> bytes:
 
     With boxes, the column is the region, and four more columns hold its box in pixels.
     """
-    stream = StringIO(newline="")
-    writer, boxes = csv.writer(stream), caption.geometry.boxes
+    stream, boxes = StringIO(newline=""), caption.geometry.boxes
+    writer = csv.writer(stream)
     box = ["left", "top", "right", "bottom"] if boxes else []
     writer.writerow(["index", "word", "row", "column", "weight", *box])
     for (index, row, column), weight in np.ndenumerate(values(caption, style)):
-        # The shortest decimals that round to the same float32 values.
         line = [index, caption.words[index], row, column, str(weight)]
         writer.writerow([*line, *(boxes[column] if boxes else ())])
     return stream.getvalue().encode()

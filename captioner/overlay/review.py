@@ -10,7 +10,6 @@ from captioner.photos import images
 from captioner.predict.caption import Caption
 
 PHOTO_SIDE, MAP_SIDE = 320, 112  # longest sides of the thumbnails, in pixels
-MAPS = 3  # the number of maps of each photo
 WEBP: Any = {"quality": 60, "kind": "webp"}  # two thirds of the size of JPEG
 
 
@@ -19,20 +18,18 @@ def thumbnails(caption: Caption, photo: images.Source | None = None) -> dict[str
 
     Returns:
         ``photo``; ``size``, its width and height; and ``maps``, pairs of a content word and its map,
-        for the words with the sharpest maps, in their order.
+        for the three words with the sharpest maps, in their order.
     """
     image = heatmap.load_image(caption, photo)
     side = min(PHOTO_SIDE, max(image.size))
     large, small = (heatmap.fit(image, length, length) for length in (side, MAP_SIDE))
     entropy = entropies(maps(caption))
-    sharpest = sorted(content_words(caption), key=lambda index: float(entropy[index]))[:MAPS]
-    drawn = [heatmap.draw_map(caption, i, small, DEFAULT_STYLE) for i in sorted(sharpest)]
-    words = [caption.words[index] for index in sorted(sharpest)]
-    return {
-        "photo": images.data_url(large, **WEBP),
-        "size": large.size,
-        "maps": list(zip(words, (images.data_url(image, **WEBP) for image in drawn), strict=True)),
-    }
+    sharpest = sorted(content_words(caption), key=lambda index: float(entropy[index]))[:3]
+    shown = []
+    for index in sorted(sharpest):
+        drawn = heatmap.draw_map(caption, index, small, DEFAULT_STYLE)
+        shown.append((caption.words[index], images.data_url(drawn, **WEBP)))
+    return {"photo": images.data_url(large, **WEBP), "size": large.size, "maps": shown}
 
 
 def page(title: str, photos: Sequence[dict[str, Any]]) -> str:

@@ -27,8 +27,8 @@ class Style:
 
     Attributes:
         opacity: of the colours; 0 shows only the photo, 1 only the map where it is strongest.
-        scale: ``shared`` uses one colour scale for all words of a caption, so that a flat map looks
-            flat; it ends at the mean of the maps' maxima. ``own`` scales each map to its own maximum.
+        scale: ``shared`` is one colour scale for all words of a caption, which ends at the mean of the
+            maps' maxima. ``own`` scales each map to its own maximum.
         smoothing: interpolation between cells in images: ``bicubic``; ``gaussian``, as in Xu et al.
             2015; or ``none``. It does not change exported weights.
         layer: layer to show, from 0; None for the weights that the decoder reports, or for the mean
@@ -37,9 +37,9 @@ class Style:
         look: ``glow`` colours only cells with more than uniform attention, 1 / (number of cells);
             ``paper`` is a grey photo under a map from black (0) to white, as in Xu et al. 2015.
         contours: also draw a line at half of the colour scale.
-        sign: what is drawn of maps that may be negative, such as integrated gradients: ``positive``,
-            regions that make the word more probable; ``negative``, less probable; ``absolute``, both.
         content_words: figures and animations leave out function words such as "a" and "of".
+        sign: what is drawn of maps that may be negative: ``positive``, regions that make the word more
+            probable; ``negative``, less probable; ``absolute``, both.
     """
 
     opacity: float | int = 0.8
@@ -63,13 +63,13 @@ def maps(caption: Caption, style: Style = DEFAULT_STYLE) -> Float32[np.ndarray, 
     """Return the maps to draw: attention weights, or another method's part of one sign.
 
     The latter are divided by the largest sum of a map of the caption, so that a word that depends
-    little on the regions has a pale map; with ``scale="own"``, each by its own sum.
+    little on the photo has a pale map; with ``scale="own"``, each by its own sum.
     """
     found = values(caption, style)
     if caption.method == "attention":
         return found
-    drawn = np.abs(found) if style.sign == "absolute" else found
-    drawn = np.maximum(-drawn if style.sign == "negative" else drawn, 0)
+    drawn = {"positive": found, "negative": -found, "absolute": np.abs(found)}[style.sign]
+    drawn = np.maximum(drawn, 0)
     sums = drawn.sum((1, 2), keepdims=True)
     sums = sums if style.scale == "own" else sums.max(keepdims=True)
     return drawn / np.maximum(sums, np.float32(1e-30))
@@ -81,8 +81,8 @@ def values(caption: Caption, style: Style = DEFAULT_STYLE) -> Float32[np.ndarray
         return caption.weights
     if caption.layers is None:
         raise UsageError(
-            f"cannot choose a layer or head: {caption.mechanism or caption.model} has one map per "
-            "word, or details=True was not given; leave out layer and head"
+            f"{caption.mechanism or caption.model} has one map per word, or details=True was not given; "
+            "leave out layer and head"
         )
     weights = select_head(caption.layers, style.layer, style.head)
     if caption.outside is None:
@@ -107,11 +107,12 @@ def select_head(
 
 def describe_mechanism(caption: Caption, style: Style = DEFAULT_STYLE) -> str:
     """Return the attention mechanism, the layer and head shown, counted from 1, and the method."""
-    layer = "" if style.layer is None else f", layer {style.layer + 1}"
-    head = "" if style.head is None else f", head {style.head + 1}"
-    method = "" if caption.method == "attention" else f", {caption.method}"
-    sign = f" ({style.sign})" if method and style.sign != "positive" else ""
-    return caption.mechanism + layer + head + method + sign
+    text = caption.mechanism
+    text += "" if style.layer is None else f", layer {style.layer + 1}"
+    text += "" if style.head is None else f", head {style.head + 1}"
+    if caption.method == "attention":
+        return text
+    return f"{text}, {caption.method}" + ("" if style.sign == "positive" else f" ({style.sign})")
 
 
 def describe_measure(caption: Caption, style: Style = DEFAULT_STYLE) -> str:
@@ -153,12 +154,12 @@ def describe_spread(caption: Caption, index: int, style: Style) -> str:
     cells = np.exp(entropies(weights[None])[0])
     unit = "regions" if caption.geometry.boxes else "cells"
     spread = f"{cells:.1f} of {weights.size} {unit}" if weights.any() else f"no {unit}"
-    if cells > NEAR_UNIFORM * weights.size:
-        spread = "looked everywhere" if caption.method == "attention" else "everywhere"
+    everywhere = cells > NEAR_UNIFORM * weights.size
+    if everywhere:
+        spread = "everywhere"
     if caption.visual_grounding is not None:
-        share = 100 * caption.visual_grounding[index]
-        spread = f"looked {share:.0f} %: {spread.removeprefix('looked ')}"
-    return spread
+        return f"looked {100 * caption.visual_grounding[index]:.0f} %: {spread}"
+    return f"looked {spread}" if everywhere and caption.method == "attention" else spread
 
 
 def content_words(caption: Caption) -> list[int]:

@@ -45,12 +45,7 @@ class Geometry:
             raise ValueError(f"a mask of shape {mask.shape}: expected {self.height, self.width}")
         # The area that two boxes share is a product of lengths, so each axis has its own matrix.
         rows, columns = overlaps(self.grid[0], self.height), overlaps(self.grid[1], self.width)
-        # Zeros outside the mask's bounding box are left out.
-        down, across = (np.flatnonzero(mask.any(axis)) for axis in (1, 0))
-        if not down.size:
-            return np.zeros(self.grid)
-        inside = slice(down[0], down[-1] + 1), slice(across[0], across[-1] + 1)
-        means = rows[:, inside[0]] @ mask[inside].astype(np.float64) @ columns[:, inside[1]].T
+        means = rows @ mask.astype(np.float64) @ columns.T
         # Rounding must not make a full cell 1.0000000000000002.
         return np.asarray(np.clip(means, mask.min(), mask.max()))
 
@@ -63,10 +58,8 @@ def overlaps(
     Rows sum to 1, also if a part of the cell lies outside the image; to 0 if it lies outside as a whole.
     """
     borders = np.linspace(start * pixels, end * pixels, cells + 1)[:, None]
-    left, right = (
-        np.maximum(borders[:-1], np.arange(pixels)),
-        np.minimum(borders[1:], np.arange(pixels) + 1),
-    )
+    left = np.maximum(borders[:-1], np.arange(pixels))
+    right = np.minimum(borders[1:], np.arange(pixels) + 1)
     lengths = np.clip(right - left, 0, None)
     total = lengths.sum(1, keepdims=True)
     return np.asarray(lengths / np.where(total > 0, total, 1))

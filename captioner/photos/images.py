@@ -18,7 +18,6 @@ from captioner.errors import NAME_LIMIT, ImageError, notice, printable
 
 # By Pillow's names. MPO (JPEG with a second view, from phones) opens as JPEG.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
-HEIF_EXTRA = "pip install 'captioner[heif]'"
 MAX_PIXELS = 80_000_000  # above the images of common cameras, below Pillow's warning at 89 million
 MAX_PIPE = 1 << 28  # bytes of the largest file read from a pipe
 
@@ -28,7 +27,7 @@ JPEG_END = b"\xff\xd9"
 
 @dataclass(frozen=True)
 class Photo:
-    """A photo file that was decoded once, to be captioned, explained and drawn."""
+    """A photo file, decoded once to be captioned, explained and drawn."""
 
     path: str
     image: Image.Image  # upright RGB
@@ -55,17 +54,15 @@ def load(source: Source, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
     or floats from 0 to 1.
 
     - The EXIF or XMP orientation is applied; one that cannot be read is ignored.
-    - Transparency is laid over white; CMYK, YCbCr, LAB and palettes become RGB. Colour profiles are
-      not applied.
-    - 16-bit grey is scaled from 0…65535. Grey of 32 bits ("I", "F") has no fixed range: the range of
-      its values is scaled to black … white. Values that are not finite become black.
+    - Transparency is laid over white, and other modes become RGB. Colour profiles are not applied.
+    - 16-bit grey is scaled from 0…65535; of 32-bit grey ("I", "F"), the range of its values is scaled
+      to black … white. Values that are not finite count as 0.
     - Animations and multi-page files give their first frame, an open Pillow image its current one.
     - A JPEG file that is cut off is decoded as far as it goes; a line on standard error says so.
 
-    A stream is read from its beginning and stays open; a Pillow image is not changed. The result has
-    no file and no metadata. The size is checked before decoding; Pillow's limit of 178 million pixels
-    applies in addition to ``max_pixels``. Pipes are read as ``/dev/stdin`` or ``/dev/fd/N`` only, and
-    devices never, because reading them can block for ever.
+    A stream is read from its beginning and stays open; a Pillow image is not changed. The size is
+    checked before decoding. Pipes are read as ``/dev/stdin`` or ``/dev/fd/N`` only, and devices never,
+    because reading them can block for ever.
 
     Raises:
         ImageError: the source is not a readable image; the message is one line that names it.
@@ -111,7 +108,8 @@ def _open(stream: Any) -> Image.Image:
         # Registering the plugin would change Pillow for the whole process.
         from pillow_heif.as_plugin import HeifImageFile
     except ImportError as error:
-        raise ImageError(f"is a HEIC photo, which needs a further library: {HEIF_EXTRA}") from error
+        text = "is a HEIC photo, which needs a further library: pip install 'captioner[heif]'"
+        raise ImageError(text) from error
     image: Image.Image = HeifImageFile(stream)  # type: ignore[no-untyped-call]
     return image  # the library turns it upright
 
@@ -140,8 +138,8 @@ def _check_size(image: Image.Image, max_pixels: int) -> None:
         raise ImageError("is empty: it has no pixels")
     if width * height > max_pixels:
         raise ImageError(
-            f"is too large: {width:,} × {height:,} = {width * height:,} pixels, and at most "
-            f"{max_pixels:,} are read; scale it down"
+            f"is too large: {width:,} × {height:,} pixels, and at most {max_pixels:,} pixels are "
+            "read; scale it down"
         )
 
 
@@ -155,12 +153,9 @@ def _from_array(array: Any) -> Image.Image:
             array = (array * 255).round().astype(np.uint8)
         if array.dtype == np.uint8:
             return Image.fromarray(np.ascontiguousarray(array))
-    numbers = np.issubdtype(array.dtype, np.number) and array.size
-    values = f", values from {array.min():.4g} to {array.max():.4g}" if numbers else ""
     raise ImageError(
-        f"has shape {array.shape}, type {array.dtype}{values}; expected (height, width), (height, "
-        "width, 3) or (height, width, 4) with uint8 from 0 to 255 or floats from 0 to 1; give several "
-        "images as a list"
+        f"has shape {array.shape}, type {array.dtype}; expected (height, width), (height, width, 3) or "
+        "(height, width, 4) with uint8 from 0 to 255 or floats from 0 to 1, and several images as a list"
     )
 
 
@@ -180,21 +175,13 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 def _grey(image: Image.Image) -> UInt8[np.ndarray, "height width"]:
     """Scale the values of a deep grey image to 0…255 as described in ``load``."""
-    values = np.asarray(image, dtype=np.float64)
-    finite = values[np.isfinite(values)]
-    if not finite.size:
-        raise ValueError("no pixel is a finite number")
-    low, high = (0, 65535) if ";16" in image.mode else (finite.min(), finite.max())
-    share = (np.nan_to_num(values, nan=low, posinf=low, neginf=low) - low) / ((high - low) or 1)
-    grey = np.round(share * 255).astype(np.uint8)
-    transparent = image.info.get("transparency")
-    if isinstance(transparent, int):  # one value of a PNG can be transparent
-        grey[values == transparent] = 255
-    return grey
+    values = np.nan_to_num(np.asarray(image, np.float64), posinf=0, neginf=0)
+    low, high = (0, 65535) if ";16" in image.mode else (values.min(), values.max())
+    return np.round((values - low) / ((high - low) or 1) * 255).astype(np.uint8)
 
 
 def _upright(rgb: Image.Image, original: Image.Image) -> Image.Image:
-    """Apply the orientation in the metadata of the original; damaged metadata is ignored."""
+    """Apply the orientation of the original; damaged metadata is ignored."""
     with suppress(Exception):
         # Only the orientation is copied, because Pillow fails to rewrite a damaged block.
         rgb.getexif()[Base.Orientation] = original.getexif().get(Base.Orientation, 1)
@@ -215,9 +202,8 @@ def _stream(source: Any) -> Iterator[BinaryIO]:
     elif isinstance(source, bytes):
         yield BytesIO(source)
     elif not hasattr(source, "read"):
-        raise ImageError(
-            "is no image; give a path, bytes, an open binary file, a Pillow image, or an array"
-        )
+        expected = "a path, bytes, an open binary file, a Pillow image, or an array"
+        raise ImageError(f"is no image; give {expected}")
     elif source.seekable():
         source.seek(0)
         yield source
@@ -226,7 +212,6 @@ def _stream(source: Any) -> Iterator[BinaryIO]:
 
 
 def _diagnose(error: Exception) -> str:
-    """Return what is wrong with a source and what to do."""
     reason = printable(str(error)) or type(error).__name__
     match error:
         case ImageError():
@@ -238,9 +223,7 @@ def _diagnose(error: Exception) -> str:
         case Image.DecompressionBombError() | Image.DecompressionBombWarning() | MemoryError():
             return f"is too large ({reason}); scale it down"
         case OSError(errno=int(), strerror=str(cause)):
-            return (
-                f"cannot be read ({printable(cause)}); check its name, its permissions and its disk"
-            )
+            return f"cannot be read ({printable(cause)}); check its name and permissions"
     return f"cannot be decoded ({reason}); download, copy or export it again"
 
 
@@ -260,8 +243,5 @@ def path_of(source: Source) -> str | None:
 
 def name_of(source: Source) -> str:
     """Return the printable name with which the messages of ``load`` begin."""
-    path = path_of(source)
-    name = getattr(source, "name", None) if path is None else path
-    if isinstance(name, str | Path):
-        return printable(str(name), NAME_LIMIT) or "''"
-    return f"<{type(source).__name__}>"
+    name = path_of(source) or getattr(source, "name", None)
+    return printable(str(name), NAME_LIMIT) if name else f"<{type(source).__name__}>"

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32
 
-from captioner.errors import ImageError, UsageError, printable
+from captioner.errors import ImageError, UsageError, joined
 from captioner.photos.images import Source, name_of, path_of
 
+# The names of arrays in ``.npz`` files.
 VECTORS, BOXES = ("features", "feat", "x"), ("boxes", "bbox")
-SIZES = (("image_w", "image_h"), ("image_width", "image_height"))
-"""The names of arrays in ``.npz`` files."""
+SIZES = ("image_w", "image_h")
 # The photo COCO_val2014_000000000042 has id 42.
 _COCO = re.compile(r"(?:COCO_[a-z]+\d{4}_)?0*(\d+)")
 SLACK = 0.01  # how far a box may reach beyond the photo, relative to its side
@@ -56,8 +56,7 @@ class RegionFiles:
             ImageError: the source is no path, or its features are missing or malformed.
             UsageError: there is no such folder of features or boxes.
         """
-        name = name_of(source)
-        path = path_of(source)
+        name, path = name_of(source), path_of(source)
         if path is None:
             raise ImageError(f"{name} has no file name to find its region features by; give a path")
         file = _find(self.features or Path(path).parent, path)
@@ -65,18 +64,14 @@ class RegionFiles:
             found = _arrays(file, VECTORS)
             if self.boxes is not None:
                 found |= _arrays(file := _find(self.boxes, path), BOXES)
-            vectors, boxes = self._vectors(found), _fractions(found, size)
-            if len(vectors) != len(boxes):
-                raise ValueError(f"{len(vectors)} vectors and {len(boxes)} boxes")
+            boxes = _fractions(found, size)
+            columns = self._vectors(found), boxes, np.ones((len(boxes), 1))
+            rows = np.concatenate(columns, 1, dtype=np.float32)[: self.count]
         except (ImageError, UsageError):
             raise
         except Exception as error:  # damaged files can raise anything
-            reason = printable(str(error)) or type(error).__name__
-            raise ImageError(
-                f"{name}: region features '{file}' cannot be used: {reason}"
-            ) from error
-        ones = np.ones((len(boxes), 1))
-        rows = np.concatenate([vectors, boxes, ones], 1, dtype=np.float32)[: self.count]
+            reason = f"region features '{file}' cannot be used: {joined(error)}"
+            raise ImageError(f"{name}: {reason}") from error
         return np.pad(rows, ((0, self.count - len(rows)), (0, 0)))
 
     def _vectors(self, found: dict[str, np.ndarray]) -> np.ndarray:
@@ -84,10 +79,7 @@ class RegionFiles:
         if vectors.ndim == 2 and vectors.shape[1] != self.dim == vectors.shape[0]:
             vectors = vectors.T
         if vectors.ndim != 2 or vectors.shape[1] != self.dim or not len(vectors):
-            raise ValueError(
-                f"vectors of shape {vectors.shape}, expected (regions, {self.dim}); the encoder's "
-                "option dim is the width"
-            )
+            raise ValueError(f"vectors of shape {vectors.shape}, expected (regions, {self.dim})")
         if not np.isfinite(vectors).all():
             raise ValueError("some values are not finite")
         return vectors
@@ -97,34 +89,25 @@ def _find(folder: Path, source: str) -> Path:
     """Return the file of a photo in a folder; ImageError if there is none."""
     if not folder.is_dir():
         raise UsageError(
-            f"there is no folder of region features '{folder}': set the encoder's option features or "
-            "boxes, or the variable CAPTIONER_FEATURES, to the folder that has a file for each photo"
+            f"there is no folder of region features '{folder}': set the encoder's options, or "
+            "CAPTIONER_FEATURES and CAPTIONER_BOXES, to folders that have a file for each photo"
         )
     stem = Path(source).stem
     names = [stem, *(match[1] for match in [_COCO.fullmatch(stem)] if match)]
     for file in (folder / f"{name}{suffix}" for name in names for suffix in (".npz", ".npy")):
         if file.is_file():
             return file
-    tried = " or ".join(f"{name}.npz" for name in dict.fromkeys(names))
-    raise ImageError(f"{name_of(source)} has no region features: '{folder}' holds no {tried}")
+    raise ImageError(f"{name_of(source)} has no region features: '{folder}' holds no {stem}.npz")
 
 
 def _arrays(file: Path, names: Iterable[str]) -> dict[str, np.ndarray]:
     """Read the arrays of a file; the one in an ``.npy`` file gets the first of ``names``."""
-    try:
-        # NumPy refuses pickled objects, which could run code. It would not close a damaged file.
-        loaded: Any = np.load(BytesIO(file.read_bytes()))
-        if isinstance(loaded, np.ndarray):
-            return {next(iter(names)): loaded}
-        known = {*VECTORS, *BOXES, *(name for pair in SIZES for name in pair)}
-        with loaded:
-            return {name: loaded[name] for name in loaded.files if name in known}
-    except ValueError as error:
-        if "pickle" not in str(error):
-            raise
-        raise ValueError(
-            "it is no NumPy file, or holds objects: save arrays by numpy.savez"
-        ) from error
+    # NumPy refuses pickled objects, which could run code. It would not close a damaged file.
+    loaded: Any = np.load(BytesIO(file.read_bytes()))
+    if isinstance(loaded, np.ndarray):
+        return {next(iter(names)): loaded}
+    with loaded:
+        return {name: loaded[name] for name in (*VECTORS, *BOXES, *SIZES) if name in loaded}
 
 
 def _first(found: dict[str, np.ndarray], names: Iterable[str]) -> np.ndarray:
@@ -140,15 +123,11 @@ def _fractions(found: dict[str, np.ndarray], size: tuple[int, int]) -> np.ndarra
     boxes = np.asarray(_first(found, BOXES), np.float64)
     if boxes.ndim != 2 or boxes.shape[1] != 4 or not np.isfinite(boxes).all():
         raise ValueError(f"boxes of shape {boxes.shape}, expected 4 finite numbers for each region")
-    width, height = map(float, size)
-    for names in SIZES:
-        if all(name in found for name in names):
-            width, height = (float(found[name]) for name in names)
-            if abs(width * size[1] - height * size[0]) > max(width, height) + max(size):
-                raise ValueError(
-                    f"the detector saw {width:g} × {height:g} pixels, the photo has "
-                    f"{size[0]} × {size[1]}"
-                )
+    width, height = (float(found.get(name, side)) for name, side in zip(SIZES, size, strict=True))
+    if abs(width * size[1] - height * size[0]) > max(width, height) + max(size):
+        raise ValueError(
+            f"the detector saw {width:g} × {height:g} pixels, the photo has {size[0]} × {size[1]}"
+        )
     if boxes.size and boxes.max() <= 1:
         raise ValueError("boxes between 0 and 1, expected pixels of the photo")
     fractions = boxes / [width, height, width, height]

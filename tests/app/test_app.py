@@ -2,7 +2,6 @@
 
 import io
 import json
-import shutil
 import signal
 import socket
 import struct
@@ -79,17 +78,16 @@ def test_captions_are_those_of_the_command_line(client, scenes, expected, run_fo
 
 
 def test_every_model_uses_its_own_beam_size(scenes, run_folder, tmp_path):
+    """Also one that is larger than requests may ask for."""
     stored = checkpoint.load(run_folder)
     sizes = {"narrow": 2, "wide": MAX_BEAM + 5}
     for name, size in sizes.items():
         checkpoint.save(stored.captioner, tmp_path / name, "# Another", Decoding(beam_size=size))
-    models = Models([str(run_folder), *(str(tmp_path / name) for name in sizes)], "cpu")
-    counts = [
-        len(models.answer(read(scenes[0]), name).captions) for name in (run_folder.name, *sizes)
-    ]
-    assert counts[:2] == [5, 2]
-    assert counts[2] > 5
-    scores = [caption.score for caption in models.answer(read(scenes[0]), "wide").captions]
+    models = Models([str(tmp_path / name) for name in sizes], "cpu")
+    narrow, wide = (models.answer(read(scenes[0]), name).captions for name in sizes)
+    assert len(narrow) == 2
+    assert len(wide) > 5
+    scores = [caption.score for caption in wide]
     assert scores == sorted(scores, reverse=True)  # the number that ranks
 
 
@@ -102,19 +100,14 @@ def test_several_captions_are_those_of_the_python_interface(way, client, scenes,
         "sampled": {"num_captions": 7, "temperature": 1.5, "top_p": 0.9, "seed": 3},
     }[way]
     best = models.get(run_folder.name).caption(scenes[0], **options)
-    expected = [best.text, *(caption.text for caption in best.alternatives)][:7]
-    for _ in range(2):  # the same seed gives the same captions
-        more = several(way, 7, 2, 1.5, 0.9, 3)
-        answer = models.answer(
-            read(scenes[0]), run_folder.name, beam_size=2 if way != "beam" else OWN, more=more
-        )
-        assert [caption.text for caption in answer.captions] == expected
+    expected = [best.text, *(caption.text for caption in best.alternatives)]
     settings = {"diversity": 2, "temperature": 1.5, "top_p": 0.9, "seed": 3}
     if way == "sampled":
         settings["length_penalty"] = 2  # ignored
     query = {"photo": handle_file(scenes[0]), "way": way, "count": 7, **settings}
-    records = client.predict(**query, api_name="/captions")
-    assert [record["caption"] for record in records] == expected
+    for _ in range(2):  # the same seed gives the same captions
+        records = client.predict(**query, api_name="/captions")
+        assert [record["caption"] for record in records] == expected
     own = models.answer(read(scenes[0]), run_folder.name, more=several(way, OWN, 2, 1.5, 0.9, 3))
     assert len(own.captions) == 5
 
@@ -175,18 +168,18 @@ def test_endpoints_are_named_and_documented(client):
         ({"word": 99, "api_name": "/overlay"}, "words are counted from 0"),
         ({"sentence": "?!", "api_name": "/explain"}, "has 1 to 40 words"),
         ({"api_name": "/redraw"}, "no hard attention to sample"),
-        ({"api_name": "/past"}, "attend"),
         ({"model": "/etc/passwd", "api_name": "/caption"}, "not in the list of choices"),
         ({"beam_size": 10_000, "api_name": "/caption"}, "greater than maximum value 20"),
+        ({"beam_size": None, "api_name": "/caption"}, "beam_size must be of type .*, got None"),
         ({"photo": None, "api_name": "/caption"}, "no photo given"),
-        ({"count": 11, "api_name": "/captions"}, "greater than maximum value 10"),
         ({"way": "sampled", "top_p": 0, "api_name": "/captions"}, "top_p must be a number above 0"),
     ],
 )
-def test_errors_are_one_line(options, message, client, scenes):
+def test_errors_are_one_line(options, message, client, scenes, app_log):
     with pytest.raises(AppError, match=message) as raised:
         client.predict(**{"photo": handle_file(scenes[0]), **options})
-    assert "Traceback" not in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert "Traceback" not in app_log.read_text()
 
 
 def encode(form, mode="RGB", size=(60, 40)):
@@ -312,7 +305,7 @@ def test_a_port_in_use(app, run_folder):
     )
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    assert "another program uses the port; give another --port" in line
+    assert line.endswith(f"cannot listen on 127.0.0.1:{port}; give another --port or --host")
 
 
 def test_scenes_are_offered_if_the_model_knows_their_words(run_folder, tmp_path, capsys):
@@ -328,17 +321,11 @@ def test_scenes_are_offered_if_the_model_knows_their_words(run_folder, tmp_path,
 
 
 def test_models_are_named_by_their_runs(run_folder):
+    """And numbered if two have the same name."""
     several = Models([str(run_folder), str(run_folder / "model")], "cpu")
     assert several.names == [run_folder.name, f"{run_folder.name} (2)", *resources.bundled_models()]
     with pytest.raises(UsageError, match="unknown model 'x'"):
         several.get("x")
-
-
-def test_a_numbered_name_replaces_no_model(run_folder, tmp_path):
-    folders = [tmp_path / name for name in ("p/a", "q/a (3)", "r/a")]
-    for folder in folders:
-        shutil.copytree(run_folder / "model", folder)
-    assert Models(list(map(str, folders)), "cpu").names[:3] == ["a", "a (3)", "a (2)"]
 
 
 def test_other_hosts_are_refused(app):

@@ -241,16 +241,6 @@ def test_numbers_out_of_range_and_no_number(page):
 
 
 @thorough
-def test_a_model_is_chosen_from_the_list_only(page, run_folder):
-    field = page.get_by_label("Model", exact=True)
-    field.click()
-    page.keyboard.type("nope")
-    page.keyboard.press("Escape")
-    assert field.input_value() == page.locator("attention-map h2").inner_text() == run_folder.name
-    assert page.locator("footer").inner_text().strip() == "Use via API"
-
-
-@thorough
 def test_keyboard_only(page, scene):
     """Tab reaches the words, the arrow keys move between them, and dropdowns close behind it."""
     upload(page, scene)

@@ -2,15 +2,13 @@
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import gradio as gr
-import numpy as np
 import pytest
 from PIL import Image
 
 from captioner.app.panel import ALL, Stage
-from captioner.app.served_models import OWN, Models, read
+from captioner.app.served_models import OWN, Models
 from tests.predict.test_predictor import TRANSFORMER, noise
 from tests.predict.test_predictor import predictor as untrained
 
@@ -22,19 +20,6 @@ def photo(tmp_path_factory):
     file = tmp_path_factory.mktemp("photo") / "a.png"
     noise(1)[0].save(file)
     return str(file)
-
-
-def test_the_app_explains_the_shown_caption(photo, monkeypatch):
-    model = untrained("TransformerDecoder", **TRANSFORMER)
-    monkeypatch.setattr("captioner.app.served_models.load", lambda *_: model)
-    models = Models(["a"], "cpu")
-    answered = replace(models.answer(read(photo), "a"), path=photo)
-    answer = models.explained(replace(answered, method="grad-cam"))
-    assert (answer.caption.method, answer.captions[1].method) == ("grad-cam", "attention")
-    assert models.explained(answer).captions is answer.captions
-    back = models.explained(replace(answer, chosen=1))
-    assert [c.method for c in back.captions[:2]] == ["grad-cam", "grad-cam"]
-    assert back.captions[0] is answer.captions[0]
 
 
 @pytest.fixture(scope="module")
@@ -61,16 +46,11 @@ def ask(stage, photo, model, method, other="", given=""):
     return update.get(stage.answers), update[stage.notice]
 
 
-def test_the_app_captions_a_new_photo_that_the_method_cannot_explain(stage, photo, tmp_path):
+def test_the_app_captions_a_new_photo_that_the_method_cannot_explain(stage, tmp_path):
     """Attention is shown instead, and a line says so as long as it is."""
     new = tmp_path / "new.png"
     Image.new("RGB", (40, 40), "red").save(new)
-    first, notice = ask(stage, photo, "lstm", "attention")
-    assert notice == ""
-    refused, notice = ask(stage, first, "lstm", "rollout")
     said = "lstm has no rollout; the maps show attention"
-    assert said in notice
-    np.testing.assert_array_equal(refused[0].caption.weights, first[0].caption.weights)
     for given in ("", "a red dog"):
         answers, notice = ask(stage, str(new), "lstm", "rollout", given=given)
         assert (answers[0].path, answers[0].caption.image) == (str(new), "new.png")

