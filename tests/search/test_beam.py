@@ -297,8 +297,6 @@ def test_decoding_checks_its_options():
     for option, expected in limits.DECODING.items():
         with pytest.raises(UsageError, match=f"^{option} must be "):
             Decoding().with_options({option: type(getattr(Decoding(), option))(expected.high + 1)})
-    with pytest.raises(UsageError, match="unknown decoding option 'beam'"):
-        Decoding().with_options({"beam": 2})
     with pytest.raises(UsageError, match="beam_size × samples must be at most 1000, got 100 × 11"):
         Decoding(100, samples=11)
 

@@ -112,7 +112,6 @@ def test_sampled_locations_are_the_same_in_every_call():
         ({"top_p": 0.0}, "top_p must be a number above 0"),
         ({"temperature": 0.0}, "temperature must be"),
         ({"min_length": 9, "max_length": 3}, "min_length must be at most max_length, got 9 and 3"),
-        ({"top_k": 3, "beam_size": 2}, "unknown option of sampling 'beam_size'"),
     ],
 )
 def test_wrong_options_are_refused(options, message):

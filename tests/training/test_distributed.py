@@ -31,7 +31,6 @@ LEAVES = ("packed_logits", "weights", "log_prob", "entropy")
 OBJECTIVES = {
     "likelihood": lambda: Likelihood(0.5, 0.1),
     "moving": lambda: Reinforce(1, "moving_average", "caption", label_smoothing=0.1),
-    "per step": lambda: Reinforce(2, "per_step", "to_go"),
     "others": lambda: Reinforce(2, "leave_one_out", "to_go"),
     "self-critical": lambda: SelfCritical(R, "others"),
 }
@@ -245,13 +244,13 @@ def test_two_processes_train_like_one(objective, epochs, tmp_path, shapes_cache)
 @pytest.mark.slow
 @pytest.mark.alone
 def test_hard_attention_trains_in_two_processes(tmp_path, shapes_cache):
-    """Locations differ between processes, running means do not. One validation image for both."""
+    """Locations differ between processes, the moving average does not. One validation image for both."""
     options = [
         "--model.decoder.init_args.attention.init_args.distribution={class_path: Hard}",
-        *("--model.objective=Reinforce", "--model.objective.init_args.baseline=per_step"),
+        "--model.objective=Reinforce",
         *("--data.shapes.train=17", "--data.shapes.val=1", "--trainer.log_every_n_steps=1"),
     ]
     run(*runs.arguments(tmp_path, shapes_cache, *options, *TOGETHER))
     assert len(runs.logged(tmp_path, "train/baseline")) == 4
     content = torch.load(tmp_path / "checkpoints" / "last.ckpt", weights_only=True)
-    assert content["state_dict"]["objective.means"].count_nonzero() > 3
+    assert content["state_dict"]["objective.average"] < 0
