@@ -11,7 +11,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def supported(precision: str | int | None, accelerator: str) -> str | int | None:
-    """Return the precision to train in, by its Lightning name: float32 if the CPU lacks the given one."""
+    """Return the precision to train in: the given one of Lightning, or float32 if the CPU lacks it."""
     gpu = torch.cuda.is_available() or torch.backends.mps.is_available()
     device = "cpu" if accelerator == "cpu" or not gpu else "gpu"
     if reason := unsupported(str(precision), device):

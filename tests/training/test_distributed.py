@@ -10,7 +10,6 @@ import torch.distributed as dist
 
 import runs
 from captioner import distributed
-from captioner.cli.main import main
 from captioner.data.dataset import CaptionDataset, Draw, EpochSampler
 from captioner.data.pixels import ImageFiles
 from captioner.data.records import TRAIN, Record
@@ -22,7 +21,6 @@ from captioner.models.distributions import Choice
 from captioner.models.encoder import Preprocessing
 from captioner.models.neck import Blind
 from captioner.training import Likelihood, Objective, Reinforce, SelfCritical
-from captioner.training import run as run_module
 
 B, R, T, L, V = 7, 2, 6, 4, 9  # an odd number of images
 STEPS = 3
@@ -178,25 +176,6 @@ def test_padding_of_a_batch_reads_no_image():
     assert data.collate([data[Draw(2, 0)], data[None]]).image_ids == [1]
     assert data.collate([data[None]]).image_ids == []
     assert read == ["1.png"]
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_run_destroys_the_process_group(fails, tmp_path, monkeypatch):
-    """But not after an error, when the other processes may be gone."""
-
-    def run_alone(_arguments: list[str]) -> None:
-        store = dist.FileStore(str(tmp_path / "store"), 1)
-        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-        if fails:
-            raise DataError("no images")
-
-    monkeypatch.setattr(run_module, "main", run_alone)
-    try:
-        assert main(["fit", "--config=configs/shapes.yaml"]) == (2 if fails else 0)
-        assert dist.is_initialized() == fails
-    finally:
-        distributed.leave()
-    assert not dist.is_initialized()
 
 
 # ── Whole runs ────────────────────────────────────────────────────────────────────────────────────
