@@ -31,9 +31,9 @@ class SelfCritical(Objective):
 
     Args:
         samples: captions per image.
-        source: ``beam``: the captions of a beam search (Anderson et al. 2018, arXiv 1707.07998,
-            §3.3). This does not estimate the gradient of the expected reward, but on Flickr8k it
-            trains far better. ``samples``: captions sampled word by word, as in the paper.
+        source: ``beam``: the captions of a beam search (Anderson et al. 2018, arXiv 1707.07998, §3.3),
+            which trains far better on Flickr8k, although it does not estimate the gradient of the
+            expected reward. ``samples``: captions sampled word by word, as in the paper.
         baseline: b. ``greedy``: the reward of the greedy caption, as in the paper; ``others``: the mean
             reward of an image's other captions (Luo 2020, arXiv 2003.09971), which needs no search.
         max_length: maximum number of words in a caption.

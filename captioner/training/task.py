@@ -248,14 +248,12 @@ class CaptioningTask(pl.LightningModule):
             shown = name in ("bleu_4", "cider")
             # All processes have the same scores; Lightning warns without sync_dist.
             self.log(f"val/{name}", float(scores[name] or 0.0), prog_bar=shown, sync_dist=True)
-        # The progress bar shows only the latest scores, and a log file has no progress bar.
         self.print(
             f"epoch {self.current_epoch + 1}: BLEU-4 {scores['bleu_4']:.1f}, "
             f"CIDEr {scores['cider']:.1f} (generated, beam {self.val_decoding.beam_size})"
         )
 
-    def test_step(self, batch: CaptionBatch) -> None:
-        """Generate captions, and measure the time."""
+    def test_step(self, batch: CaptionBatch) -> None:  # noqa: D102
         began = time.perf_counter()
         self.predict_step(batch)
         self.generating_seconds += time.perf_counter() - began
