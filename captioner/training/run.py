@@ -57,16 +57,10 @@ def _checkpoints(filename: str, **options: Any) -> dict[str, Any]:
 
 
 _BEST = {"monitor": "val/cider", "mode": "max"}
-# The encoder, neck and optimiser of configs/model/show-attend-tell.yaml, and the trainer's defaults.
-# Configuration files and options override them.
+# With those of ``ModelOptions``, the defaults are the design configs/model/show-attend-tell.yaml.
 DEFAULTS: dict[str, Any] = {
     "model.encoder": _tree("captioner.models.encoder.CNNEncoder", name="efficientnet_lite2"),
     "model.neck": _tree("captioner.models.neck.Projection", dropout=0.5),
-    "model.decoder": _tree("captioner.models.lstm.LSTMDecoder"),
-    "model.objective": _tree("captioner.training.likelihood.Likelihood"),
-    "model.weight_decay": 0.2,
-    "model.word_dropout": 0.15,
-    "model.decoding": {"beam_size": 5, "length_penalty": 0.9},
     "trainer.devices": 1,
     "trainer.max_epochs": 12,
     "trainer.gradient_clip_val": 5.0,

@@ -69,11 +69,11 @@ class ModelOptions(pl.LightningModule):
         init_mismatch: Literal["refuse", "skip"] = "refuse",
         learning_rate: float = 1.2e-3,
         encoder_learning_rate: float = 1e-4,
-        weight_decay: float = 0.01,
+        weight_decay: float = 0.2,
         warmup: float = 0.1,
-        word_dropout: float = 0.0,
+        word_dropout: float = 0.15,
         val_beam_size: int = 3,
-        decoding: Decoding = Decoding(),  # noqa: B008 - frozen
+        decoding: Decoding = Decoding(length_penalty=0.9),  # noqa: B008 - frozen
     ) -> None:
         super().__init__()
 
