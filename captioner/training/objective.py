@@ -106,9 +106,8 @@ class Objective(Component, kind="objective"):
     ) -> Loss:
         """Return the training loss of the predictions of ``words``, of which ``<pad>`` does not count.
 
-        ``rewards`` are those of the rollout, ``masks`` those of the batch. Every term is a sum over this
-        process's words or captions, divided by ``normaliser``. The mean over processes is then the loss
-        of the whole batch.
+        Every term is a sum over this process's words or captions, divided by ``normaliser``, so that the
+        mean over processes is the loss of the whole batch.
         """
         raise NotImplementedError
 

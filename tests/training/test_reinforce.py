@@ -1,7 +1,6 @@
 """Hard attention's objectives against exact gradients, by enumerating all paths of locations."""
 
 import itertools
-import json
 import math
 from dataclasses import replace
 from functools import partial
@@ -10,15 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import runs
-from captioner.cli.main import main
 from captioner.errors import UsageError
 from captioner.language.vocabulary import END, PAD, START
 from captioner.models import Annotations, Attention, LSTMDecoder
 from captioner.models.distributions import Distribution, Hard, QueryContext, Soft, Weights
 from captioner.models.scores import Additive
 from captioner.models.tensors import map_tensors
-from captioner.store import checkpoint
 from captioner.training import VIMCO, Likelihood, Reinforce, SelfCritical
 from gradients import gradient, is_unbiased
 
@@ -290,29 +286,3 @@ def test_objectives_refuse_decoders_that_they_cannot_train():
         with pytest.raises(UsageError, match="choose the objective Reinforce"):
             other.check(toy()[0])
     Reinforce().check(toy()[0])
-
-
-# ── From the command line ─────────────────────────────────────────────────────────────────────────
-
-HARD = (
-    "--model.objective=Reinforce",
-    "--model.decoder.init_args.attention.init_args.distribution=Hard",
-)
-
-
-@pytest.mark.slow
-def test_a_hard_model_starts_from_a_soft_one(run_folder, shapes_cache, tmp_path):
-    """With a tiny learning rate it ends with the weights of the soft model."""
-    still = ("--model.learning_rate=1e-12", "--model.objective.samples=2")
-    start = (f"--model.init_from={run_folder}", "--trainer.log_every_n_steps=1")
-    root = tmp_path / "hard"
-    assert main(runs.arguments(root, shapes_cache, *HARD, *still, *start, epochs=1)) == 0
-    soft, hard = (checkpoint.load(folder).captioner for folder in (run_folder, root))
-    for name, parameter in soft.decoder.named_parameters():
-        other = hard.decoder.get_parameter(name)
-        torch.testing.assert_close(parameter, other, atol=1e-6, rtol=0, msg=name)
-    assert hard.decoder.mechanism == "LuongDecoder: Additive × Hard (argmax)"
-    [result] = (root / "results").glob("*.json")
-    assert json.loads(result.read_text())["mechanism"] == hard.decoder.mechanism
-    for name in ("reward", "baseline", "advantage_variance", "location_entropy"):
-        assert runs.logged(root, f"train/{name}")
