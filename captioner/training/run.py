@@ -88,11 +88,10 @@ class Trainer(pl.Trainer):
             verify: also check the whole cache, and recompute annotations whose checksum is wrong.
         """
         encoder = model.captioner.encoder
-        if isinstance(encoder.preprocessing, RegionFiles):
-            raise UsageError("region features need no cache: leave out captioner prepare")
-        if not datamodule.caches(encoder.trainable):
+        regions = isinstance(encoder.preprocessing, RegionFiles)
+        if regions or not datamodule.caches(encoder.trainable):
             raise UsageError(
-                "annotations are not cached for a trainable encoder or with data.cache false: give "
+                "region features need no cache, nor does a trainable encoder or data.cache false: give "
                 "--data.cache images to cache the photos at the size of the encoder's input"
             )
         datamodule.check_crops(encoder.trainable)
