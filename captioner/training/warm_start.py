@@ -110,9 +110,10 @@ def _check_encoder(captioner: Captioner, other: Captioner, model: str, skips: bo
 
     Returns whether the encoders have the same classes. A fine-tuned encoder must not be frozen.
     """
-    pairs = [(captioner.encoder, other.encoder)]
-    if all(isinstance(encoder, TwoStreamEncoder) for encoder in pairs[0]):
-        pairs = [*zip(captioner.encoder.streams, other.encoder.streams, strict=True)]
+    first, second = captioner.encoder, other.encoder
+    pairs = [(first, second)]
+    if isinstance(first, TwoStreamEncoder) and isinstance(second, TwoStreamEncoder):
+        pairs = [*zip(first.streams, second.streams, strict=True)]
     same_kind = all(type(own) is type(theirs) for own, theirs in pairs)
     if same_kind and any(theirs.trainable and not own.trainable for own, theirs in pairs):
         raise UsageError(
