@@ -53,7 +53,8 @@ def sample_words(
         drawn = uniform[step].to(cumulated).unsqueeze(-1) * cumulated[..., -1:]
         return (cumulated <= drawn).sum(-1).clamp(max=probs.shape[-1] - 1)
 
-    decoder, count = average_paths(decoder, samples), options.num_captions
+    decoder = average_paths(decoder, samples)
+    count = options.num_captions
     results = []
     for part in in_parts(annotations, count * samples):
         # The locations of hard attention are equal in every call.

@@ -88,18 +88,18 @@ class Trainer(pl.Trainer):
             verify: also check the whole cache, and recompute annotations whose checksum is wrong.
         """
         encoder = model.captioner.encoder
-        size, trainable = encoder.preprocessing, encoder.trainable
-        if isinstance(size, RegionFiles) or not datamodule.caches(trainable):
+        preprocessing = encoder.preprocessing
+        if isinstance(preprocessing, RegionFiles) or not datamodule.caches(encoder.trainable):
             raise UsageError(
                 "region features need no cache, nor does a trainable encoder or data.cache false: give "
                 "--data.cache images to cache the photos at the size of the encoder's input"
             )
-        datamodule.check_crops(trainable)
+        datamodule.check_crops(encoder.trainable)
         encoder.load_pretrained()
         device = self.strategy.root_device
         cache, *crops = datamodule.fill_cache(encoder.to(device), device, verify)
         if cache.grid is None:
-            content = f"{size.height} × {size.width} pixels"
+            content = f"{preprocessing.height} × {preprocessing.width} pixels"
         else:
             rows, columns = cache.grid
             content = f"{rows} × {columns} annotation vectors of width {encoder.out_dim}"
