@@ -1,4 +1,4 @@
-"""Sums and means over the processes of a training run; a single process keeps its values.
+"""Sums and means over the processes of a training run; all processes must call them.
 
 Each process computes its part of every batch, and the gradients are averaged. Losses divide the sum
 over the words of a process by ``share`` of their number. The average over processes is then the mean
@@ -25,12 +25,12 @@ def rank() -> int:
 
 
 def mean(values: Float[Tensor, "*n"]) -> Float[Tensor, "*n"]:
-    """Return the mean over all processes, without gradient. All processes must call it."""
+    """Return the mean over all processes, without gradient."""
     return total(values) / count() if _initialized() else values
 
 
 def total(values: Shaped[Tensor, "*n"]) -> Shaped[Tensor, "*n"]:
-    """Return the sum over all processes, without gradient. All processes must call it."""
+    """Return the sum over all processes, without gradient."""
     if not _initialized():
         return values
     values = values.detach().clone()
@@ -39,14 +39,14 @@ def total(values: Shaped[Tensor, "*n"]) -> Shaped[Tensor, "*n"]:
 
 
 def share(number: Shaped[Tensor, "*n"]) -> Shaped[Tensor, "*n"]:
-    """Return the sum over all processes, at least 1, divided by their number. All must call it."""
+    """Return the sum over all processes, at least 1, divided by their number."""
     if not _initialized():
         return number.clamp(min=1)
     return total(number).clamp(min=1).to(torch.float32) / count()
 
 
 def merged(items: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return the union of the mappings of all processes. All processes must call it."""
+    """Return the union of the mappings of all processes."""
     if not _initialized():
         return dict(items)
     parts: list[Mapping[Any, Any]] = [{}] * count()

@@ -31,7 +31,6 @@ from speed.rows import random_captions
 
 from captioner import fast
 from captioner.files import write_text
-from captioner.models.distributions import Sampling
 from captioner.models.registry import build
 from captioner.provenance import provenance
 from captioner.store import checkpoint
@@ -123,8 +122,7 @@ def step_times(runs: dict[str, Path], rounds: int = 5) -> dict[str, float]:
             annotations = captioner.neck(encoded)
             rollout = objective.rollout(captioner.decoder, annotations, tokens)
             inputs, targets = rollout.tokens[..., :-1], rollout.tokens[..., 1:]
-            sampling = Sampling(temperature=objective.temperature(0.5))
-            decoded = captioner.decoder(annotations, inputs, sampling=sampling)
+            decoded = captioner.decoder(annotations, inputs)
             torch.autograd.backward(objective(decoded, targets, rollout.rewards, None).total)
             captioner.zero_grad()
 

@@ -27,7 +27,6 @@ class Sampling:
 
     # None for the distribution's options: ``gradient`` in training mode, else ``test_time``.
     mode: SamplingMode | None = None
-    temperature: float = 1.0  # multiplies the distribution's own temperature; above 0
     # From probabilities (B, *h, T, L) to drawn indices (B, *h, T, 1); None choices rows independently.
     sampler: Callable[[Tensor], Tensor] | None = None
     # True for the images whose samples are replaced by their expectation in training.
@@ -215,14 +214,13 @@ class Hard(Distribution):
     def forward(self, scores: Scores, mask: Mask, context: QueryContext) -> Weights:
         """Compute the weights of the chosen position; see ``gradient`` and ``Sampling``."""
         sampling = context.sampling or Sampling()
-        temperature = self.temperature * sampling.temperature
-        probs = masked_softmax(scores / temperature, mask)
+        probs = masked_softmax(scores / self.temperature, mask)
         if not self.training or sampling.mode is not None:
             return self.choose(sampling.mode or self.test_time, probs, mask, sampling.sampler)
         if self.gradient == "score_function":
             output = self.choose("sample", probs, mask, sampling.sampler)
         else:
-            output = self.relax(probs, mask, temperature)
+            output = self.relax(probs, mask)
         return output if sampling.expected is None else _expect(output, sampling.expected)
 
     def choose(
@@ -244,10 +242,10 @@ class Hard(Distribution):
         log_prob = safe_log(probs).gather(-1, index).squeeze(-1)
         return Weights(one_hot(index, probs, mask), choice=Choice(probs, entropy(probs), log_prob))
 
-    def relax(self, probs: Scores, mask: Mask, temperature: float) -> Weights:
+    def relax(self, probs: Scores, mask: Mask) -> Weights:
         """Return weights that are differentiable in the scores, by ``gumbel_softmax`` or through it."""
         perturbed = gumbel_perturbed(probs)
-        weights = masked_softmax(perturbed / temperature, mask)
+        weights = masked_softmax(perturbed / self.temperature, mask)
         if self.gradient == "straight_through":  # the values of the one, the gradient of the other
             hard = one_hot(perturbed.argmax(-1, keepdim=True), probs, mask)
             weights = hard + weights - weights.detach()

@@ -1,4 +1,4 @@
-"""Beam search and scoring of captions, with any decoder.
+"""Beam search, plain and diverse, and scoring of captions, with any decoder.
 
 A search is batched over images. Greedy search is a beam of one.
 """
@@ -7,23 +7,30 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from captioner.errors import ModelError, UsageError
 from captioner.language.vocabulary import END, PAD, START
 from captioner.models.annotations import Annotations
 from captioner.models.decoder import Decoder
 from captioner.models.distributions import Sampling
-from captioner.search.diverse import diverse_beam_search
+from captioner.models.tensors import index_batch, map_tensors
 from captioner.search.filters import allowed_log_probs
 from captioner.search.hypotheses import (
     Beam,
     Extensions,
+    Groups,
     Hypothesis,
     average_paths,
-    compact,
+    best_first,
     in_parts,
 )
 from captioner.search.options import Decoding
+
+# Finished images leave the batch once they are this share of it: copying the other images' keys
+# costs about an eighth of a step.
+COMPACT_SHARE = 1 / 8
 
 
 @torch.inference_mode()
@@ -35,13 +42,13 @@ def search(
 ) -> list[list[Hypothesis]]:
     """Find the best captions of every image: best first, at least one, at most ``beam_size``.
 
-    Captions are not empty and contain no ``<pad>``, ``<start>`` or ``<unk>``. The images of a batch are
-    independent.
+    With ``diverse_groups``, the best caption of every group comes first, then the others. Captions are
+    not empty and contain no ``<pad>``, ``<start>`` or ``<unk>``. The images of a batch are independent.
 
     Args:
         decoder: in eval mode.
         annotations: after the neck.
-        decoding: options; with ``diverse_groups``, the search is diverse beam search.
+        decoding: options.
         sampling: how hard attention chooses locations; None for its own options.
 
     Raises:
@@ -49,10 +56,9 @@ def search(
         UsageError: several samples of a decoder that does not sample locations.
     """
     decoder = average_paths(decoder, decoding.samples)
-    find = beam_search if decoding.diverse_groups == 1 else diverse_beam_search
     results = []
     for part in in_parts(annotations, decoding.beam_size * decoding.samples):
-        results += find(decoder, part, decoding, sampling)
+        results += [best_first(groups) for groups in beam_search(decoder, part, decoding, sampling)]
     if not all(results):
         raise ModelError(
             "no caption can be written: the decoder's scores are NaN or infinite, or its vocabulary "
@@ -63,28 +69,61 @@ def search(
 
 def beam_search(
     decoder: Decoder, annotations: Annotations, decoding: Decoding, sampling: Sampling | None
-) -> list[list[Hypothesis]]:
-    """Extend every hypothesis by every word, and keep the K = ``beam_size`` best that do not end.
+) -> list[Groups]:
+    """Extend every hypothesis by every word, and keep the best, until enough hypotheses have ended.
 
-    An extension that ends is finished if it is among the K best. An image is done when it has K finished
-    hypotheses, or at ``max_length``, where all hypotheses end.
+    Plain beam search has one group of hypotheses. In diverse beam search (Vijayakumar et al. 2018, arXiv
+    1610.02424), every group is a search of its own that avoids the words of the groups before it. A
+    group of K hypotheses is done when K have ended, or at ``max_length``, where all hypotheses end.
     """
-    size = decoding.beam_size
-    results: list[list[Hypothesis]] = [[] for _ in range(len(annotations))]
+    groups, size = decoding.diverse_groups, decoding.group_size
+    results: list[Groups] = [[[] for _ in range(groups)] for _ in range(len(annotations))]
     finished = results  # of the images that are still in the batch
-    beam = Beam.empty(decoder, annotations, 1, sampling)
+    beam = Beam.empty(decoder, annotations, groups, sampling)
     for length in range(1, decoding.max_length + 2):  # the end token counts
         logits, weights, state = decoder.step(beam.tokens[..., -1], beam.state)
-        log_probs = allowed_log_probs(logits, beam.tokens, decoding)  # (B, K, V)
-        # At most one extension of a hypothesis ends it, so K of the best 2 K do not end.
-        best = Extensions.best(beam.totals.unsqueeze(-1) + log_probs, 2 * size)
-        beam.finish(best, best.totals, finished, decoding)
-        active = [image for image, done in enumerate(finished) if len(done) < size]
+        log_probs = allowed_log_probs(logits, beam.tokens, decoding)  # (B, R, V)
+        chosen = _choose(beam, log_probs, finished, decoding)
+        active = [row for row, lists in enumerate(finished) if any(len(g) < size for g in lists)]
         if not active or length > decoding.max_length:
             break
-        beam = beam.extended(best.continuing(size), log_probs, weights, state)
-        beam, finished = compact(beam, finished, active, beam.totals.device)
-    return [sorted(hypotheses, key=lambda h: -h.score) for hypotheses in results]
+        beam = beam.extended(chosen, log_probs, weights, state)
+        if len(finished) - len(active) >= COMPACT_SHARE * len(finished):
+            beam = index_batch(beam, torch.tensor(active, device=log_probs.device))
+            finished = [finished[row] for row in active]
+    return results
+
+
+def _choose(
+    beam: Beam, log_probs: Float[Tensor, "B R V"], finished: list[Groups], decoding: Decoding
+) -> Extensions:
+    """Choose the K best extensions of each group that do not end, and finish those that do.
+
+    An extension that ends is finished if it is among the K best of its group. The groups choose one
+    after the other. Words that earlier groups have chosen at this step are penalised (Hamming diversity,
+    Vijayakumar et al. 2018, §4).
+    """
+    groups, size = decoding.diverse_groups, decoding.group_size
+    rows = log_probs.shape[1] // groups  # K, and 1 in the first step
+    counts = torch.zeros_like(log_probs[:, 0])  # (B, V), of the words of earlier groups
+    chosen = []
+    for group in range(groups):
+        first = group * rows
+        own = slice(first, first + rows)
+        scores = beam.scores[:, own].unsqueeze(-1) + log_probs[:, own]
+        if group:
+            scores = scores - decoding.diversity * counts.unsqueeze(1)
+        # At most one extension of a hypothesis ends it, so K of the best 2 K do not end.
+        best = Extensions.best(scores, 2 * size, first)
+        lists = [image[group] for image in finished]
+        beam.finish(best, log_probs, lists, decoding)
+        extensions = best.continuing(size)
+        chosen.append(extensions)
+        if group + 1 < groups:  # a group that is done chooses no words
+            searches = torch.tensor([len(done) < size for done in lists], device=counts.device)
+            spoken = extensions.scores.isfinite() & searches.unsqueeze(1)
+            counts = counts.scatter_add(1, extensions.words, spoken.to(counts.dtype))
+    return map_tensors(lambda *parts: torch.cat(parts, 1), *chosen)
 
 
 @torch.inference_mode()

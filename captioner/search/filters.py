@@ -1,8 +1,6 @@
 """Which words may follow in a search: a list of filters, each of which rules out some words.
 
-A filter is a function that sets the log-probabilities of words to -inf, in place. Its arguments are
-the log-probabilities of the next word, the words so far, of which the first is ``<start>``, and the
-options of the search.
+A filter sets the log-probabilities of words to -inf, in place. The first of ``tokens`` is ``<start>``.
 """
 
 import torch

@@ -15,7 +15,6 @@ class _Options:
     """Options with ranges; a value outside its range raises UsageError."""
 
     ranges: ClassVar[Mapping[str, limits.Number]]
-    kind: ClassVar[str]  # for messages
 
     def __post_init__(self) -> None:
         values = vars(self)
@@ -27,10 +26,10 @@ class _Options:
         """Return a copy with some options changed; those that are None stay as they are.
 
         Raises:
-            UsageError: an unknown option, or a value out of range.
+            UsageError: an option of another kind, or a value out of range.
         """
         for name in options.keys() - self.ranges.keys():
-            raise UsageError(unknown(self.kind, name, self.ranges))
+            raise UsageError(unknown("option", name, self.ranges))
         return replace(self, **{k: value for k, value in options.items() if value is not None})
 
 
@@ -54,7 +53,6 @@ class Decoding(_Options):
     """
 
     ranges = limits.DECODING
-    kind = "decoding option"
 
     beam_size: int = 5
     max_length: int = 24
@@ -74,8 +72,8 @@ class Decoding(_Options):
             )
         if self.beam_size % self.diverse_groups:
             raise UsageError(
-                "beam_size must be a multiple of diverse_groups, so that all groups have the same size, "
-                f"got {self.beam_size} and {self.diverse_groups}"
+                f"beam_size must be a multiple of diverse_groups, got {self.beam_size} and "
+                f"{self.diverse_groups}"
             )
 
     @property
@@ -100,7 +98,6 @@ class WordSampling(_Options):
     """
 
     ranges = limits.WORD_SAMPLING
-    kind = "option of sampling"
 
     num_captions: int = 1
     temperature: float = 1.0

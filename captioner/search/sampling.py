@@ -30,7 +30,7 @@ def sample_captions(
         decoder: in eval mode.
         annotations: after the neck.
         options: how words are chosen.
-        samples: number of paths that are averaged, for sampled hard attention; see ``Decoding``.
+        samples: number of paths that are averaged, as in ``Decoding``.
     """
     results = []
     for row, captions in enumerate(sample_words(decoder, annotations, options, samples)):
@@ -51,16 +51,17 @@ def sample_words(
         probs = truncate((logits / options.temperature).softmax(-1), options.top_k, options.top_p)
         cumulated = probs.double().cumsum(-1)
         drawn = uniform[step].to(cumulated).unsqueeze(-1) * cumulated[..., -1:]
-        index = (cumulated <= drawn).sum(-1)
-        return index.clamp(max=probs.shape[-1] - 1)
+        return (cumulated <= drawn).sum(-1).clamp(max=probs.shape[-1] - 1)
 
     decoder = average_paths(decoder, samples)
+    count = options.num_captions
     results = []
-    for part in in_parts(annotations, options.num_captions * samples):
+    for part in in_parts(annotations, count * samples):
         # The locations of hard attention are equal in every call.
-        locations = Sampling(sampler=StratifiedSampler(options.num_captions))
-        count, longest, least = options.num_captions, options.max_length, options.min_length
-        tokens = sample(decoder, part, count, longest, locations, least, choose)
+        locations = Sampling(sampler=StratifiedSampler(count))
+        tokens = sample(
+            decoder, part, count, options.max_length, locations, options.min_length, choose
+        )
         for captions in tokens[..., 1:].tolist():
             results.append([ids[: ids.index(END)] if END in ids else ids for ids in captions])
     return results

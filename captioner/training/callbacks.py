@@ -1,7 +1,6 @@
 """The moving average of the weights, and checkpoints that are written atomically."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +21,20 @@ class EMA(WeightAveraging):
     """
 
     def __init__(self, decay: float = 0.998) -> None:
-        average: Any = partial(_average, decay)
+        def average(averages: Sequence[Tensor], weights: Sequence[Tensor], steps: Any) -> None:
+            done = int(steps)
+            fraction = 1 - min(decay, (1 + done) / (10 + done))
+            torch._foreach_lerp_(list(averages), list(weights), fraction)
+
         super().__init__(use_buffers=False, multi_avg_fn=average)
-
-
-def _average(
-    decay: float, averages: Sequence[Tensor], weights: Sequence[Tensor], steps: Tensor
-) -> None:
-    done = int(steps)
-    fraction = 1 - min(decay, (1 + done) / (10 + done))
-    torch._foreach_lerp_(list(averages), list(weights), fraction)
 
 
 class AtomicCheckpoints(TorchCheckpointIO):
     """Writes a checkpoint to a temporary file beside its destination and renames it.
 
     Lightning copies its temporary file if that is on another disk, and a copy can be interrupted.
-    ``folder``, the run's checkpoint folder, replaces the folder in the callbacks of a loaded checkpoint,
-    so that a run that was moved keeps its best epoch.
+    ``folder``, the run's checkpoint folder, replaces that of a loaded checkpoint, so that a run that was
+    moved keeps its best epoch.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -78,14 +78,13 @@ class Objective(Component, kind="objective"):
         sampled = any(hard.gradient == "score_function" for hard in hard_attention(decoder))
         if sampled and not self.trains_locations:
             raise UsageError(
-                f"{name} does not train the scores of hard attention: choose the objective "
-                "Reinforce or VIMCO, or give Hard the option gradient: straight_through or "
-                "gumbel_softmax"
+                f"{name} does not train the scores of hard attention: choose the objective Reinforce or "
+                "VIMCO, or for Hard the gradient straight_through or gumbel_softmax"
             )
         if self.trains_locations and not sampled:
             raise UsageError(
-                f"{name} trains hard attention, and {decoder.mechanism} samples no locations: "
-                "give Hard the option gradient: score_function, or choose the objective Likelihood"
+                f"{name} trains hard attention, and {decoder.mechanism} samples no locations: choose "
+                "for Hard the gradient score_function, or the objective Likelihood"
             )
         limits.check("supervision", self.supervision, limits.SUPERVISION)
         for module in decoder.modules():
@@ -107,9 +106,8 @@ class Objective(Component, kind="objective"):
     ) -> Loss:
         """Return the training loss of the predictions of ``words``, of which ``<pad>`` does not count.
 
-        ``rewards`` are those of the rollout, ``masks`` those of the batch. Every term is a sum over this
-        process's words or captions, divided by ``normaliser``. The mean over processes is then the loss
-        of the whole batch.
+        Every term is a sum over this process's words or captions, divided by ``normaliser``, so that the
+        mean over processes is the loss of the whole batch.
         """
         raise NotImplementedError
 

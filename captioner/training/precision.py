@@ -11,10 +11,7 @@ _LOG = logging.getLogger(__name__)
 
 
 def supported(precision: str | int | None, accelerator: str) -> str | int | None:
-    """Return the precision to train in: the given one, or float32 if the CPU does not support it.
-
-    Both arguments are names of Lightning, e.g. ``bf16-mixed`` and ``auto``.
-    """
+    """Return the precision to train in: the given one of Lightning, or float32 if the CPU lacks it."""
     gpu = torch.cuda.is_available() or torch.backends.mps.is_available()
     device = "cpu" if accelerator == "cpu" or not gpu else "gpu"
     if reason := unsupported(str(precision), device):
@@ -28,9 +25,8 @@ def supported(precision: str | int | None, accelerator: str) -> str | int | None
 def unsupported(precision: str, device: str) -> str | None:
     """Return why a type of device (``cpu``, ``cuda`` …) should not compute in this precision, or None.
 
-    A CPU without bfloat16 instructions emulates them: a training step takes ten times as long, and
-    oneDNN has no LSTM for it. Lightning uses bfloat16 for float16 on a CPU, so both are checked. A CPU
-    whose instructions are unknown is allowed.
+    Without bfloat16 instructions, a training step takes ten times as long. Lightning also uses bfloat16
+    for float16 on a CPU. A CPU whose instructions are unknown is allowed.
     """
     half = precision.startswith(("bf16", "16"))
     if device == "cpu" and half and cpu_has_bfloat16() is False:

@@ -5,18 +5,16 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from captioner import distributed, limits
+from captioner import limits
 from captioner.language.vocabulary import PAD
 from captioner.models.annotations import Annotations
 from captioner.models.decoder import Decoded, Decoder
 from captioner.training.objective import Loss, Masks, Objective, Rewards, Rollout, Tokens
 
-MOMENTUM = 0.9  # of the running mean rewards
-MAX_STEPS = 256  # more words than any caption has
+MOMENTUM = 0.9  # of the moving average of the rewards
 
 PerWord = Float[Tensor, "B R T"]
 
@@ -113,80 +111,53 @@ class Reinforce(SampledLocations):
 
     The reward and the baseline b are constants. All terms are divided by the number of words, as in
     ``Likelihood``. With λ_r = 1 and λ_e = 0, the estimate is unbiased for every baseline, except in
-    the first batch of ``moving_average`` and ``per_step``, which initialises their running means.
+    the first batch of ``moving_average``, which initialises it.
 
     Args:
         samples: N.
         baseline: b. ``none``: 0. ``moving_average``, as in the paper: a single number, updated to 0.9 b
-            + 0.1 times the mean reward of each batch. ``per_step``: a running mean of the reward per
-            remaining word, one for each step. ``leave_one_out``: the mean reward of a caption's other
-            samples.
+            + 0.1 times the mean reward of each batch. ``leave_one_out``: the mean reward of a caption's
+            other samples.
         credit: the reward of a location. ``caption``, as in the paper: the log-probability of the whole
             caption. ``to_go``: the log-probability of the current and later words, the only ones that
             depend on the location. The expectation is the same; ``to_go`` has less variance, except
             with ``moving_average``.
     """
 
-    means: Tensor
-    seeded: Tensor
+    average: Tensor
 
     def __init__(
         self,
         samples: int = 1,
-        baseline: Literal["none", "moving_average", "per_step", "leave_one_out"] = "moving_average",
+        baseline: Literal["none", "moving_average", "leave_one_out"] = "moving_average",
         credit: Literal["caption", "to_go"] = "caption",
         **options: Any,
     ) -> None:
         super().__init__(samples, **options)
         limits.check("samples", samples, limits.Number(2 if baseline == "leave_one_out" else 1))
         self.baseline, self.credit = baseline, credit
-        self.register_buffer("means", torch.zeros(MAX_STEPS))
-        self.register_buffer("seeded", torch.zeros(MAX_STEPS, dtype=torch.bool))
+        self.register_buffer("average", torch.tensor(torch.nan))  # until the first batch
 
     def estimate(self, log_probs: PerWord, valid: Bool[Tensor, "B R T"]) -> Estimate:
         """Return 1 for the likelihood, and the reward less the baseline for the locations."""
-        reward = self._reward(log_probs)
+        reward = log_probs.flip(-1).cumsum(-1).flip(-1)  # of this word and those to come
+        if self.credit == "caption":
+            reward = reward[..., :1].expand_as(reward)
         baseline = self._baseline(reward, valid)
         return Estimate(torch.ones_like(reward), reward - baseline, reward, baseline)
 
-    def _reward(self, log_probs: PerWord) -> PerWord:
-        """Return the reward of every location: a sum of log-probabilities."""
-        to_go = log_probs.flip(-1).cumsum(-1).flip(-1)
-        return to_go if self.credit == "to_go" else to_go[..., :1].expand_as(to_go)
-
     def _baseline(self, reward: PerWord, valid: Bool[Tensor, "B R T"]) -> PerWord:
-        """Return b for each reward, and update the running means."""
+        """Return b for each reward, and update the moving average."""
         if self.baseline == "none":
             return torch.zeros_like(reward)
         if self.baseline == "leave_one_out":
             samples = reward.view(len(reward), -1, self.samples, reward.shape[-1])
             others = (samples.sum(2, keepdim=True) - samples) / (self.samples - 1)
             return others.view_as(reward)
-        if self.baseline == "moving_average":
-            return self._running_mean(reward, valid, 1).expand_as(reward)
-        words = self._reward(valid.to(reward.dtype))  # the number of words in each reward
-        return self._running_mean(reward / words.clamp(min=1), valid, reward.shape[-1]) * words
-
-    def _running_mean(
-        self, values: PerWord, valid: Bool[Tensor, "B R T"], steps: int
-    ) -> Float[Tensor, " #T"]:
-        """Return the running means without this batch, then update them.
-
-        The first batch gets its own means. ``steps`` is T for one mean per step, 1 for a single mean.
-        """
-        means = self.means.to(values.dtype)
-
-        def total(part: Tensor) -> Tensor:  # over all processes
-            sums = part.sum((0, 1)).view(steps, -1).sum(-1)
-            return distributed.total(F.pad(sums, (0, MAX_STEPS - steps)))
-
-        counts = total(valid)
-        batch = total(values.where(valid, 0.0)) / counts.clamp(min=1)
-        before = torch.where(self.seeded, means, batch)
-        updated = MOMENTUM * before + (1 - MOMENTUM) * batch
-        self.means.copy_(torch.where(counts > 0, updated, means))
-        self.seeded |= counts > 0
-        return before[:steps]
+        mean = self.mean(reward, valid)
+        before = torch.where(self.average.isnan(), mean, self.average.to(mean))
+        self.average.copy_(MOMENTUM * before + (1 - MOMENTUM) * mean)
+        return before.expand_as(reward)
 
 
 class VIMCO(SampledLocations):

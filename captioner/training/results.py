@@ -1,8 +1,4 @@
-"""The files that ``fit`` and ``test`` write: scores, captions and a model card.
-
-A result is two files: ``val-beam5.json`` has the scores and the settings, and
-``val-beam5.images.jsonl`` has the captions and the statistics of each image.
-"""
+"""The files that ``fit`` and ``test`` write: scores, captions and a model card."""
 
 import json
 import sys
@@ -48,9 +44,10 @@ captioner {captioner}, commit {commit}, seed {seed}.
 def write_result(
     task: CaptioningTask, data: CaptionDataModule, split: str, folder: Path, **more: Any
 ) -> dict[str, Any]:
-    """Score the captions that a test of ``split`` generated; print the scores and write both files.
+    """Score the captions that a test of ``split`` generated, print the scores and write two files.
 
-    ``more`` are further entries of the first file, whose content is returned.
+    ``val-beam5.json`` has the scores, the settings and ``more``; this record is returned.
+    ``val-beam5.images.jsonl`` has the captions and the statistics of each image.
     """
     scores, statistics = CaptionScorer(data.references(split)).per_image_scores(task.generated)
     cached = data.cache is True and not task.captioner.encoder.trainable

@@ -1,6 +1,5 @@
 """``captioner fit | validate | test | predict | prepare``: LightningCLI with our task and data.
 
-LightningCLI parses the options; ``captioner.cli.training`` chooses the run folder and the checkpoint.
 docs/training.md describes the run folder, ``trainer.default_root_dir``.
 """
 
@@ -38,10 +37,9 @@ from captioner.photos.region_files import RegionFiles
 from captioner.predict.predictor import Predictor
 from captioner.store import checkpoint, model_folder
 from captioner.training.callbacks import AtomicCheckpoints
-from captioner.training.model_options import ModelOptions
 from captioner.training.precision import supported
 from captioner.training.results import model_card, write_result
-from captioner.training.task import CaptioningTask
+from captioner.training.task import CaptioningTask, ModelOptions
 
 Choose = Callable[[Any, Mapping[str, Any]], None]
 _LOG = logging.getLogger(__name__)
@@ -59,16 +57,10 @@ def _checkpoints(filename: str, **options: Any) -> dict[str, Any]:
 
 
 _BEST = {"monitor": "val/cider", "mode": "max"}
-# The encoder, neck and optimiser of configs/model/show-attend-tell.yaml, and the trainer's defaults.
-# Configuration files and options override them.
+# With those of ``ModelOptions``, the defaults are the design configs/model/show-attend-tell.yaml.
 DEFAULTS: dict[str, Any] = {
     "model.encoder": _tree("captioner.models.encoder.CNNEncoder", name="efficientnet_lite2"),
     "model.neck": _tree("captioner.models.neck.Projection", dropout=0.5),
-    "model.decoder": _tree("captioner.models.lstm.LSTMDecoder"),
-    "model.objective": _tree("captioner.training.likelihood.Likelihood"),
-    "model.weight_decay": 0.2,
-    "model.word_dropout": 0.15,
-    "model.decoding": {"beam_size": 5, "length_penalty": 0.9},
     "trainer.devices": 1,
     "trainer.max_epochs": 12,
     "trainer.gradient_clip_val": 5.0,
@@ -96,11 +88,10 @@ class Trainer(pl.Trainer):
             verify: also check the whole cache, and recompute annotations whose checksum is wrong.
         """
         encoder = model.captioner.encoder
-        if isinstance(encoder.preprocessing, RegionFiles):
-            raise UsageError("region features need no cache: leave out captioner prepare")
-        if not datamodule.caches(encoder.trainable):
+        preprocessing = encoder.preprocessing
+        if isinstance(preprocessing, RegionFiles) or not datamodule.caches(encoder.trainable):
             raise UsageError(
-                "annotations are not cached for a trainable encoder or with data.cache false: give "
+                "region features need no cache, nor does a trainable encoder or data.cache false: give "
                 "--data.cache images to cache the photos at the size of the encoder's input"
             )
         datamodule.check_crops(encoder.trainable)
@@ -108,7 +99,7 @@ class Trainer(pl.Trainer):
         device = self.strategy.root_device
         cache, *crops = datamodule.fill_cache(encoder.to(device), device, verify)
         if cache.grid is None:
-            content = f"{encoder.preprocessing.height} × {encoder.preprocessing.width} pixels"
+            content = f"{preprocessing.height} × {preprocessing.width} pixels"
         else:
             rows, columns = cache.grid
             content = f"{rows} × {columns} annotation vectors of width {encoder.out_dim}"
@@ -117,12 +108,11 @@ class Trainer(pl.Trainer):
             content += f" and {rows} × {columns} keys of width {encoder.key_dim}"
         if crops:
             content += f", and {plural(len(crops), 'crop')} of each training photo"
-        size_on_disk = sum(each.bytes for each in (cache, *crops))
+        gigabytes = sum(each.bytes for each in (cache, *crops)) / 1e9
         left_out = len(set().union(*(each.failed for each in (cache, *crops))))
         print(
-            f"{plural(len(datamodule.records), 'photo')} × {content}, {size_on_disk / 1e9:.2f} GB, "
-            f"{left_out} left out, in {datamodule.cache_dir}"
-            f"{', all checksums match' if verify else ''}"
+            f"{plural(len(datamodule.records), 'photo')} × {content}, {gigabytes:.2f} GB, {left_out} "
+            f"left out, in {datamodule.cache_dir}{', all checksums match' if verify else ''}"
         )
 
 
@@ -168,10 +158,8 @@ class CLI(LightningCLI):
             parsers = self._subcommand_parsers.values()
             known = {name for each in parsers for a in each._actions for name in a.option_strings}
             near = did_you_mean(unknown[1], known) if unknown else ""
-            command = next(iter(sys.argv[1:]), "fit")
-            raise UsageError(
-                f"{joined(error, 2000)}{near} (see captioner {command} --help-all)"
-            ) from error
+            message = f"{joined(error, 2000)}{near} (see captioner {sys.argv[1]} --help-all)"
+            raise UsageError(message) from error
 
     def _parse_ckpt_path(self) -> None:
         """Do nothing; Lightning's version lets the checkpoint override the command line."""
@@ -223,10 +211,7 @@ class CLI(LightningCLI):
         elif self.model.objective.needs_masks:
             masks_of(records)
         elif boxes is not None:
-            raise UsageError(
-                "data.entities is only used to supervise attention: give the objective a supervision "
-                "above 0, or leave data.entities out"
-            )
+            raise UsageError("data.entities needs an objective with a supervision above 0")
         check_samples(self.model.decoding.samples, self.model.captioner.decoder)
 
     def before_validate(self) -> None:
@@ -259,9 +244,13 @@ class CLI(LightningCLI):
         trainer.test(model, dataloaders=self.datamodule.val_dataloader(), verbose=False)
         if not trainer.is_global_zero:
             return
-        resumed = self._get(self.config, "ckpt_path") is not None
-        epochs = {"epoch": content["epoch"] + 1, "epochs": trainer.current_epoch}
-        record = self._result(VAL, training_seconds=seconds, resumed=resumed, **epochs)
+        record = self._result(
+            VAL,
+            training_seconds=seconds,
+            resumed=self._get(self.config, "ckpt_path") is not None,
+            epoch=content["epoch"] + 1,
+            epochs=trainer.current_epoch,
+        )
         card, folder = model_card(model.captioner.config, record), self.root / model_folder.MODEL
         checkpoint.save(model.captioner, folder, card, model.decoding, model.supervision)
         for image_id, caption in list(model.generated.items())[:3]:
@@ -278,10 +267,8 @@ class CLI(LightningCLI):
         model, folder = self.model, self.root / "overlays"
         predictor = Predictor(model.captioner, self.root.name, str(model.device), model.decoding)
         folder.mkdir(exist_ok=True)
-        stems = [Path(path).stem for path in paths]
-        for number, caption in enumerate(predictor.caption([*paths])):
-            same = stems[:number].count(stems[number])  # in other folders
-            caption.save(folder / f"{stems[number]}{f'-{same + 1}' if same else ''}.png")
+        for path, caption in zip(paths, predictor.caption([*paths]), strict=True):
+            caption.save(folder / f"{Path(path).stem}.png")
         print(f"overlays written to {folder}")
 
     def after_test(self) -> None:
@@ -310,8 +297,8 @@ def main(arguments: list[str], choose: Choose | None = None) -> None:
 
     Args:
         arguments: the subcommand and its options.
-        choose: called with the parsed options, and the same as plain values, before anything is built;
-            it sets the run folder and the checkpoint.
+        choose: sets the run folder and the checkpoint before anything is built. It is called with the
+            parsed options, and the same as plain values.
 
     Raises:
         UsageError: an unknown option, or a value that an option cannot have.

@@ -1,11 +1,11 @@
 """Self-critical training: the model's own captions, rewarded by CIDEr-D."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Int
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -25,15 +25,15 @@ from captioner.training.objective import Loss, Masks, Objective, Rewards, Rollou
 class SelfCritical(Objective):
     """``−(r(wˢ) − b) Σ log p(wˢ)`` for captions wˢ that the model generates; r is CIDEr-D.
 
-    This is the method of Rennie et al. 2017 (arXiv 1612.00563). It fine-tunes a model trained by
-    likelihood: give ``init_from`` and a small learning rate. ``<end>`` counts as a word of CIDEr-D, and
-    document frequencies come from the training captions.
+    The method of Rennie et al. 2017 (arXiv 1612.00563) fine-tunes a model trained by likelihood: give
+    ``init_from`` and a small learning rate. ``<end>`` counts as a word of CIDEr-D, and document
+    frequencies come from the training captions.
 
     Args:
         samples: captions per image.
-        source: ``beam``: the captions of a beam search (Anderson et al. 2018, arXiv 1707.07998,
-            §3.3). This does not estimate the gradient of the expected reward, but on Flickr8k it
-            trains far better. ``samples``: captions sampled word by word, as in the paper.
+        source: ``beam``: the captions of a beam search (Anderson et al. 2018, arXiv 1707.07998, §3.3),
+            which trains far better on Flickr8k, although it does not estimate the gradient of the
+            expected reward. ``samples``: captions sampled word by word, as in the paper.
         baseline: b. ``greedy``: the reward of the greedy caption, as in the paper; ``others``: the mean
             reward of an image's other captions (Luo 2020, arXiv 2003.09971), which needs no search.
         max_length: maximum number of words in a caption.
@@ -84,12 +84,13 @@ class SelfCritical(Objective):
         generated = generated.gather(1, order.unsqueeze(-1).expand_as(generated))
 
         references = [[words for words in _words(rows) if words] for rows in tokens.tolist()]
-        rewards = self._rewards(map(_words, generated.tolist()), references).to(tokens.device)
+        captions = map(_words, generated.tolist())
+        rewards = tokens.new_tensor(list(map(self._cider, captions, references)), dtype=torch.float)
         measures = {"reward": self.mean(rewards.mean(1), valid)}
         if self.baseline == "greedy":
             greedy = search(decoder, annotations, replace(self.decoding, beam_size=1), sampling)
-            captions = [[self._with_end(best)] for [best] in greedy]
-            baseline = self._rewards(captions, references).to(rewards)
+            best = [[self._with_end(hypothesis)] for [hypothesis] in greedy]
+            baseline = rewards.new_tensor(list(map(self._cider, best, references)))
             measures["baseline"] = self.mean(baseline.squeeze(1), valid)
         else:
             baseline = (rewards.sum(1, keepdim=True) - rewards) / (self.samples - 1)
@@ -109,11 +110,6 @@ class SelfCritical(Objective):
         """Return the ids of a hypothesis, with ``<end>`` unless it was cut at the maximum length."""
         cut = len(hypothesis.tokens) == self.max_length
         return hypothesis.tokens if cut else [*hypothesis.tokens, END]
-
-    def _rewards(
-        self, captions: Iterable[list[list[int]]], references: list[list[list[int]]]
-    ) -> Float[Tensor, "B S"]:
-        return torch.tensor(list(map(self._cider, captions, references)))
 
     def forward(
         self, decoded: Decoded, words: Tokens, rewards: Rewards = None, masks: Masks = None

@@ -2,9 +2,9 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytorch_lightning as pl
@@ -20,24 +20,70 @@ from captioner.evaluation.metrics import CaptionScorer
 from captioner.language.vocabulary import PAD, START, UNK, Vocabulary, join
 from captioner.models.annotations import Annotations
 from captioner.models.captioner import PARTS, Captioner
+from captioner.models.decoder import Decoder
 from captioner.models.distributions import hard_attention
-from captioner.models.encoder import Inputs
+from captioner.models.encoder import CNNEncoder, Encoder, Inputs
+from captioner.models.lstm import LSTMDecoder
+from captioner.models.neck import NeckFactory, Projection
 from captioner.models.registry import build
 from captioner.search.beam import search
 from captioner.search.options import Decoding
+from captioner.training.likelihood import Likelihood
 from captioner.training.objective import Loss, Objective
 from captioner.training.warm_start import start_from
 
 LOGGED_SCORES = ("bleu_1", "bleu_2", "bleu_3", "bleu_4", "rouge_l", "cider")
 
 
+class ModelOptions(pl.LightningModule):
+    """The options ``model.…`` of a training; LightningCLI parses them by their types.
+
+    The task gets their values, in which each class is a configuration tree.
+
+    Args:
+        encoder: the CNN.
+        neck: the trained layers between the CNN and the decoder.
+        decoder: generates the caption.
+        objective: the training objective.
+        init_from: a bundled model, or a run, checkpoint or model folder, whose neck and decoder weights
+            initialise the training. A trained encoder's weights are taken, too. The vocabulary may
+            differ, and so may parts without weights, e.g. soft or hard attention.
+        init_mismatch: ``refuse`` raises an error if the encoder or weights of ``init_from`` do not fit;
+            ``skip`` takes the weights that fit.
+        learning_rate: peak learning rate of AdamW.
+        encoder_learning_rate: peak learning rate of a trainable encoder.
+        weight_decay: of AdamW; applies to matrices outside the encoder.
+        warmup: fraction of all steps in which the learning rate rises.
+        word_dropout: probability in training that an input word is replaced by ``<unk>``.
+        val_beam_size: beam size at every validation, with the defaults of the other decoding options.
+        decoding: for ``test``, ``predict``, the scores after ``fit`` and the exported model.
+    """
+
+    def __init__(
+        self,
+        encoder: Callable[[], Encoder] = CNNEncoder,
+        neck: NeckFactory = Projection,
+        decoder: Callable[[int, int], Decoder] = LSTMDecoder,
+        objective: Callable[[], Objective] = Likelihood,
+        init_from: str | None = None,
+        init_mismatch: Literal["refuse", "skip"] = "refuse",
+        learning_rate: float = 1.2e-3,
+        encoder_learning_rate: float = 1e-4,
+        weight_decay: float = 0.2,
+        warmup: float = 0.1,
+        word_dropout: float = 0.15,
+        val_beam_size: int = 3,
+        decoding: Decoding = Decoding(length_penalty=0.9),  # noqa: B008 - frozen
+    ) -> None:
+        super().__init__()
+
+
 class CaptioningTask(pl.LightningModule):
     """Trains a captioner by teacher forcing and scores the captions it generates.
 
-    The seed, the epoch and the batch number determine everything random in a step. A run that was
-    killed and resumed therefore ends with the same weights. Several processes share every batch and
-    give the same result as one process, because losses are means over the words of the whole batch;
-    only random draws within a step, such as dropout, differ between processes.
+    The seed, the epoch and the batch number determine everything random in a step, so a run that was
+    killed and resumed ends with the same weights. Several processes share every batch and give the
+    result of one process, except for random draws within a step, such as dropout.
 
     Args:
         options: the values of ``ModelOptions``, and ``words``, the vocabulary. Parts are configuration
@@ -75,9 +121,8 @@ class CaptioningTask(pl.LightningModule):
         if cycle.total_steps != self._steps():
             raise UsageError(
                 f"the checkpoint belongs to a training of {cycle.total_steps - 1:,} steps, and this "
-                f"run would take {self._steps() - 1:,}: the learning rate follows one cycle over all "
-                "steps; resume with the max_epochs and batch size it began with, or start a new run "
-                "from its weights with --model.init_from"
+                f"run would take {self._steps() - 1:,}: resume with the max_epochs and batch size it "
+                "began with, or start a new run from its weights with --model.init_from"
             )
 
     def training_step(self, batch: CaptionBatch, batch_idx: int) -> Tensor | None:
@@ -102,8 +147,10 @@ class CaptioningTask(pl.LightningModule):
             tokens, annotations = self._stand_in(batch)
         rollout = self.objective.rollout(self.captioner.decoder, annotations, tokens)
         inputs, targets = rollout.tokens[..., :-1], rollout.tokens[..., 1:]
-        if rollout.rewards is None:  # generated captions keep their words
-            inputs = self._drop_words(inputs)
+        probability = self.hparams["word_dropout"]
+        if probability and rollout.rewards is None:  # generated captions keep their words
+            dropped = torch.rand(inputs.shape, device=inputs.device) < probability
+            inputs = inputs.masked_fill(dropped & (inputs > UNK), UNK)
         decoded = self.captioner.decoder(annotations, inputs)
         masks = None if batch.masks is None else batch.masks[..., 1:, :]
         return self.objective(decoded, targets, rollout.rewards, masks), rollout.measures
@@ -121,14 +168,6 @@ class CaptioningTask(pl.LightningModule):
         last = trainer.is_last_batch and trainer.current_epoch + 1 == trainer.max_epochs
         if last or trainer.global_step == trainer.max_steps:
             trainer.should_stop = True
-
-    def _drop_words(self, inputs: Tensor) -> Tensor:
-        """Replace words at random by ``<unk>``."""
-        probability = self.hparams["word_dropout"]
-        if not probability:
-            return inputs
-        dropped = torch.rand(inputs.shape, device=inputs.device) < probability
-        return inputs.masked_fill(dropped & (inputs > UNK), UNK)
 
     def _stand_in(self, batch: CaptionBatch) -> tuple[Tensor, Annotations]:
         """Return an empty image without captions: other processes wait for gradients from this one."""
@@ -148,9 +187,8 @@ class CaptioningTask(pl.LightningModule):
         encoder = [p for p in captioner.encoder.parameters() if p.requires_grad]
         parts = (captioner.neck, captioner.decoder, self.objective)
         others = [p for part in parts for p in part.parameters() if p.requires_grad]
-        matrices, vectors = (
-            [p for p in others if (p.ndim > 1) == large] for large in (True, False)
-        )
+        matrices = [p for p in others if p.ndim > 1]
+        vectors = [p for p in others if p.ndim <= 1]
         rate, encoder_rate = hparams["learning_rate"], hparams["encoder_learning_rate"]
         groups: list[dict[str, Any]] = [
             {"name": "matrices", "params": matrices, "lr": rate},
@@ -168,10 +206,7 @@ class CaptioningTask(pl.LightningModule):
     def _steps(self) -> int:
         steps = self.trainer.estimated_stepping_batches
         if not math.isfinite(steps):
-            raise UsageError(
-                "the learning-rate cycle needs a number of steps: give --trainer.max_epochs or "
-                "--trainer.max_steps, 1 or more"
-            )
+            raise UsageError("give --trainer.max_epochs or --trainer.max_steps, 1 or more")
         return max(int(steps) + 1, 4)
 
     # ── Captions and scores ───────────────────────────────────────────────────────────────────────
@@ -202,9 +237,7 @@ class CaptioningTask(pl.LightningModule):
         if self.trainer.sanity_checking:
             return
         if not self.generated:
-            raise DataError(
-                "no image of the development split could be read; see the warnings above"
-            )
+            raise DataError("no photo of the development split could be read")
         nll, words = distributed.total(self._nll.to(self.device, torch.float32)).tolist()
         self.log("val/teacher_forced_nll", nll / words, sync_dist=True)
         scores: dict[str, Any] = {}
@@ -215,14 +248,12 @@ class CaptioningTask(pl.LightningModule):
             shown = name in ("bleu_4", "cider")
             # All processes have the same scores; Lightning warns without sync_dist.
             self.log(f"val/{name}", float(scores[name] or 0.0), prog_bar=shown, sync_dist=True)
-        # The progress bar shows only the latest scores, and a log file has no progress bar.
         self.print(
             f"epoch {self.current_epoch + 1}: BLEU-4 {scores['bleu_4']:.1f}, "
             f"CIDEr {scores['cider']:.1f} (generated, beam {self.val_decoding.beam_size})"
         )
 
-    def test_step(self, batch: CaptionBatch) -> None:
-        """Generate captions, and measure the time."""
+    def test_step(self, batch: CaptionBatch) -> None:  # noqa: D102
         began = time.perf_counter()
         self.predict_step(batch)
         self.generating_seconds += time.perf_counter() - began
@@ -272,10 +303,9 @@ class CaptioningTask(pl.LightningModule):
         expected = self.captioner.vocabulary
         if stored.words != expected.words:
             raise CheckpointError(
-                f"the checkpoint was trained with another vocabulary ({len(stored):,} words, "
-                f"{stored.fingerprint}) than this data gives ({len(expected):,} words, "
-                f"{expected.fingerprint}): give the data options of that training, or use captioner "
-                "caption and evaluate, which accept any photos"
+                f"the checkpoint was trained with another vocabulary ({len(stored):,} words) than this "
+                f"data gives ({len(expected):,} words): give the data options of that training, or use "
+                "captioner caption and evaluate, which accept any photos"
             )
 
 

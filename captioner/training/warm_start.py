@@ -27,9 +27,9 @@ def start_from(
 ) -> tuple[float, str]:
     """Load another model's neck and decoder, and its encoder if that was fine-tuned.
 
-    The rows of words that both vocabularies contain are copied. The rows of new words, including their
-    output biases, are drawn from normal distributions with the mean and the standard deviation of each
-    component over the words of the other model.
+    The rows of words that both vocabularies contain are copied. The rows of new words are drawn from
+    normal distributions with the mean and the standard deviation of each component over the words of
+    the other model.
 
     Args:
         captioner: receives the weights.
@@ -78,13 +78,13 @@ def _differing_shapes(given: Mapping[str, Tensor], own: Mapping[str, Tensor]) ->
     """Return the names of the weights that do not fit, each with both shapes."""
     differing = {}
     for name in {**own, **given}:
-        shapes = [
+        theirs, ours = (
             " × ".join(map(str, weights[name].shape)) if name in weights else "missing"
             for weights in (given, own)
-        ]
+        )
         added = name.startswith(_ZERO_MAP) and name not in given
-        if shapes[0] != shapes[1] and not added:
-            differing[name] = f"{name} ({shapes[0]}, here {shapes[1]})"
+        if theirs != ours and not added:
+            differing[name] = f"{name} ({theirs}, here {ours})"
     return differing
 
 
@@ -108,16 +108,12 @@ def _word_rows(
 def _check_encoder(captioner: Captioner, other: Captioner, model: str, skips: bool) -> bool:
     """Check that the decoder was trained with this encoder; with ``skips``, only warn if it was not.
 
-    Returns:
-        Whether the encoders have the same classes.
-
-    Raises:
-        UsageError: the encoders differ, or a fine-tuned encoder would be frozen (with ``skips``, too).
+    Returns whether the encoders have the same classes. A fine-tuned encoder must not be frozen.
     """
-    encoders = captioner.encoder, other.encoder
-    pairs = [encoders]
-    if isinstance(encoders[0], TwoStreamEncoder) and isinstance(encoders[1], TwoStreamEncoder):
-        pairs = [*zip(encoders[0].streams, encoders[1].streams, strict=True)]
+    first, second = captioner.encoder, other.encoder
+    pairs = [(first, second)]
+    if isinstance(first, TwoStreamEncoder) and isinstance(second, TwoStreamEncoder):
+        pairs = [*zip(first.streams, second.streams, strict=True)]
     same_kind = all(type(own) is type(theirs) for own, theirs in pairs)
     if same_kind and any(theirs.trainable and not own.trainable for own, theirs in pairs):
         raise UsageError(
@@ -128,7 +124,7 @@ def _check_encoder(captioner: Captioner, other: Captioner, model: str, skips: bo
     frozen = other.encoder.external and not other.encoder.trainable
     compared = [(o, t) for o, t in pairs if frozen or (o.external and t.external)]
     same_design = same_kind and all(own.design == theirs.design for own, theirs in pairs)
-    if same_design and all(_same(own, theirs) for own, theirs in compared):
+    if same_design and all(_same_weights(own, theirs) for own, theirs in compared):
         return True
     theirs, ours = (_options(part.config["encoder"]) for part in (other, captioner))
     differences = [
@@ -149,8 +145,7 @@ def _check_encoder(captioner: Captioner, other: Captioner, model: str, skips: bo
     return same_kind
 
 
-def _same(own: Encoder, theirs: Encoder) -> bool:
-    """Whether two encoders have equal weights and options."""
+def _same_weights(own: Encoder, theirs: Encoder) -> bool:
     own.load_pretrained()
     return own.fingerprint() == theirs.fingerprint()
 

@@ -168,7 +168,7 @@ def test_modes_of_hard_attention(mode, gradient):
 
 @pytest.mark.parametrize("name", ["Attention", "MultiHead"])
 def test_sampling_reaches_hard_attention(name, inputs):
-    """The sampler and the temperature given to ``prepare`` decide the position and its probability."""
+    """The sampler given to ``prepare`` decides the position."""
     queries, vectors, _ = inputs
     module = make(name, "Dot" if name == "Attention" else None, "Hard", test_time="sample")
     shapes = []
@@ -177,12 +177,10 @@ def test_sampling_reaches_hard_attention(name, inputs):
         shapes.append(probs.shape)
         return torch.full_like(probs[..., :1], L - 1, dtype=torch.long)
 
-    output = attend(module, queries, vectors, sampling=Sampling(temperature=2.0, sampler=last))
+    output = attend(module, queries, vectors, sampling=Sampling(sampler=last))
     assert (output.weights[..., L - 1] == 1).all()
     [shape] = shapes
     assert shape[-2:] == (T, L)
-    twice = make(name, "Dot" if name == "Attention" else None, "Hard", temperature=2.0)
-    torch.testing.assert_close(output.choice.probs, attend(twice, queries, vectors).choice.probs)
 
 
 @pytest.mark.parametrize(

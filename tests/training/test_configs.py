@@ -109,10 +109,3 @@ def test_every_weight_gets_a_gradient(file, captions):
             assert parameter.grad is not None, name
             assert parameter.grad.isfinite().all(), name
             assert real or not parameter.grad.any(), name
-
-
-def test_even_a_few_photos_of_the_user_are_scored_once():
-    """They are one batch, so one step, per epoch."""
-    trainer = yaml.safe_load((configs_folder() / "trainer" / "own.yaml").read_text())
-    assert trainer["max_epochs"] >= trainer["val_check_interval"]
-    assert trainer["check_val_every_n_epoch"] is None

@@ -12,7 +12,7 @@ from captioner.cli.main import main
 from captioner.data.module import CaptionDataModule
 from captioner.data.readers import detect, read
 from captioner.errors import DataError
-from layouts import coco, picture, write
+from layouts import picture, write
 
 PAGE = Path(__file__).parents[2] / "docs" / "own-data.md"
 TABLE = "image,caption,split\na.png,a dog,train\nb.png,a cat,val\n"
@@ -46,14 +46,6 @@ def test_the_kind_of_data_set_is_found(files, kind, source, tmp_path):
         assert detect(tmp_path / source) == (kind, tmp_path / source, [])
 
 
-def test_annotations_of_coco_are_found_and_nothing_is_an_error(tmp_path):
-    picture(tmp_path / "empty" / "a.png")
-    with pytest.raises(DataError, match=r"no captions found in .*: expected a \.txt file beside"):
-        read("auto", tmp_path / "empty")
-    root = coco(tmp_path / "coco", {"val2014": {"a.jpg": ["a dog"]}})
-    assert detect(root) == ("coco", root, [])
-
-
 def test_tables_of_something_else_are_left_aside(tmp_path, capsys):
     """With the reason, in the line of ``fit`` and in the error."""
     picture(tmp_path / "train" / "a.png")
@@ -65,7 +57,7 @@ def test_tables_of_something_else_are_left_aside(tmp_path, capsys):
         f"'{tmp_path / 'none.csv'}': expected captions, found nothing",
         f'\'{tmp_path / "log.jsonl"}\' line 1: expected \'{{"image": "a.jpg", ',
     ]
-    with pytest.raises(DataError, match="no captions found") as error:
+    with pytest.raises(DataError, match=r"no captions found .* expected a \.txt file") as error:
         read("auto", tmp_path)
     assert all(reason in str(error.value) for reason in reasons)
     write(tmp_path / "train" / "a.txt", "a dog\n")
@@ -78,14 +70,9 @@ def test_tables_of_something_else_are_left_aside(tmp_path, capsys):
     assert rest == [f"left aside: {reason}" for reason in found.left_aside]
     write(tmp_path / "mine.csv", TABLE)
     write(tmp_path / "more.jsonl", '{"image": "train/a.png", "caption": "a cat"}\n')
-    others = [*found.left_aside, f"'{tmp_path / 'more.jsonl'}': the captions of "]
     used = detect(tmp_path)
     assert used[:2] == ("csv", tmp_path / "mine.csv")
-    assert len(used.left_aside) == len(others) == 4
-    main(["data", "check", "--data.root", str(tmp_path), "--workers", "1"])
-    output = capsys.readouterr().out
-    assert output.startswith(f"csv in {tmp_path / 'mine.csv'}\n")
-    assert all(f"  left aside: {reason}" in output for reason in others)
+    assert f"'{tmp_path / 'more.jsonl'}': the captions of " in used.left_aside[-1]
 
 
 @pytest.mark.slow

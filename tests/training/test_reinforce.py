@@ -1,7 +1,6 @@
 """Hard attention's objectives against exact gradients, by enumerating all paths of locations."""
 
 import itertools
-import json
 import math
 from dataclasses import replace
 from functools import partial
@@ -10,14 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-import runs
-from captioner.cli.main import main
 from captioner.errors import UsageError
 from captioner.language.vocabulary import END, PAD, START
 from captioner.models import Annotations, Attention, LSTMDecoder
-from captioner.models.distributions import Distribution, Hard, QueryContext, Sampling, Soft, Weights
+from captioner.models.distributions import Distribution, Hard, QueryContext, Soft, Weights
 from captioner.models.scores import Additive
-from captioner.store import checkpoint
+from captioner.models.tensors import map_tensors
 from captioner.training import VIMCO, Likelihood, Reinforce, SelfCritical
 from gradients import gradient, is_unbiased
 
@@ -25,7 +22,7 @@ L, D, V = 4, 5, 9
 WORDS = [6, 8, END]  # the caption y; T = 3
 T = len(WORDS)
 ROWS, GROUP, BATCHES = 400, 4, 50  # 20,000 samples
-BASELINES = ("none", "moving_average", "per_step", "leave_one_out")
+BASELINES = ("none", "moving_average", "leave_one_out")
 CREDITS = ("caption", "to_go")
 
 
@@ -140,12 +137,8 @@ def test_vimco_is_unbiased_for_its_own_bound(exact):
     assert is_unbiased(estimated, expected)
     assert not is_unbiased(estimated, exact)
     [four] = estimates(*toy(), objective(VIMCO))
-    bounds = {"1 sample": exact, "2 samples": expected, f"{GROUP} samples": four.mean(0)}
-    distances = [((of - goal).norm() / goal.norm()).item() for of in bounds.values()]
-    for name, distance in zip(bounds, distances, strict=True):
-        print(f"{name}: the bound's gradient is {100 * distance:.0f} % from ∂ log p(y | a)")
-    print(f"variance of one of {GROUP} samples: {ROWS * four.var(0).sum().item():.0f}")
-    assert distances[0] > distances[1] > distances[2]
+    one, two, more = ((of - goal).norm() for of in (exact, expected, four.mean(0)))
+    assert one > two > more
 
 
 def test_vimco_equals_a_plain_loop():
@@ -168,12 +161,6 @@ def test_vimco_equals_a_plain_loop():
     assert difference.abs().max() < 1e-10
 
 
-def test_without_the_score_term_it_is_biased(exact):
-    """Shows that the test above can fail."""
-    [estimated] = estimates(*toy(), objective(reward_weight=0.0))
-    assert not is_unbiased(estimated, exact)
-
-
 def test_baselines_reduce_the_variance(sampled):
     variance = {key: ROWS * values.var(0).sum().item() for key, values in sampled.items()}
     print(variance)  # of the gradient of one sample; shown with pytest -rP
@@ -181,7 +168,7 @@ def test_baselines_reduce_the_variance(sampled):
         for baseline in BASELINES[1:]:
             assert variance[baseline, credit] < 0.8 * variance["none", credit]
     # Not moving_average: with to_go, rewards shrink with every step, but the baseline is one number.
-    for baseline in ("none", "per_step", "leave_one_out"):
+    for baseline in ("none", "leave_one_out"):
         assert variance[baseline, "to_go"] < variance[baseline, "caption"]
 
 
@@ -233,15 +220,13 @@ def test_the_expectation_is_drawn_once_per_image():
     assert (decoder.eval()(images, tokens).weights.amax(-1) == 1).all()
 
 
-@pytest.mark.parametrize("name", ["score_function", "straight_through"])  # weights are samples
-def test_samples_follow_the_probabilities_at_the_temperature(name):
+def test_samples_follow_the_probabilities_at_the_temperature():
     scores = torch.tensor([2.0, 1.0, 0.0, -1.0], dtype=torch.double)
-    hard = Hard(1, gradient=name, temperature=2.0).train()
+    hard = Hard(1, gradient="straight_through", temperature=2.0).train()
     query = torch.zeros(1, 40_000, 1, dtype=torch.double)
-    context = QueryContext(query, (2, 2), None, Sampling(temperature=3.0))
     torch.manual_seed(4)
-    output = hard(scores.expand(1, 40_000, L), None, context)
-    expected = (scores / 6).softmax(-1)
+    output = hard(scores.expand(1, 40_000, L), None, QueryContext(query, (2, 2), None))
+    expected = (scores / 2).softmax(-1)
     torch.testing.assert_close(output.weights.mean((0, 1)), expected, atol=0.01, rtol=0)
     torch.testing.assert_close(output.choice.probs[0, 0], expected)
 
@@ -258,14 +243,12 @@ def test_padding_does_not_count(baseline, credit):
     options = {"baseline": baseline, "credit": credit, "doubly_stochastic": 1.0}
     one = objective(entropy_weight=0.1, **options)(decoded, targets(GROUP))
     assert set(one.terms) == {"likelihood", "reinforce", "entropy", "doubly_stochastic"}
-    parts = vars(replace(decoded, packed_logits=decoded.logits, valid_mask=None))
-    padded = {
-        name: F.pad(part, (0,) * (2 * (part.ndim - 3)) + (0, 2), value=7.0)
-        for name, part in parts.items()
-        if part is not None
-    }
+    padded = map_tensors(
+        lambda part: F.pad(part, (0,) * (2 * (part.ndim - 3)) + (0, 2), value=7.0),
+        replace(decoded, packed_logits=decoded.logits, valid_mask=None),
+    )
     words = F.pad(targets(GROUP), (0, 2), value=PAD)
-    two = objective(entropy_weight=0.1, **options)(type(decoded)(**padded), words)
+    two = objective(entropy_weight=0.1, **options)(padded, words)
     torch.testing.assert_close(two.terms | two.measures, one.terms | one.measures)
 
 
@@ -281,13 +264,6 @@ def test_the_moving_average_starts_from_the_first_batch():
     expected = 0.9 * first["reward"].item() + 0.1 * second["reward"].item()
     third = moving(decoder(image, inputs(GROUP)), targets(GROUP)).measures
     assert third["baseline"].item() == pytest.approx(expected, rel=1e-6)
-
-
-def test_the_rollout_repeats_every_caption():
-    tokens = torch.tensor([[[START, 5, END], [START, 7, END]]])
-    rollout = objective().rollout(*toy(), tokens)
-    assert rollout.tokens.tolist() == [[[START, 5, END]] * GROUP + [[START, 7, END]] * GROUP]
-    assert rollout.rewards is None
 
 
 def test_impossible_options_are_refused():
@@ -310,29 +286,3 @@ def test_objectives_refuse_decoders_that_they_cannot_train():
         with pytest.raises(UsageError, match="choose the objective Reinforce"):
             other.check(toy()[0])
     Reinforce().check(toy()[0])
-
-
-# ── From the command line ─────────────────────────────────────────────────────────────────────────
-
-HARD = (
-    "--model.objective=Reinforce",
-    "--model.decoder.init_args.attention.init_args.distribution=Hard",
-)
-
-
-@pytest.mark.slow
-def test_a_hard_model_starts_from_a_soft_one(run_folder, shapes_cache, tmp_path):
-    """With a tiny learning rate it ends with the weights of the soft model."""
-    still = ("--model.learning_rate=1e-12", "--model.objective.samples=2")
-    start = (f"--model.init_from={run_folder}", "--trainer.log_every_n_steps=1")
-    root = tmp_path / "hard"
-    assert main(runs.arguments(root, shapes_cache, *HARD, *still, *start, epochs=1)) == 0
-    soft, hard = (checkpoint.load(folder).captioner for folder in (run_folder, root))
-    for name, parameter in soft.decoder.named_parameters():
-        other = hard.decoder.get_parameter(name)
-        torch.testing.assert_close(parameter, other, atol=1e-6, rtol=0, msg=name)
-    assert hard.decoder.mechanism == "LuongDecoder: Additive × Hard (argmax)"
-    [result] = (root / "results").glob("*.json")
-    assert json.loads(result.read_text())["mechanism"] == hard.decoder.mechanism
-    for name in ("reward", "baseline", "advantage_variance", "location_entropy"):
-        assert runs.logged(root, f"train/{name}")

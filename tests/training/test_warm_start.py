@@ -27,10 +27,20 @@ def stored(folder, words=OLD, **options):
     return model, str(folder)
 
 
-@pytest.mark.parametrize("decoder", ["LSTMDecoder", "LuongDecoder", "TransformerDecoder"])
-def test_rows_of_known_words_are_equal_to_the_bit(decoder, tmp_path):
+HARD = {"class_path": "Attention", "init_args": {"distribution": {"class_path": "Hard"}}}
+
+
+@pytest.mark.parametrize(
+    ("decoder", "options"),
+    [
+        ("LSTMDecoder", {}),
+        ("LuongDecoder", {"attention": HARD}),  # from a soft one
+        ("TransformerDecoder", {}),
+    ],
+)
+def test_rows_of_known_words_are_equal_to_the_bit(decoder, options, tmp_path):
     old, name = stored(tmp_path / "old", decoder=decoder)
-    new = runs.small_captioner(NEW, decoder=decoder)
+    new = runs.small_captioner(NEW, decoder=decoder, **options)
     before = {key: tensor.clone() for key, tensor in new.decoder.state_dict().items()}
     _, summary = start_from(new, name)
     assert summary == f"started from '{name}': 2 words copied, 2 new, 2 dropped"
@@ -75,9 +85,7 @@ def test_weights_of_other_shapes_are_refused_or_left_out(tmp_path, caplog):
         assert torch.equal(tensor, wide.neck.state_dict()[key]), key
 
     fine = runs.small_captioner(OLD, hidden=8, embedding=8, size=96)
-    with pytest.raises(
-        UsageError, match=r"another encoder: encoder\.image_size is 64, here 96; give"
-    ):
+    with pytest.raises(UsageError, match=r"encoder: encoder\.image_size is 64, here 96; give"):
         start_from(fine, name)
     start_from(fine, name, "skip")
     assert "another encoder" in caplog.text
