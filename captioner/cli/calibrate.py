@@ -16,6 +16,7 @@ from captioner.store.model_folder import CONFIG, NOT_CALIBRATED, find
 
 MIN_PHOTOS = 50
 """With fewer photos, the standard error of the share of right captions can exceed 7.1 points."""
+BATCH = 32  # photos
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,13 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="a model folder, a run folder or a bundled name")
     add_device(parser)
     add = parser.add_argument
-    add(
-        "--data",
-        metavar="NAME",
-        choices=[*READERS],
-        required=True,
-        help="data set, as in data.name",
-    )
+    text = "data set, as in data.name"
+    add("--data", metavar="NAME", choices=[*READERS], required=True, help=text)
     add("--root", metavar="DIR", required=True, help="folder of the data set")
     text = "split of the data set, on which the model was not trained (default: val)"
     add("--split", choices=("train", "val", "test"), default="val", help=text)
@@ -71,8 +67,9 @@ def run(options: argparse.Namespace) -> int:
         from dataclasses import asdict
 
         from captioner.cli.ground_images import open_cache
-        from captioner.evaluation.correctness import measure
+        from captioner.evaluation.attention_maps import batches
         from captioner.files import write_text
+        from captioner.predict.confidence import is_right
         from captioner.predict.load import load_own
         from captioner.store.calibration import calibrate, calibration_error, reliability
 
@@ -81,9 +78,22 @@ def run(options: argparse.Namespace) -> int:
             raise UsageError(NOT_CALIBRATED.format(options.model))
         cache = open_cache(model, records, show)
         show("captioning photos", len(records))
-        agreements, right, failed = measure(
-            model, records, cache, lambda done: show("captioning photos", len(records), done)
-        )
+        agreements: list[float] = []
+        right: list[bool] = []
+        failed: list[str] = []
+        for batch in batches(
+            model.captioner,
+            records,
+            BATCH,
+            failed,
+            cache=cache,
+            decoding=model.decoding,
+            advance=lambda done: show("captioning photos", len(records), done),
+        ):
+            captions = [hypothesis.tokens for hypothesis in batch.generated]
+            agreements += model.agreements(batch.annotations, captions)
+            for index, tokens in zip(batch.indices, captions, strict=True):
+                right.append(is_right(model.vocabulary.decode(tokens), records[index].captions))
     if not options.check:
         _check_number(len(right))
     calibration = model.calibration if options.check else calibrate(agreements, right)

@@ -140,58 +140,46 @@ def evaluate(
 
     both: tuple[Regime, ...] = ("forced", "generated")
     regimes = both if options.regime == "both" else (options.regime,)
-    masked, total, method = images.masked, len(images.photos), options.method
-    captioner = model.captioner if isinstance(model, Predictor) else None
-    maps = {
-        regime: GroundingData(captioner, masked, regime, method) for regime in regimes if masked
-    }
-    curves = {
-        regime: DeletionCurves(model, images.photos, regime, method)
-        for regime in regimes
-        if not options.no_faithfulness
-    }
+    photos, method = images.photos, options.method
     failed = list(images.failed)
-
-    def advance(done: int) -> None:
-        show("measuring photos", total, done)
-
+    given: dict[str, Any] = {
+        "decoding": model.decoding if "generated" in regimes else None,
+        "seed": options.seed,
+        "advance": lambda done: show("measuring photos", len(photos), done),
+    }
+    captioner = None
     if isinstance(model, Predictor):
-        cache = open_cache(model, images.photos, show) if images.cached else None
-        show("measuring photos", total)
-        found = batches(
-            model.captioner,
-            images.photos,
-            options.batch_size,
-            failed,
-            cache=cache,
-            decoding=model.decoding if "generated" in regimes else None,
-            seed=options.seed,
-            advance=advance,
-        )
-        for batch in found:
-            for of_maps in maps.values():
-                of_maps.add(batch)
-            for of_words in curves.values():
-                of_words.add(batch)
+        captioner = model.captioner
+        cache = open_cache(model, photos, show) if images.cached else None
+        found = batches(captioner, photos, options.batch_size, failed, cache=cache, **given)
     else:
         assert isinstance(model, AdapterPredictor)
         if method != "attention":
             raise UsageError(f"{model.name} is no model of this package: leave out --method")
-        show("measuring photos", total)
-        size = options.batch_size
-        adapted.measure(model, images.photos, size, maps, curves, failed, options.seed, advance)
-    show("computing confidence intervals", total)
+        found = adapted.batches(model.adapter, photos, options.batch_size, failed, **given)
+    collected: dict[Regime, list[GroundingData | DeletionCurves]] = {}
+    for regime in regimes:
+        collected[regime] = []
+        if images.masked:
+            collected[regime].append(GroundingData(captioner, images.masked, regime, method))
+        if not options.no_faithfulness:
+            collected[regime].append(DeletionCurves(model, photos, regime, method))
+    show("measuring photos", len(photos))
+    for batch in found:
+        for of_regime in collected.values():
+            for part in of_regime:
+                part.add(batch)
+    show("computing confidence intervals", len(photos))
     reports: dict[str, Any] = {}
     statistics = []
-    for regime in regimes:
-        grounding = maps[regime].report(options.seed) if maps else Evaluation({}, [])
-        reports[regime] = grounding.report
-        statistics += grounding.image_statistics
-        if curves:
-            faithfulness = curves[regime].report(options.seed)
-            reports[regime] |= {"faithfulness": faithfulness.report}
-            statistics += faithfulness.image_statistics
-    report = {
+    for regime, of_regime in collected.items():
+        reports[regime] = {}
+        for part in of_regime:
+            report, of_images = part.report(options.seed)
+            faithful = isinstance(part, DeletionCurves)
+            reports[regime] |= {"faithfulness": report} if faithful else report
+            statistics += of_images
+    record = {
         "command": " ".join(["captioner", *sys.argv[1:]]),
         "model": model.name,
         "mechanism": model.mechanism,
@@ -205,7 +193,7 @@ def evaluate(
         "problems": list(images.problems),
         **provenance(),
     }
-    return Evaluation(report, statistics)
+    return Evaluation(record, statistics)
 
 
 def open_cache(

@@ -2,8 +2,7 @@
 
 *Forced* captions are the references, fed to the model word by word, so that every model is scored on
 the same mentions. *Generated* captions are the model's own. The map of a word is the attention with
-which the model predicts it, before the word itself is an input. The model's maps and baseline maps are
-compared with object masks; the metrics have bootstrap confidence intervals.
+which the model predicts it, before the word itself is an input.
 
     collected = GroundingData(model, data, "forced")
     for batch in batches(model, data.images, 16, failed := []):
@@ -22,6 +21,7 @@ from jaxtyping import Float64
 from captioner.data.masks import MaskedImages
 from captioner.data.scene_grammar import Mention
 from captioner.evaluation import sentinel_use
+from captioner.evaluation.adapted import AdapterBatch
 from captioner.evaluation.attention_maps import Batch, forced_maps
 from captioner.evaluation.bootstrap import Bootstrap, Ratio, mean
 from captioner.evaluation.image_statistics import Evaluation, Regime, of_images
@@ -38,6 +38,7 @@ from captioner.evaluation.localisation import (
     spread,
 )
 from captioner.evaluation.named_objects import CaptionRecord, NamedObjects
+from captioner.language.alignment import to_photo, words_of
 from captioner.language.vocabulary import UNK, Tokenizer
 from captioner.models.captioner import Captioner
 
@@ -73,7 +74,7 @@ class GroundingData:
     """Captions, mentions and maps of all images, which are added batch by batch.
 
     Args:
-        captioner: in eval mode; None if ``add_caption`` is called instead of ``add``.
+        captioner: in eval mode; None for the batches of an adapter.
         data: images with masks, and for ``forced`` with captions.
         regime: ``forced`` (reference captions) or ``generated`` (the model's own).
         method: of the maps: see ``captioner.predict.explanations``.
@@ -91,18 +92,18 @@ class GroundingData:
         self.grid = (1, 1)  # (rows, columns) of all maps, which are flat, in raster order
         self.captions: list[CaptionRecord] = []
         self.mentions: list[MentionRecord] = []  # that are scored
-        self.pairs: list[
-            tuple[int, int]
-        ] = []  # of mentions in one caption whose masks are disjoint
+        self.pairs: list[tuple[int, int]] = []  # mentions in one caption with disjoint masks
         self.left_out = dict.fromkeys(LEFT_OUT, 0)
         self._captioner = captioner
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: Batch | AdapterBatch) -> None:
         """Compute the maps of some images."""
+        self.images += batch.indices
+        if isinstance(batch, AdapterBatch):
+            return self._add_readings(batch)
         assert self._captioner is not None
         boxes = batch.annotations.boxes
         self.grid = batch.annotations.grid if boxes is None else BOX_GRID
-        self.images += batch.indices
         images, vocabulary = self.data.images, self._captioner.vocabulary
         if self.regime == "forced":
             # Decoders are faster if the longest captions come first.
@@ -117,7 +118,6 @@ class GroundingData:
             decoder = self._captioner.decoder
             weights, probs = forced_maps(decoder, batch.annotations, tokens, self._method)
         attention = self._method == "attention"
-        has_sentinel = attention and decoder.has_sentinel
         if self.regime == "generated" and attention:  # the weights, or chosen cells, of the search
             weights = [[best.weights] for best in batch.generated]
         kinds = {"model": weights} if probs is None else {"model": weights, "probs": probs}
@@ -128,10 +128,29 @@ class GroundingData:
                 if cells is not None:
                     maps = {name: of_boxes @ cells for name, of_boxes in maps.items()}
                 on_photo = None
-                if has_sentinel:  # the weights of a word sum to 1 - β
+                if attention and decoder.has_sentinel:  # the weights of a word sum to 1 - β
                     on_photo = weights[b][r].double().sum(1).numpy()
                 unknown = [id == UNK for id in tokens[b][r]]
                 self.add_caption(index, caption, maps, unknown, on_photo)
+
+    def _add_readings(self, batch: AdapterBatch) -> None:
+        """Add the maps of an adapter, on a grid of the model's size that covers the photo."""
+        for number, index in enumerate(batch.indices):
+            if self.regime == "forced":
+                texts = list(filter(str.strip, self.data.images[index].captions))
+                readings = [batch.adapter.read(batch.photos[number], text) for text in texts]
+                split = [
+                    words_of(r.pieces, Tokenizer()(t)) for r, t in zip(readings, texts, strict=True)
+                ]
+            else:
+                readings = batch.generated[number : number + 1]
+                split = [words_of(reading.pieces) for reading in readings]
+            for reading, (words, members) in zip(readings, split, strict=True):
+                assert reading.attention is not None
+                self.grid = reading.attention.shape[-2:]
+                of_pieces = to_photo(reading.attention.mean((1, 2)), reading.box, self.grid)
+                of_words = np.stack([of_pieces[pieces].mean(0).ravel() for pieces in members])
+                self.add_caption(index, words, {"model": normalised(of_words)})
 
     def add_caption(
         self,
