@@ -119,9 +119,7 @@ def _not_comparable(first: Result, first_name: str, other: Result) -> str | None
     if [image.image_id for image in ones] != [image.image_id for image in others]:
         return f"scored on other images than {first_name}"
     if [image.scored for image in ones] != [image.scored for image in others]:
-        return (
-            f"scored on other words or mentions than {first_name}, because the vocabularies differ"
-        )
+        return f"scored on other words or mentions than {first_name}"
     return None
 
 

@@ -35,8 +35,7 @@ class LogProbDrop(NamedTuple):
     log_probs: Float[Tensor, " T"]  # with nothing erased
     drops: Float[Tensor, "T 3 Q"]  # for each of ORDERS and number of erased regions
     shares: Float[Tensor, " Q"]  # of the regions that are erased, in (0, 1], increasing
-    # How far the log-probability rises above that without any region as as many regions are put back.
-    rises: Float[Tensor, "T 3 Q"]
+    rises: Float[Tensor, "T 3 Q"]  # above no region, as as many regions are put back
 
     @property
     def areas(self) -> Float[Tensor, "T 3"]:
@@ -69,7 +68,7 @@ def word_drops(
         decoder: deterministic, in eval mode.
         annotations: after the neck, of the image of each caption.
         captions: word ids without start and end, at least one word each.
-        shares: shares of the regions to erase, increasing, in (0, 1], after a single region.
+        shares: of the regions to erase, increasing, in (0, 1], after a single region.
         draws: number of random orders.
         seed: of the random orders, and of the order of regions with equal weights.
         maps: of the words of each caption, which rank the regions; None for the attention weights.
@@ -119,11 +118,8 @@ def word_drops(
     results = {}
     for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
         parts = zip(*steps[:length], strict=True)
-        whole, changed, nothing = (
-            torch.stack([part[i] for part in of_steps]) for of_steps in parts
-        )
-        erased_shares = numbers[i].double() / mask[i].sum()
-        results[row] = curves(whole, changed, nothing, erased_shares)
+        measured = [torch.stack([part[i] for part in of_steps]) for of_steps in parts]
+        results[row] = curves(*measured, numbers[i].double() / mask[i].sum())
     return [results[row] for row in range(len(captions))]
 
 

@@ -41,6 +41,7 @@ from captioner.evaluation.named_objects import CaptionRecord, NamedObjects
 from captioner.language.alignment import to_photo, words_of
 from captioner.language.vocabulary import UNK, Tokenizer
 from captioner.models.captioner import Captioner
+from captioner.predict.adapter import Reading
 
 MAPS = {
     "model": "model",
@@ -100,7 +101,8 @@ class GroundingData:
         """Compute the maps of some images."""
         self.images += batch.indices
         if isinstance(batch, AdapterBatch):
-            return self._add_readings(batch)
+            self._add_readings(batch)
+            return
         assert self._captioner is not None
         boxes = batch.annotations.boxes
         self.grid = batch.annotations.grid if boxes is None else BOX_GRID
@@ -135,22 +137,22 @@ class GroundingData:
 
     def _add_readings(self, batch: AdapterBatch) -> None:
         """Add the maps of an adapter, on a grid of the model's size that covers the photo."""
-        for number, index in enumerate(batch.indices):
-            if self.regime == "forced":
-                texts = list(filter(str.strip, self.data.images[index].captions))
-                readings = [batch.adapter.read(batch.photos[number], text) for text in texts]
-                split = [
-                    words_of(r.pieces, Tokenizer()(t)) for r, t in zip(readings, texts, strict=True)
-                ]
-            else:
-                readings = batch.generated[number : number + 1]
-                split = [words_of(reading.pieces) for reading in readings]
-            for reading, (words, members) in zip(readings, split, strict=True):
-                assert reading.attention is not None
-                self.grid = reading.attention.shape[-2:]
-                of_pieces = to_photo(reading.attention.mean((1, 2)), reading.box, self.grid)
-                of_words = np.stack([of_pieces[pieces].mean(0).ravel() for pieces in members])
-                self.add_caption(index, words, {"model": normalised(of_words)})
+        for number, (index, photo) in enumerate(zip(batch.indices, batch.photos, strict=True)):
+            if self.regime == "generated":
+                self._add_reading(index, batch.generated[number])
+                continue
+            for text in filter(str.strip, self.data.images[index].captions):
+                self._add_reading(index, batch.adapter.read(photo, text), Tokenizer()(text))
+
+    def _add_reading(
+        self, index: int, reading: Reading, given: Sequence[str] | None = None
+    ) -> None:
+        assert reading.attention is not None
+        words, members = words_of(reading.pieces, given)
+        self.grid = reading.attention.shape[-2:]
+        of_pieces = to_photo(reading.attention.mean((1, 2)), reading.box, self.grid)
+        of_words = np.stack([of_pieces[pieces].mean(0).ravel() for pieces in members])
+        self.add_caption(index, words, {"model": normalised(of_words)})
 
     def add_caption(
         self,
@@ -172,16 +174,14 @@ class GroundingData:
         unknown = unknown or [False] * len(words)
         if on_photo is not None:
             on_photo = np.where(unknown, np.nan, on_photo)
-        find = self.data.mentions if self.regime == "forced" else self.data.named
-        mentions = find(words, self.data.images[index])
-        numbered = [(mention, self._number(index, unknown, maps, mention)) for mention in mentions]
-        self.pairs += [
-            (first, second)
-            for (one, first), (other, second) in combinations(numbered, 2)
-            if first is not None and second is not None
-            if self.data.images[index].overlap(one.instances, other.instances)
-            <= self.data.max_overlap
-        ]
+        find, image = self.data.named, self.data.images[index]
+        if self.regime == "forced":
+            find = self.data.mentions
+        numbered = [(m, self._number(index, unknown, maps, m)) for m in find(words, image)]
+        scored = [(number, mention) for mention, number in numbered if number is not None]
+        for (first, one), (second, other) in combinations(scored, 2):
+            if image.overlap(one.instances, other.instances) <= self.data.max_overlap:
+                self.pairs.append((first, second))
         self.left_out["unknown_words"] += sum(unknown)
         entropy = entropies(maps.get("probs", maps["model"]))
         self.captions.append(CaptionRecord(index, words, numbered, entropy, on_photo))
@@ -209,8 +209,7 @@ class GroundingData:
     def report(self, seed: int = 0, resamples: int = 2000) -> Evaluation:
         """Score the collected maps; without a mention to score, the report has an ``error`` instead.
 
-        Scores are percentages, except ``map_entropy``, the mean over all words in nats, and
-        ``on_photo``, whose values lie between 0 and 1 (``captioner.evaluation.sentinel_use``).
+        Scores are percentages, except ``map_entropy`` in nats and ``on_photo``, from 0 to 1.
         """
         data, regime = self.data, self.regime
         bootstrap = Bootstrap(len(data.images), resamples, seed)
@@ -234,9 +233,8 @@ class GroundingData:
             scored, measures, on_objects = _score(self, bootstrap)
             found |= scored
         else:
-            found["error"] = (
-                f"nothing to score: no known word of the {regime} captions names an object with a mask"
-            )
+            problem = f"no known word of the {regime} captions names an object with a mask"
+            found["error"] = f"nothing to score: {problem}"
         if of_sentinel := sentinel_use.measures(self.captions, len(data.images)):
             found["on_photo"] = bootstrap.intervals(of_sentinel)
         if regime == "generated":
@@ -318,17 +316,16 @@ def _values(
     maps["centre"] = gaussians(maps["mean_mask"], grid)
     maps["uniform"], maps["oracle"] = np.ones_like(masks), oracle(masks)
     values = {}
-    for kind in MAPS:
-        if kind in maps:
-            masses = mass(normalised(maps[kind]), masks)
-            # A map that is the same for all words has the same mass for all words.
-            best = [m.correctness[kind] for m in mentions if kind in m.correctness]
-            values[kind] = {
-                "discrimination": 100 * discrimination(normalised(maps[kind]), masks, pairs),
-                "pointing": 100 * pointing(maps[kind], masks),
-                "mass": 100 * masses,
-                "correctness": 100 * (np.array(best) if best else masses),
-            }
+    for kind in filter(maps.__contains__, MAPS):
+        masses = mass(normalised(maps[kind]), masks)
+        # A map that is the same for all words has the same mass for all words.
+        best = [m.correctness[kind] for m in mentions if kind in m.correctness]
+        values[kind] = {
+            "discrimination": 100 * discrimination(normalised(maps[kind]), masks, pairs),
+            "pointing": 100 * pointing(maps[kind], masks),
+            "mass": 100 * masses,
+            "correctness": 100 * (np.array(best) if best else masses),
+        }
     return values
 
 
