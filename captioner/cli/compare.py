@@ -16,17 +16,10 @@ from captioner.errors import UsageError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``compare``."""
-    parser.add_argument(
-        "runs",
-        nargs="+",
-        metavar="RUN",
-        help="a run folder, or one with results/*.json; the others are compared with the first",
-    )
-    parser.add_argument(
-        "--output",
-        metavar="DIR",
-        help="folder for table.md, table.csv, table.json and plots; without it the table is printed",
-    )
+    text = "a run folder, or one with results/*.json; the others are compared with the first"
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=text)
+    text = "folder for table.md, table.csv, table.json and plots; without it the table is printed"
+    parser.add_argument("--output", metavar="DIR", help=text)
     add_overwrite(parser)
 
 

@@ -4,25 +4,29 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 
 from captioner.data import entity_images, masks, readers, shapes_dataset
+from captioner.data.cache import AnnotationCache, default_folder
 from captioner.data.readers.text_files import MALFORMED
 from captioner.data.records import VAL, Record, Records
 from captioner.errors import UsageError
+from captioner.evaluation import adapted
+from captioner.evaluation.attention_maps import batches
+from captioner.evaluation.faithfulness import DeletionCurves
+from captioner.evaluation.grounding import GroundingData
 from captioner.evaluation.image_statistics import Evaluation, Regime
 from captioner.evaluation.metrics import read_references
 from captioner.limits import SCENE
 from captioner.photos.region_files import RegionFiles
+from captioner.predict.adapter import AdapterPredictor
+from captioner.predict.base_predictor import BasePredictor
+from captioner.predict.predictor import Predictor
+from captioner.provenance import provenance
 from captioner.resources import find_model
 from captioner.store.model_folder import MODEL
-
-if TYPE_CHECKING:
-    from captioner.data.cache import AnnotationCache
-    from captioner.predict.base_predictor import BasePredictor
-    from captioner.predict.predictor import Predictor
 
 SCENES = 200  # size of the test split of configs/data/shapes.yaml
 OPTIONS = {"image_size": 112, "max_objects": 3}
@@ -37,7 +41,7 @@ class Images(NamedTuple):
     masked: masks.MaskedImages | None = None  # the same images with masks, if there are any
     problems: Sequence[str] = ()  # a line for each annotation that could not be used
     failed: Sequence[str] = ()  # a line for each photo whose annotations could not be read
-    cached: bool = False  # whether annotation vectors are read from the cache, which is filled
+    cached: bool = False  # whether the annotation cache is filled and read
 
     @property
     def number(self) -> int:
@@ -118,17 +122,9 @@ READERS: dict[str, Callable[[argparse.Namespace, Path], Images]] = {
 
 
 def evaluate(
-    model: "BasePredictor", images: Images, options: argparse.Namespace, show: Callable[..., None]
+    model: BasePredictor, images: Images, options: argparse.Namespace, show: Callable[..., None]
 ) -> Evaluation:
     """Evaluate every regime and describe the model, the data and the settings."""
-    from captioner.evaluation import adapted
-    from captioner.evaluation.attention_maps import batches
-    from captioner.evaluation.faithfulness import DeletionCurves
-    from captioner.evaluation.grounding import GroundingData
-    from captioner.predict.adapter import AdapterPredictor
-    from captioner.predict.predictor import Predictor
-    from captioner.provenance import provenance
-
     both: tuple[Regime, ...] = ("forced", "generated")
     regimes = both if options.regime == "both" else (options.regime,)
     photos, method = images.photos, options.method
@@ -188,18 +184,16 @@ def evaluate(
 
 
 def open_cache(
-    model: "Predictor", photos: Sequence[Any], show: Callable[..., None]
-) -> "AnnotationCache | None":
+    model: Predictor, photos: Sequence[Any], show: Callable[..., None]
+) -> AnnotationCache | None:
     """Open the annotation cache of the photos, and fill it; None for encoders without a cache."""
-    from captioner.data.cache import AnnotationCache, default_folder
-
     encoder = model.captioner.encoder
     if encoder.trainable or isinstance(encoder.preprocessing, RegionFiles):
         return None
 
-    def progress(batches: Iterable[Any], total: int) -> Iterator[Any]:
+    def progress(found: Iterable[Any], total: int) -> Iterator[Any]:
         show("filling the annotation cache", total)
-        for batch in batches:
+        for batch in found:
             show("filling the annotation cache", total, 1)
             yield batch
 
