@@ -56,9 +56,8 @@ def between_photos(
 ) -> Plan:
     """Give each caption the weights of a caption of another photo; see ``own``.
 
-    The photos are put into a random order. Each one takes the weights of the next one, and the last
-    takes those of the first. Caption r of a photo takes the weights of caption r of the other photo.
-    ``photos`` has the number of each caption's photo; photos are counted from 0 in order.
+    The photos are put into a random order, and each takes the weights of the next. Caption r of a photo
+    takes the weights of caption r of the other. ``photos`` has the number of each caption's photo.
     """
     members: list[list[int]] = [[] for _ in range(max(photos) + 1)]
     for caption, photo in enumerate(photos):
@@ -85,8 +84,7 @@ def _cycled(
 def cascade(decoder: Decoder, seed: int) -> Iterator[tuple[str, Decoder]]:
     """Yield the name of each layer and the decoder in which it and all layers above are random.
 
-    Every parameter keeps its values in a random order, and so its mean and its scale. The decoder
-    is a copy, and every step yields the same object.
+    Every parameter keeps its values in a random order. Every step yields the same copy.
     """
     decoder, generator = copy.deepcopy(decoder), torch.Generator().manual_seed(seed)
     left = dict(decoder.named_parameters())

@@ -35,33 +35,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--check", action="store_true", help=text)
 
 
-def _check_number(photos: int) -> None:
-    if photos < MIN_PHOTOS:
-        raise UsageError(
-            f"{plural(photos, 'photo')} with captions cannot calibrate a model: give {MIN_PHOTOS} or "
-            "more that can be read, or --check to change nothing"
-        )
-
-
 def run(options: argparse.Namespace) -> int:
     """Write the calibration into the model folder, and print how well it fits the photos."""
     from captioner.data import readers
 
     folder = None if options.model.startswith(HF) else find(find_model(options.model))
-    if options.model in bundled_models() and not options.check:
+    if folder is None or (options.model in bundled_models() and not options.check):
         raise UsageError(
-            f"'{options.model}' is calibrated already: give --check, or a model folder of your own"
-        )
-    if folder is None:
-        raise UsageError(
-            f"'{options.model}' is not a model folder: give one that captioner fit or export wrote"
+            f"'{options.model}' cannot be calibrated: give a model folder that captioner fit or export "
+            "wrote; --check tests a bundled model"
         )
     found = readers.read(options.data, options.root).of_split(options.split)
     records = [record for record in found if record.captions]
     if not records:
         raise UsageError(f"data set '{options.data}' has no photos in split '{options.split}'")
-    if not options.check:
-        _check_number(len(records))
     with stages() as show:
         show("loading the model")
         from dataclasses import asdict
@@ -94,8 +81,12 @@ def run(options: argparse.Namespace) -> int:
             agreements += model.agreements(batch.annotations, captions)
             for index, tokens in zip(batch.indices, captions, strict=True):
                 right.append(is_right(model.vocabulary.decode(tokens), records[index].captions))
-    if not options.check:
-        _check_number(len(right))
+    if len(right) < MIN_PHOTOS and not options.check:
+        number = plural(len(right), "photo")
+        raise UsageError(
+            f"{number} with captions cannot calibrate a model: give {MIN_PHOTOS} or more that can be "
+            "read, or --check to change nothing"
+        )
     calibration = model.calibration if options.check else calibrate(agreements, right)
     assert calibration is not None
     if not options.check:

@@ -32,11 +32,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One group for each setting, in the order of ``SECTIONS``.
-
-    A run that was measured twice in a setting, for example hard attention by argmax and by sampling,
-    has two columns.
-    """
+    """One group for each setting; a run that was measured twice in a setting has two columns."""
 
     columns: list[str]
     groups: list[Group]

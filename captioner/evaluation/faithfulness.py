@@ -10,7 +10,7 @@ weights first (``captioner.evaluation.deletion``). For faithful attention, most 
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -91,17 +91,16 @@ class DeletionCurves:
         if self.regime == "forced":
             words = [Tokenizer()(caption)[: self._max_length] for caption in firsts]
             tokens = list(map(self._vocabulary.encode, words))
-        written = {number: ids for number, ids in enumerate(tokens) if ids}
-        curves = dict(zip(written, self._curves(batch, written) if written else (), strict=True))
-        for number, (index, ids) in enumerate(zip(batch.indices, tokens, strict=True)):
-            self.add_caption(index, self._vocabulary.decode(ids), *curves.get(number, ()))
+        curves = self._curves(batch, list(filter(None, tokens)), list(map(bool, tokens)))
+        for index, ids in zip(batch.indices, tokens, strict=True):
+            self.add_caption(index, self._vocabulary.decode(ids), *(next(curves) if ids else ()))
 
     def _curves(
-        self, batch: Batch, written: Mapping[int, Sequence[int]]
+        self, batch: Batch, captions: Sequence[Sequence[int]], written: Sequence[bool]
     ) -> Iterator[tuple[LogProbDrop, np.ndarray]]:
-        """Yield the curves and the rank correlations of the words of captions by number of image."""
-        chosen = torch.tensor(list(written), device=batch.annotations.vectors.device)
-        annotations, captions = index_batch(batch.annotations, chosen), list(written.values())
+        """Yield the curves and the rank correlations of the words of each caption."""
+        chosen = torch.tensor(written, device=batch.annotations.vectors.device).nonzero().flatten()
+        annotations = index_batch(batch.annotations, chosen)
 
         def explained(decoder: Any) -> list[torch.Tensor]:
             pairs = enumerate(captions)
@@ -158,6 +157,7 @@ class DeletionCurves:
                 found = bootstrap.intervals(means)
                 verdict = _verdict(found["most_over_random"], found["random_over_least"])
                 scores[group] = {**found, "verdict": verdict, "words": int(member.sum())}
+        sizes = {"captions_per_image": 1, "largest_share": SHARES[-1], "draws": DRAWS}
         report = {
             "measure": "faithfulness",
             "regime": self.regime,
@@ -165,13 +165,7 @@ class DeletionCurves:
             "method": self._method,
             "images": len(self._ids),
             "unknown_words": int((~known).sum()),
-            "settings": {
-                "captions_per_image": 1,
-                "largest_share": SHARES[-1],
-                "draws": DRAWS,
-                "seed": seed,
-                "resamples": resamples,
-            },
+            "settings": sizes | {"seed": seed, "resamples": resamples},
             "scores": scores,
         }
         ids, scored = dict(enumerate(self._ids)), [(caption,) for caption in self._captions]

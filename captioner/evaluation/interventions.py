@@ -85,13 +85,10 @@ class IntervenedState:
 
 
 class Intervened(Decoder, abstract=True):
-    """A decoder with the attention weights of a plan, instead of its own.
+    """A decoder with the attention weights of a plan, instead of its own; the decoder is not changed.
 
-    Args:
-        decoder: the decoder, which is not changed.
-        plan: the weights of the images that the decoder will be given, in their order, with as many
-            regions. All rows of an image use the same weights. A step after the last one uses the first
-            one again.
+    The plan has the weights of the images that the decoder will be given, in their order. All rows of
+    an image use the same weights. A step after the last one uses the first one again.
     """
 
     def __init__(self, decoder: Decoder, plan: Plan) -> None:

@@ -36,10 +36,9 @@ whether it is a target; the number of the scored mention if it is correct, other
 class NamedObjects:
     """The objects that generated captions name, and those that they should name.
 
-    The target categories of an image have a mask and are named by a reference caption. A category in
-    the caption (counted once, by its first mention) is correct if it is a target and refers to
-    objects of the image. It is grounded if the map also points into their mask. Categories that are in
-    the image, but are not targets, count neither as correct nor as wrong.
+    The targets of an image have a mask and are named by a reference. A category in the caption (counted
+    once, by its first mention) is correct if it is a target and refers to objects of the image. It is
+    grounded if the map also points into their mask. Other categories in the image do not count.
     """
 
     def __init__(self, captions: Sequence[CaptionRecord], data: MaskedImages) -> None:
