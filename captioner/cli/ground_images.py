@@ -11,7 +11,7 @@ import yaml
 from captioner.data import entity_images, masks, readers, shapes_dataset
 from captioner.data.cache import AnnotationCache, default_folder
 from captioner.data.readers.text_files import MALFORMED
-from captioner.data.records import VAL, Record, Records
+from captioner.data.records import VAL, Record
 from captioner.errors import UsageError
 from captioner.evaluation import adapted
 from captioner.evaluation.attention_maps import batches
@@ -92,23 +92,17 @@ def _trained_scenes(model: str | None) -> dict[str, Any]:
         return {}
 
 
-def _records(options: argparse.Namespace) -> Records:
-    split = options.split or VAL
+def _data_set(options: argparse.Namespace, _scratch: Path) -> Images:
+    """Read a data set, with the boxes of Flickr30k Entities if their folder is given."""
+    split, cached = options.split or VAL, options.limit is None
     records = readers.read(options.data, options.root).of_split(split)[: options.limit]
+    source = f"{options.data}, split {split}"
     if not records:
         raise UsageError(f"data set '{options.data}' has no photos in split '{split}'")
-    return records
-
-
-def _data_set(options: argparse.Namespace, _scratch: Path) -> Images:
-    source = f"{options.data}, split {options.split or VAL}"
-    return Images(_records(options), source, cached=options.limit is None)
-
-
-def _entities(options: argparse.Namespace, _scratch: Path) -> Images:
-    masked = entity_images.read(Path(options.entities).expanduser(), _records(options))
-    source = f"{options.data}, split {options.split or VAL}, boxes of {masked.source}"
-    cached = options.limit is None
+    if options.entities is None:
+        return Images(records, source, cached=cached)
+    masked = entity_images.read(Path(options.entities).expanduser(), records)
+    source += f", boxes of {masked.source}"
     return Images(masked.images, source, masked, masked.problems, masked.failed, cached)
 
 
@@ -116,7 +110,7 @@ READERS: dict[str, Callable[[argparse.Namespace, Path], Images]] = {
     "scenes": _scenes,  # generated in the given folder
     "COCO files": _coco,
     "a data set": _data_set,
-    "Flickr30k Entities": _entities,
+    "Flickr30k Entities": _data_set,
 }
 """The readers by kind of images, as in ``captioner.cli.ground.OPTIONS``."""
 

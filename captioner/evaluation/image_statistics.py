@@ -1,8 +1,7 @@
 """Per-image statistics, from which the scores of any resample of the images can be computed.
 
 Corpus scores are not means over images: BLEU and METEOR first add up counts. The statistics file
-``NAME.images.jsonl`` beside the result ``NAME.json`` has one line for each image; ``captioner evaluate``
-reads its captions::
+``NAME.images.jsonl`` beside the result ``NAME.json`` has one line for each image::
 
     {"image_id": 42, "caption": "…", "ratios": {"cider": [61.2, 1], …}, "bleu": […], "meteor": […]}
 """

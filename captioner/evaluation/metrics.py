@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from pycocoevalcap.bleu.bleu_scorer import BleuScorer
@@ -28,6 +28,7 @@ from captioner.language.vocabulary import Tokenizer, unspaced
 
 Id = int | str
 Words = Callable[[str], Sequence[str]]
+Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
 
@@ -112,31 +113,29 @@ class CaptionScorer:
                 f"captioned images without references: {_some(unknown)}; there are references of "
                 f"{_some(self.references)}"
             )
-        return self._falling_back(self._score, candidates)
+        return self._falling_back(lambda: self._score(candidates))
 
     def diversity(self, captions: Mapping[Id, Sequence[str]]) -> Diversity | None:
         """Measure the diversity of captions of images with references; None if no image has several.
 
         CIDEr takes its document frequencies from the references of all these images.
         """
-        return self._falling_back(self._diversity, captions)
+        several = {image: texts for image, texts in captions.items() if len(texts) > 1}
+        if not several:
+            return None
+        references = {image: self.references[image] for image in captions}
+        return self._falling_back(lambda: diversity(self._words(several), self._words(references)))
 
-    def _falling_back(self, compute: Callable[[Any], Any], captions: Any) -> Any:
+    def _falling_back(self, compute: Callable[[], Result]) -> Result:
         """Compute something with Java, or without it if Java fails and was not asked for."""
         try:
-            return compute(captions)
+            return compute()
         except JavaError as error:
             if self._strict:
                 raise
             logger.warning("%s; scoring with %s words and without METEOR", error, self._split_name)
             self._java = False
-            return compute(captions)
-
-    def _diversity(self, captions: Mapping[Id, Sequence[str]]) -> Diversity | None:
-        several = {image: texts for image, texts in captions.items() if len(texts) > 1}
-        references = {image: self.references[image] for image in captions}
-        words = [self._words(texts) for texts in (several, references)] if several else []
-        return diversity(*words) if words else None
+            return compute()
 
     def _words(self, captions: Mapping[Id, Sequence[str]]) -> dict[Id, list[list[str]]]:
         lines = iter(self._tokenize([text for texts in captions.values() for text in texts]))
@@ -253,12 +252,7 @@ def read_captions(path: str | Path) -> dict[Id, list[str]]:
 
 
 def read_references(path: str | Path) -> dict[Id, list[str]]:
-    """Read reference captions by image id from COCO captions JSON.
-
-    Raises:
-        EvaluationError: the file has another form.
-        DataError: the file cannot be read.
-    """
+    """Read reference captions by image id from COCO captions JSON; errors as ``read_captions``."""
     return _read_coco(path)[0]
 
 
