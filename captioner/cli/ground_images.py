@@ -14,7 +14,8 @@ from captioner.data.readers.text_files import MALFORMED
 from captioner.data.records import VAL, Record
 from captioner.errors import UsageError
 from captioner.evaluation import adapted
-from captioner.evaluation.attention_maps import batches
+from captioner.evaluation.adapted import AdapterBatch
+from captioner.evaluation.attention_maps import Batch, batches
 from captioner.evaluation.faithfulness import DeletionCurves
 from captioner.evaluation.grounding import GroundingData
 from captioner.evaluation.image_statistics import Evaluation, Regime
@@ -129,6 +130,7 @@ def evaluate(
         "advance": lambda done: show("measuring photos", len(photos), done),
     }
     captioner = None
+    found: Iterator[Batch | AdapterBatch]
     if isinstance(model, Predictor):
         captioner = model.captioner
         cache = open_cache(model, photos, show) if images.cached else None

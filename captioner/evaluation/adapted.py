@@ -34,7 +34,7 @@ class AdapterBatch(NamedTuple):
 
 def batches(
     adapter: Adapter,
-    images: Sequence[Record] | Sequence[MaskedImage],
+    images: Sequence[MaskedImage | Record],
     batch_size: int,
     failed: list[str],
     *,

@@ -23,7 +23,7 @@ from captioner.search.beam import search
 from captioner.search.hypotheses import Hypothesis
 from captioner.search.options import Decoding
 
-Images = Sequence[MaskedImage] | Sequence[Record]
+Images = Sequence[MaskedImage | Record]
 Read = tuple[list[int], Tensor | Annotations | None, list[str]]
 """Indices of the readable images of a batch, their pixels or annotations, and the others' errors."""
 Maps = list[list[Tensor]]

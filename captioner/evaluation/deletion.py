@@ -118,8 +118,11 @@ def word_drops(
     results = {}
     for i, (row, length) in enumerate(zip(rows, lengths, strict=True)):
         parts = zip(*steps[:length], strict=True)
-        measured = [torch.stack([part[i] for part in of_steps]) for of_steps in parts]
-        results[row] = curves(*measured, numbers[i].double() / mask[i].sum())
+        whole, changed, nothing = (
+            torch.stack([part[i] for part in of_steps]) for of_steps in parts
+        )
+        erased_shares = numbers[i].double() / mask[i].sum()
+        results[row] = curves(whole, changed, nothing, erased_shares)
     return [results[row] for row in range(len(captions))]
 
 

@@ -207,7 +207,7 @@ def test_read_results(write, caplog):
             '[{"image_id": 1',
             r"results\.json: the JSON is malformed \(.*; expected COCO results, \[",
         ),
-        (b"\xff\xfe", r"results\.json' cannot be read as UTF-8 text"),
+        (b"\xff\xfe", r"results\.json' is not in UTF-8"),
         ([{"image": "a.jpg", "error": {}}], r"holds no caption; expected COCO results"),
         ([{"image_id": 1, "caption": "a"}, {"caption": "a"}], r"record 2 is malformed"),
         ([{"image_id": 1, "caption": None}], r"record 1 is malformed"),
