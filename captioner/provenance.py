@@ -30,8 +30,10 @@ def _commit() -> str | None:
     root = Path(__file__).resolve().parents[1]
 
     def git(*arguments: str) -> str:
-        command = ["git", "-C", str(root), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+        command = ["git", *arguments]
+        return subprocess.check_output(
+            command, cwd=root, stderr=subprocess.DEVNULL, text=True
+        ).strip()
 
     try:
         if Path(git("rev-parse", "--show-toplevel")) != root:

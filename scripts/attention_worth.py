@@ -25,20 +25,15 @@ import numpy as np
 import torch
 from attention_worth_model import Captions, Model, captions_of
 from attention_worth_page import RESULT, write_page
+from attention_worth_plans import between_photos, between_words, cascade, maps, own
 from torch import Tensor
 
 from captioner.data.readers import read
 from captioner.data.records import VAL
-from captioner.evaluation import randomisation
 from captioner.evaluation.bootstrap import Bootstrap, Ratio
 from captioner.evaluation.cider import CiderD
-from captioner.evaluation.interventions import (
-    Plan,
-    between_photos,
-    between_words,
-    even,
-    own,
-)
+from captioner.evaluation.interventions import Plan, even
+from captioner.evaluation.randomisation import rank_correlation
 from captioner.files import write_text
 from captioner.language.vocabulary import Tokenizer
 from captioner.models.decoder import Decoder
@@ -168,21 +163,17 @@ class Measurement:
         first = self._firsts()
         use = first.chosen(self.model.predictor.vocabulary.words)["log_prob"]
 
-        def maps(decoder: Decoder) -> list[Tensor]:
-            return [
-                randomisation.maps(decoder, self.model.of(first, rows), tokens)
-                for rows, tokens in first.parts()
-            ]
+        def of(decoder: Decoder) -> list[Tensor]:
+            parts = first.parts()
+            return [maps(decoder, self.model.of(first, rows), tokens) for rows, tokens in parts]
 
-        learned = maps(self.model.decoder)
+        learned = of(self.model.decoder)
         draws: dict[str, list[Ratio]] = {}
         for seed in SEEDS:
-            for layer, decoder in randomisation.cascade(self.model.decoder, seed):
+            for layer, decoder in cascade(self.model.decoder, seed):
                 values = np.zeros(use.shape)
-                for (rows, _), one, other in zip(
-                    first.parts(), learned, maps(decoder), strict=True
-                ):
-                    found = randomisation.rank_correlation(one, other)
+                for (rows, _), one, other in zip(first.parts(), learned, of(decoder), strict=True):
+                    found = rank_correlation(one, other)
                     values[rows, : found.shape[1]] = found.numpy()
                 draws.setdefault(layer, []).append(self._mean(values, use, first))
         return {

@@ -7,8 +7,6 @@ from results_tables import Record, number, table
 
 from captioner.markdown import MISSING
 
-WITHOUT = "without_"
-
 
 class SpeedTables:
     """The tables on speed and memory, from the content of every file of results by its stem."""
@@ -45,8 +43,7 @@ class SpeedTables:
             for row in rows
             if "seconds" in row
         ]
-        ablation = _ablation(timed, ("row", "beam"), "images_per_second", "ours")
-        return "\n\n".join(filter(None, [table(head, cells), ablation, *cold]))
+        return "\n\n".join([table(head, cells), *cold])
 
     def memory(self) -> str:
         """Peak memory of whole commands."""
@@ -62,7 +59,7 @@ class SpeedTables:
 
 
 def _compared(rows: Sequence[Record], keys: Sequence[str], times: str, unit: str) -> str:
-    """Return a table against the tutorial's code, and one of the replacements if measured."""
+    """Return a table against the tutorial's code."""
     names = ("plain_float32", "fast_off_float32", "ours_float32", "ours_bfloat16")
     cells: list[list[Any]] = []
     for row in rows:
@@ -71,21 +68,4 @@ def _compared(rows: Sequence[Record], keys: Sequence[str], times: str, unit: str
         megabytes = [number(held.get(name), 0) for name in ("plain_float32", "ours_float32")]
         cells.append([*values, number(row.get("times_plain_float32"), 2), *megabytes])
     head = f"{' | '.join(keys)} | plain, {unit} | `CAPTIONER_FAST=0` | ours | ours, bfloat16"
-    compared = table(f"{head} | × plain | MB plain | MB ours", cells)
-    ablation = _ablation(rows, keys, times, "ours_float32")
-    return "\n\n".join(filter(None, [compared, ablation]))
-
-
-def _ablation(rows: Sequence[Record], keys: Sequence[str], times: str, ours: str) -> str:
-    """Return a table of single replacements switched off, empty if none was measured."""
-    rows = [row for row in rows if any(name.startswith(WITHOUT) for name in row[times])]
-    names = list(dict.fromkeys(n for row in rows for n in row[times] if n.startswith(WITHOUT)))
-    cells = [
-        [
-            *(row.get(key, MISSING) for key in keys),
-            *(number(row[times].get(n)) for n in (ours, *names)),
-        ]
-        for row in rows
-    ]
-    titles = (*keys, "all replacements", *(name.replace("_", " ") for name in names))
-    return table(" | ".join(titles), cells) if rows else ""
+    return table(f"{head} | × plain | MB plain | MB ours", cells)

@@ -16,6 +16,7 @@ from captioner.store.model_folder import CONFIG, NOT_CALIBRATED, find
 
 MIN_PHOTOS = 50
 """With fewer photos, the standard error of the share of right captions can exceed 7.1 points."""
+BATCH = 32  # photos
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,13 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="a model folder, a run folder or a bundled name")
     add_device(parser)
     add = parser.add_argument
-    add(
-        "--data",
-        metavar="NAME",
-        choices=[*READERS],
-        required=True,
-        help="data set, as in data.name",
-    )
+    text = "data set, as in data.name"
+    add("--data", metavar="NAME", choices=[*READERS], required=True, help=text)
     add("--root", metavar="DIR", required=True, help="folder of the data set")
     text = "split of the data set, on which the model was not trained (default: val)"
     add("--split", choices=("train", "val", "test"), default="val", help=text)
@@ -39,40 +35,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--check", action="store_true", help=text)
 
 
-def _check_number(photos: int) -> None:
-    if photos < MIN_PHOTOS:
-        raise UsageError(
-            f"{plural(photos, 'photo')} with captions cannot calibrate a model: give {MIN_PHOTOS} or "
-            "more that can be read, or --check to change nothing"
-        )
-
-
 def run(options: argparse.Namespace) -> int:
     """Write the calibration into the model folder, and print how well it fits the photos."""
     from captioner.data import readers
 
     folder = None if options.model.startswith(HF) else find(find_model(options.model))
-    if options.model in bundled_models() and not options.check:
+    if folder is None or (options.model in bundled_models() and not options.check):
         raise UsageError(
-            f"'{options.model}' is calibrated already: give --check, or a model folder of your own"
-        )
-    if folder is None:
-        raise UsageError(
-            f"'{options.model}' is not a model folder: give one that captioner fit or export wrote"
+            f"'{options.model}' cannot be calibrated: give a model folder that captioner fit or export "
+            "wrote; --check tests a bundled model"
         )
     found = readers.read(options.data, options.root).of_split(options.split)
     records = [record for record in found if record.captions]
     if not records:
         raise UsageError(f"data set '{options.data}' has no photos in split '{options.split}'")
-    if not options.check:
-        _check_number(len(records))
     with stages() as show:
         show("loading the model")
         from dataclasses import asdict
 
         from captioner.cli.ground_images import open_cache
-        from captioner.evaluation.correctness import measure
+        from captioner.evaluation.attention_maps import batches
         from captioner.files import write_text
+        from captioner.predict.confidence import is_right
         from captioner.predict.load import load_own
         from captioner.store.calibration import calibrate, calibration_error, reliability
 
@@ -81,11 +65,28 @@ def run(options: argparse.Namespace) -> int:
             raise UsageError(NOT_CALIBRATED.format(options.model))
         cache = open_cache(model, records, show)
         show("captioning photos", len(records))
-        agreements, right, failed = measure(
-            model, records, cache, lambda done: show("captioning photos", len(records), done)
+        agreements: list[float] = []
+        right: list[bool] = []
+        failed: list[str] = []
+        for batch in batches(
+            model.captioner,
+            records,
+            BATCH,
+            failed,
+            cache=cache,
+            decoding=model.decoding,
+            advance=lambda done: show("captioning photos", len(records), done),
+        ):
+            captions = [hypothesis.tokens for hypothesis in batch.generated]
+            agreements += model.agreements(batch.annotations, captions)
+            for index, tokens in zip(batch.indices, captions, strict=True):
+                right.append(is_right(model.vocabulary.decode(tokens), records[index].captions))
+    if len(right) < MIN_PHOTOS and not options.check:
+        number = plural(len(right), "photo")
+        raise UsageError(
+            f"{number} with captions cannot calibrate a model: give {MIN_PHOTOS} or more that can be "
+            "read, or --check to change nothing"
         )
-    if not options.check:
-        _check_number(len(right))
     calibration = model.calibration if options.check else calibrate(agreements, right)
     assert calibration is not None
     if not options.check:

@@ -9,7 +9,6 @@ captioner compare runs/soft blip
 import argparse
 from pathlib import Path
 
-from captioner import resources
 from captioner.cli.arguments import add_overwrite
 from captioner.cli.outputs import check_files, check_folder
 from captioner.errors import UsageError
@@ -17,33 +16,21 @@ from captioner.errors import UsageError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``compare``."""
-    parser.add_argument(
-        "runs",
-        nargs="+",
-        metavar="RUN",
-        help="a run folder, or one with results/*.json; the others are compared with the first",
-    )
-    parser.add_argument(
-        "--output",
-        metavar="DIR",
-        help="folder for table.md, table.csv, table.json and plots; without it the table is printed",
-    )
+    text = "a run folder, or one with results/*.json; the others are compared with the first"
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=text)
+    text = "folder for table.md, table.csv, table.json and plots; without it the table is printed"
+    parser.add_argument("--output", metavar="DIR", help=text)
     add_overwrite(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the table, or write it with the plots; return the exit status."""
-    for name in options.runs:
-        bundled = name in resources.bundled_models() and not Path(name).exists()
-        if bundled or name.startswith(resources.HF):
-            raise UsageError(
-                f"'{name}' is a model, and compare reads folders: mkdir -p FOLDER/results, "
-                f"captioner ground --model {name} --output FOLDER/results/x.json, and give FOLDER"
-            )
     folders = [Path(run) for run in dict.fromkeys(options.runs)]
     if missing := [f"'{folder}'" for folder in folders if not folder.is_dir()]:
-        are = "is not a folder" if len(missing) == 1 else "are not folders"
-        raise UsageError(f"{', '.join(missing)} {are}; check the path")
+        raise UsageError(
+            f"no such folder: {', '.join(missing)}; for a model, give the folder F of captioner ground "
+            "--model NAME --output F/results/x.json"
+        )
     if options.output is not None:
         check_folder(Path(options.output), [folder / "results" for folder in folders])
     from captioner.comparison import formats, plots

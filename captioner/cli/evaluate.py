@@ -34,10 +34,10 @@ def run(options: argparse.Namespace) -> int:
     java = {"auto": None, "yes": True, "no": False}[options.java]
     scores = evaluate_files(options.results, options.references, java=java)
     if scores.missing > scores.images:
+        total = plural(scores.images + scores.missing, "photo")
         print(
-            f"captioner: {scores.missing:,} of {plural(scores.images + scores.missing, 'photo')} with "
-            "references have no caption and are not scored; scores of few photos, above all CIDEr, "
-            "are not comparable with scores of all photos",
+            f"captioner: {scores.missing:,} of {total} with references have no caption and are not "
+            "scored; scores of few photos are not comparable with scores of all photos",
             file=sys.stderr,
         )
     with open_output(options.output) as stream:

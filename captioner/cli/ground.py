@@ -11,6 +11,7 @@ import json
 import sys
 from itertools import chain
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from captioner.cli.arguments import (
     add_method,
@@ -18,12 +19,12 @@ from captioner.cli.arguments import (
     add_overwrite,
     add_search,
     number,
-    open_output,
     positive,
 )
 from captioner.cli.outputs import check_files, files_below, model_files
 from captioner.cli.progress import stages
 from captioner.errors import UsageError, plural
+from captioner.files import write_text
 from captioner.limits import SCENES, SEED
 
 ADVANCED = ("batch_size", "beam_size", "seed", "scene_options", "split", "overwrite")
@@ -51,33 +52,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     data.add_argument("--images", metavar="DIR", help="folder of the photos")
     scenes = "number of scenes to generate (default: 200)"
     data.add_argument("--scenes", type=number(SCENES), metavar="N", help=scenes)
-    data.add_argument(
-        "--scene-options",
-        nargs="+",
-        metavar="NAME=VALUE",
-        help="options of the scenes, such as max_objects=5 (default: those of the training run)",
-    )
-    data.add_argument(
-        "--data", metavar="NAME", choices=[*READERS], help="data set, as in data.name"
-    )
+    text = "options of the scenes, such as max_objects=5 (default: those of the training run)"
+    data.add_argument("--scene-options", nargs="+", metavar="NAME=VALUE", help=text)
+    text = "data set, as in data.name"
+    data.add_argument("--data", metavar="NAME", choices=[*READERS], help=text)
     data.add_argument("--root", metavar="DIR", help="folder of that data set")
     splits = ("train", "val", "test")
     data.add_argument("--split", choices=splits, help="split of that data set (default: val)")
     boxes = "folder of Flickr30k Entities: the boxes of phrases in that data set's captions"
     data.add_argument("--entities", metavar="DIR", help=boxes)
     data.add_argument("--limit", type=positive, metavar="N", help="use only the first N photos")
-    parser.add_argument(
-        "--regime",
-        choices=("both", "forced", "generated"),
-        default="both",
-        help="captions to evaluate: the references, fed to the model (forced), or the model's own",
-    )
+    regimes = ("both", "forced", "generated")
+    text = "captions to evaluate: the references, fed to the model (forced), or the model's own"
+    parser.add_argument("--regime", choices=regimes, default="both", help=text)
     add_method(parser)
-    parser.add_argument(
-        "--no-faithfulness",
-        action="store_true",
-        help="leave out how words depend on attended regions, which takes most of the time",
-    )
+    text = "leave out how words depend on attended regions, which takes most of the time"
+    parser.add_argument("--no-faithfulness", action="store_true", help=text)
     parser.add_argument("--seed", type=number(SEED), default=0, help="random seed")
     parser.add_argument("--full", action="store_true", help="print all tables of the report")
     parser.add_argument("--output", metavar="FILE", help="file for the report as JSON")
@@ -86,8 +76,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Print the report and write it; return 0, or 1 if some images could not be read."""
-    from tempfile import TemporaryDirectory
-
     kind = _kind(options)
     if kind == "a data set" and options.no_faithfulness:
         raise UsageError(
@@ -100,10 +88,10 @@ def run(options: argparse.Namespace) -> int:
             "scoring on photos",
             file=sys.stderr,
         )
+    from captioner.evaluation.image_statistics import ENDING, lines
+
     files = []
     if options.output is not None:
-        from captioner.evaluation.image_statistics import ENDING
-
         files = [Path(options.output), Path(options.output).with_suffix(ENDING)]
         folders = (options.images, options.root, options.entities)
         inputs = files_below(options.instances, options.captions, *folders)
@@ -111,27 +99,21 @@ def run(options: argparse.Namespace) -> int:
     with TemporaryDirectory() as scratch, stages() as show:
         show("reading masks and captions")
         from captioner.cli.ground_images import READERS, evaluate
-        from captioner.fast.malloc import keep_memory
-
-        keep_memory()
-        images = READERS[kind](options, Path(scratch))  # before torch is imported
-        show("loading the model")
         from captioner.cli.ground_tables import page
+        from captioner.fast.malloc import keep_memory
         from captioner.predict.load import load
 
+        keep_memory()
+        images = READERS[kind](options, Path(scratch))
+        show("loading the model")
         model = load(options.model, options.device)
         model.decoding = model.decoding.with_options({"beam_size": options.beam_size})
         report, statistics = evaluate(model, images, options, show)
     print(page(report, options.full))
     if files:
-        from captioner.evaluation.image_statistics import lines
-        from captioner.files import write_text
-
         # The statistics first, so that a new report never has old statistics beside it.
         write_text(files[1], lines(statistics))
-        with open_output(options.output) as stream:
-            json.dump(report, stream, indent=2, ensure_ascii=False)
-            stream.write("\n")
+        write_text(files[0], json.dumps(report, indent=2, ensure_ascii=False) + "\n")
     failed, messages = report["failed"], [*report["problems"], *report["failed"]]
     if failed:
         messages.append(f"{len(failed)} of {plural(images.number, 'photo')} left out")

@@ -4,25 +4,30 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import yaml
 
 from captioner.data import entity_images, masks, readers, shapes_dataset
+from captioner.data.cache import AnnotationCache, default_folder
 from captioner.data.readers.text_files import MALFORMED
-from captioner.data.records import SPLITS, VAL, Record, Records
-from captioner.errors import UsageError, did_you_mean
+from captioner.data.records import VAL, Record
+from captioner.errors import UsageError
+from captioner.evaluation import adapted
+from captioner.evaluation.adapted import AdapterBatch
+from captioner.evaluation.attention_maps import Batch, batches
+from captioner.evaluation.faithfulness import DeletionCurves
+from captioner.evaluation.grounding import GroundingData
 from captioner.evaluation.image_statistics import Evaluation, Regime
 from captioner.evaluation.metrics import read_references
 from captioner.limits import SCENE
 from captioner.photos.region_files import RegionFiles
+from captioner.predict.adapter import AdapterPredictor
+from captioner.predict.base_predictor import BasePredictor
+from captioner.predict.predictor import Predictor
+from captioner.provenance import provenance
 from captioner.resources import find_model
 from captioner.store.model_folder import MODEL
-
-if TYPE_CHECKING:
-    from captioner.data.cache import AnnotationCache
-    from captioner.predict.base_predictor import BasePredictor
-    from captioner.predict.predictor import Predictor
 
 SCENES = 200  # size of the test split of configs/data/shapes.yaml
 OPTIONS = {"image_size": 112, "max_objects": 3}
@@ -37,7 +42,7 @@ class Images(NamedTuple):
     masked: masks.MaskedImages | None = None  # the same images with masks, if there are any
     problems: Sequence[str] = ()  # a line for each annotation that could not be used
     failed: Sequence[str] = ()  # a line for each photo whose annotations could not be read
-    cached: bool = False  # whether annotation vectors are read from the cache, which is filled
+    cached: bool = False  # whether the annotation cache is filled and read
 
     @property
     def number(self) -> int:
@@ -68,19 +73,13 @@ def _scenes(options: argparse.Namespace, scratch: Path) -> Images:
 
 def _scene_option(text: str) -> tuple[str, int]:
     name, _, value = text.partition("=")
-    if name not in OPTIONS:
-        near = did_you_mean(name, OPTIONS)
-        raise UsageError(f"--scene-options takes {'=…, '.join(OPTIONS)}=…; got {text!r}{near}")
-    if not value.isdecimal():
-        raise UsageError(f"--scene-options: {name} must be {SCENE[name]}, got {value!r:.40}")
+    if name not in OPTIONS or not value.isdecimal():
+        raise UsageError(f"--scene-options takes {'=N, '.join(OPTIONS)}=N; got {text!r}")
     return name, int(value)
 
 
 def _trained_scenes(model: str | None) -> dict[str, Any]:
-    """Read the scene options of the model's training run; empty if it had other data.
-
-    A file of another program is left alone: the model may lie anywhere.
-    """
+    """Read the scene options of the model's training run; empty if it had other data."""
     path = find_model(model).absolute()
     if path.is_file():  # RUN/checkpoints/best.ckpt
         path = path.parent.parent
@@ -94,26 +93,17 @@ def _trained_scenes(model: str | None) -> dict[str, Any]:
         return {}
 
 
-def _records(options: argparse.Namespace) -> Records:
-    split = options.split or VAL
-    records = readers.read(options.data, options.root).of_split(split)[: options.limit]
-    if not records:
-        raise UsageError(
-            f"data set '{options.data}' has no photos in split '{split}'; splits are "
-            f"{', '.join(SPLITS)}"
-        )
-    return records
-
-
 def _data_set(options: argparse.Namespace, _scratch: Path) -> Images:
-    source = f"{options.data}, split {options.split or VAL}"
-    return Images(_records(options), source, cached=options.limit is None)
-
-
-def _entities(options: argparse.Namespace, _scratch: Path) -> Images:
-    masked = entity_images.read(Path(options.entities).expanduser(), _records(options))
-    source = f"{options.data}, split {options.split or VAL}, boxes of {masked.source}"
-    cached = options.limit is None
+    """Read a data set, with the boxes of Flickr30k Entities if their folder is given."""
+    split, cached = options.split or VAL, options.limit is None
+    records = readers.read(options.data, options.root).of_split(split)[: options.limit]
+    source = f"{options.data}, split {split}"
+    if not records:
+        raise UsageError(f"data set '{options.data}' has no photos in split '{split}'")
+    if options.entities is None:
+        return Images(records, source, cached=cached)
+    masked = entity_images.read(Path(options.entities).expanduser(), records)
+    source += f", boxes of {masked.source}"
     return Images(masked.images, source, masked, masked.problems, masked.failed, cached)
 
 
@@ -121,77 +111,58 @@ READERS: dict[str, Callable[[argparse.Namespace, Path], Images]] = {
     "scenes": _scenes,  # generated in the given folder
     "COCO files": _coco,
     "a data set": _data_set,
-    "Flickr30k Entities": _entities,
+    "Flickr30k Entities": _data_set,
 }
 """The readers by kind of images, as in ``captioner.cli.ground.OPTIONS``."""
 
 
 def evaluate(
-    model: "BasePredictor", images: Images, options: argparse.Namespace, show: Callable[..., None]
+    model: BasePredictor, images: Images, options: argparse.Namespace, show: Callable[..., None]
 ) -> Evaluation:
     """Evaluate every regime and describe the model, the data and the settings."""
-    from captioner.evaluation import adapted
-    from captioner.evaluation.attention_maps import batches
-    from captioner.evaluation.faithfulness import DeletionCurves
-    from captioner.evaluation.grounding import GroundingData
-    from captioner.predict.adapter import AdapterPredictor
-    from captioner.predict.predictor import Predictor
-    from captioner.provenance import provenance
-
     both: tuple[Regime, ...] = ("forced", "generated")
     regimes = both if options.regime == "both" else (options.regime,)
-    masked, total, method = images.masked, len(images.photos), options.method
-    captioner = model.captioner if isinstance(model, Predictor) else None
-    maps = {
-        regime: GroundingData(captioner, masked, regime, method) for regime in regimes if masked
-    }
-    curves = {
-        regime: DeletionCurves(model, images.photos, regime, method)
-        for regime in regimes
-        if not options.no_faithfulness
-    }
+    photos, method = images.photos, options.method
     failed = list(images.failed)
-
-    def advance(done: int) -> None:
-        show("measuring photos", total, done)
-
+    given: dict[str, Any] = {
+        "decoding": model.decoding if "generated" in regimes else None,
+        "seed": options.seed,
+        "advance": lambda done: show("measuring photos", len(photos), done),
+    }
+    captioner = None
+    found: Iterator[Batch | AdapterBatch]
     if isinstance(model, Predictor):
-        cache = open_cache(model, images.photos, show) if images.cached else None
-        show("measuring photos", total)
-        found = batches(
-            model.captioner,
-            images.photos,
-            options.batch_size,
-            failed,
-            cache=cache,
-            decoding=model.decoding if "generated" in regimes else None,
-            seed=options.seed,
-            advance=advance,
-        )
-        for batch in found:
-            for of_maps in maps.values():
-                of_maps.add(batch)
-            for of_words in curves.values():
-                of_words.add(batch)
+        captioner = model.captioner
+        cache = open_cache(model, photos, show) if images.cached else None
+        found = batches(captioner, photos, options.batch_size, failed, cache=cache, **given)
     else:
         assert isinstance(model, AdapterPredictor)
         if method != "attention":
             raise UsageError(f"{model.name} is no model of this package: leave out --method")
-        show("measuring photos", total)
-        size = options.batch_size
-        adapted.measure(model, images.photos, size, maps, curves, failed, options.seed, advance)
-    show("computing confidence intervals", total)
+        found = adapted.batches(model.adapter, photos, options.batch_size, failed, **given)
+    collected: dict[Regime, list[GroundingData | DeletionCurves]] = {}
+    for regime in regimes:
+        collected[regime] = []
+        if images.masked:
+            collected[regime].append(GroundingData(captioner, images.masked, regime, method))
+        if not options.no_faithfulness:
+            collected[regime].append(DeletionCurves(model, photos, regime, method))
+    show("measuring photos", len(photos))
+    for batch in found:
+        for of_regime in collected.values():
+            for part in of_regime:
+                part.add(batch)
+    show("computing confidence intervals", len(photos))
     reports: dict[str, Any] = {}
     statistics = []
-    for regime in regimes:
-        grounding = maps[regime].report(options.seed) if maps else Evaluation({}, [])
-        reports[regime] = grounding.report
-        statistics += grounding.image_statistics
-        if curves:
-            faithfulness = curves[regime].report(options.seed)
-            reports[regime] |= {"faithfulness": faithfulness.report}
-            statistics += faithfulness.image_statistics
-    report = {
+    for regime, of_regime in collected.items():
+        reports[regime] = {}
+        for part in of_regime:
+            report, of_images = part.report(options.seed)
+            faithful = isinstance(part, DeletionCurves)
+            reports[regime] |= {"faithfulness": report} if faithful else report
+            statistics += of_images
+    record = {
         "command": " ".join(["captioner", *sys.argv[1:]]),
         "model": model.name,
         "mechanism": model.mechanism,
@@ -205,22 +176,20 @@ def evaluate(
         "problems": list(images.problems),
         **provenance(),
     }
-    return Evaluation(report, statistics)
+    return Evaluation(record, statistics)
 
 
 def open_cache(
-    model: "Predictor", photos: Sequence[Any], show: Callable[..., None]
-) -> "AnnotationCache | None":
+    model: Predictor, photos: Sequence[Any], show: Callable[..., None]
+) -> AnnotationCache | None:
     """Open the annotation cache of the photos, and fill it; None for encoders without a cache."""
-    from captioner.data.cache import AnnotationCache, default_folder
-
     encoder = model.captioner.encoder
     if encoder.trainable or isinstance(encoder.preprocessing, RegionFiles):
         return None
 
-    def progress(batches: Iterable[Any], total: int) -> Iterator[Any]:
+    def progress(found: Iterable[Any], total: int) -> Iterator[Any]:
         show("filling the annotation cache", total)
-        for batch in batches:
+        for batch in found:
             show("filling the annotation cache", total, 1)
             yield batch
 

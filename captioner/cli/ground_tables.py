@@ -145,23 +145,22 @@ def _tables(part: Mapping[str, Any]) -> list[str]:
         rows = [[measure_label(name), interval(found)] for name, found in measured.items()]
         named = plural(part["objects"]["mentions"], "named object")
         lines += [*table([named, "model, %"], rows), ""]
-    if "faithfulness" not in part:
-        return lines
-    groups = part["faithfulness"]["scores"]
-    rows = [
-        [group, f"{scores['words']:,}", *(interval(scores[area], scale=100) for area in DROPS)]
-        for group, scores in groups.items()
-    ]
-    return [
-        *lines,
-        "Mean drop of a word's log-probability, in hundredths of a nat, as regions are erased; "
-        "insertion: its mean rise as they are put back:",
-        "",
-        *table(["words", "number", *map(measure_label, DROPS)], rows),
-        "",
-        *(f"**Faithfulness, {group} words: {s['verdict']}.**" for group, s in groups.items()),
-        "",
-    ]
+    if "faithfulness" in part:
+        groups = part["faithfulness"]["scores"]
+        rows = [
+            [group, f"{scores['words']:,}", *(interval(scores[area], scale=100) for area in DROPS)]
+            for group, scores in groups.items()
+        ]
+        lines += [
+            "Mean drop of a word's log-probability, in hundredths of a nat, as regions are erased; "
+            "insertion: its mean rise as they are put back:",
+            "",
+            *table(["words", "number", *map(measure_label, DROPS)], rows),
+            "",
+            *(f"**Faithfulness, {group} words: {s['verdict']}.**" for group, s in groups.items()),
+            "",
+        ]
+    return lines
 
 
 def _types(types: Mapping[str, Any], metrics: Mapping[str, str]) -> list[str]:

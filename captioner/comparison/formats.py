@@ -97,7 +97,9 @@ def table_csv(comparison: Comparison) -> str:
 
 def table_json(comparison: Comparison) -> str:
     """Return the lines of the CSV, with the names of the runs and the notes."""
-    tree = {"runs": comparison.columns, "notes": comparison.notes}
-    return (
-        json.dumps({**tree, "measures": _records(comparison)}, indent=1, ensure_ascii=False) + "\n"
-    )
+    tree = {
+        "runs": comparison.columns,
+        "notes": comparison.notes,
+        "measures": _records(comparison),
+    }
+    return json.dumps(tree, indent=1, ensure_ascii=False) + "\n"

@@ -16,14 +16,10 @@ FLUENCY = ("true_captions", "mean_length", "bad_endings")
 
 @dataclass(frozen=True)
 class Result:
-    """Measures taken under the same conditions.
-
-    ``setting`` is everything that the measures depend on besides the model, as text. Only results with
-    the same setting are compared.
-    """
+    """Measures taken under the same conditions: only results with one setting are compared."""
 
     section: str  # the kind of measures, one of SECTIONS
-    setting: str
+    setting: str  # what the measures depend on besides the model
     source: str  # the name of the file without its suffix
     values: dict[str, float]  # by measure, in display order
     image_statistics: list[ImageStatistics] = field(default_factory=list)
@@ -40,9 +36,7 @@ def read_run(folder: Path) -> list[Result]:
         try:
             record = json.loads(file.read_text("utf-8"))
         except (OSError, ValueError) as error:
-            raise UsageError(
-                f"'{file}' cannot be read ({error}); write it again, or delete it"
-            ) from error
+            raise UsageError(f"'{file}' cannot be read ({error})") from error
         if isinstance(record, dict) and {"scores", "regimes"} & record.keys():
             images = file.with_suffix(ENDING)
             results_of = _attention if "regimes" in record else _captions

@@ -32,11 +32,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One group for each setting, in the order of ``SECTIONS``.
-
-    A run that was measured twice in a setting, for example hard attention by argmax and by sampling,
-    has two columns.
-    """
+    """One group for each setting; a run that was measured twice in a setting has two columns."""
 
     columns: list[str]
     groups: list[Group]
@@ -119,9 +115,7 @@ def _not_comparable(first: Result, first_name: str, other: Result) -> str | None
     if [image.image_id for image in ones] != [image.image_id for image in others]:
         return f"scored on other images than {first_name}"
     if [image.scored for image in ones] != [image.scored for image in others]:
-        return (
-            f"scored on other words or mentions than {first_name}, because the vocabularies differ"
-        )
+        return f"scored on other words or mentions than {first_name}"
     return None
 
 

@@ -1,10 +1,11 @@
-"""Grounding and deletion curves of captioners of other libraries, through ``Adapter``.
+"""Batches of photos, and deletion curves, for captioners of other libraries through ``Adapter``.
 
 The model's tokens are erased for all words of a sentence, also those before the measured one, because
 such models have no state that a single step could be repeated from.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,90 +16,51 @@ from captioner.data.pixels import check_upright
 from captioner.data.records import Record
 from captioner.errors import EvaluationError, ImageError
 from captioner.evaluation.deletion import DRAWS, SHARES, LogProbDrop, curves
-from captioner.evaluation.faithfulness import DeletionCurves
-from captioner.evaluation.grounding import GroundingData
-from captioner.evaluation.image_statistics import Regime
-from captioner.evaluation.localisation import normalised
-from captioner.language.alignment import to_photo, words_of
-from captioner.language.vocabulary import Tokenizer
+from captioner.language.alignment import words_of
 from captioner.photos import images as image_files
-from captioner.predict.adapter import LARGEST_BATCH, Adapter, AdapterPredictor, Reading
+from captioner.predict.adapter import LARGEST_BATCH, Adapter, Reading
+from captioner.search.options import Decoding
 
 
-def measure(
-    predictor: AdapterPredictor,
-    photos: Sequence[Record | MaskedImage],
+class AdapterBatch(NamedTuple):
+    """Photos with the captions of an adapter."""
+
+    adapter: Adapter
+    indices: list[int]  # of the photos in the data set
+    photos: list[Image.Image]
+    generated: list[Reading]  # the captions; empty if none were requested
+    seed: int  # of all random choices
+
+
+def batches(
+    adapter: Adapter,
+    images: Sequence[MaskedImage | Record],
     batch_size: int,
-    maps: Mapping[Regime, GroundingData],
-    words: Mapping[Regime, DeletionCurves],
     failed: list[str],
-    seed: int,
-    advance: Callable[[int], object],
-) -> None:
-    """Add the maps and deletion curves of all photos; arguments as for ``attention_maps.batches``.
-
-    Raises:
-        EvaluationError: no image could be read.
-    """
-    adapter, read, size = predictor.adapter, 0, min(batch_size, LARGEST_BATCH)
-    regimes = dict.fromkeys([*maps, *words])
-    for start in range(0, len(photos), size):
-        opened = dict(_opened(photos, range(start, min(start + size, len(photos))), failed))
-        read += len(opened)
-        generated: list[list[Reading]] = []
-        if "generated" in regimes and opened:
-            generated = adapter.generate(list(opened.values()), predictor.decoding, True)
-        for number, (index, photo) in enumerate(opened.items()):
-            for regime in regimes:
-                readings, given = generated[number][:1] if generated else [], None
-                if regime == "forced":
-                    texts = [text for text in photos[index].captions if text.strip()]
-                    readings = [adapter.read(photo, text) for text in texts]
-                    given = list(map(Tokenizer(), texts))
-                if regime in maps:
-                    _add_maps(maps[regime], index, readings, given)
-                text = "".join(readings[0].pieces).strip() if readings else ""
-                if text and regime in words:
-                    words[regime].add_caption(
-                        index, *word_drops(adapter, photo, text, seed + index)
-                    )
-        advance(min(size, len(photos) - start))
-    if not read:
+    *,
+    decoding: Decoding | None = None,
+    seed: int = 0,
+    advance: Callable[[int], object] = lambda _: None,
+) -> Iterator[AdapterBatch]:
+    """Read and caption photos; arguments and errors as for ``attention_maps.batches``."""
+    size, found = min(batch_size, LARGEST_BATCH), False
+    for start in range(0, len(images), size):
+        opened: dict[int, Image.Image] = {}
+        for index, image in enumerate(images[start : start + size], start):
+            try:
+                photo = image_files.load(image.path)
+                if isinstance(image, MaskedImage):
+                    check_upright(image.path, photo.size, image.size)
+                opened[index] = photo
+            except ImageError as error:
+                failed.append(str(error))
+        if opened:
+            found, photos = True, list(opened.values())
+            readings = adapter.generate(photos, decoding, True) if decoding else []
+            yield AdapterBatch(adapter, list(opened), photos, [best[0] for best in readings], seed)
+        advance(min(size, len(images) - start))
+    if not found:
         raise EvaluationError(f"no photo can be read; {failed[0]}")
-
-
-def _opened(
-    photos: Sequence[Record | MaskedImage], indices: range, failed: list[str]
-) -> Iterator[tuple[int, Image.Image]]:
-    for index in indices:
-        record = photos[index]
-        try:
-            photo = image_files.load(record.path)
-            if isinstance(record, MaskedImage):
-                check_upright(record.path, photo.size, record.size)
-            yield index, photo
-        except ImageError as error:
-            failed.append(str(error))
-
-
-def _add_maps(
-    collected: GroundingData,
-    index: int,
-    readings: Sequence[Reading],
-    given: Sequence[Sequence[str]] | None,
-) -> None:
-    """Add the maps of an image, on a grid of the model's size that covers the photo.
-
-    ``given`` has the words of each reading; None to take them from its pieces.
-    """
-    collected.images.append(index)
-    for number, reading in enumerate(readings):
-        assert reading.attention is not None
-        words, members = words_of(reading.pieces, given[number] if given else None)
-        collected.grid = reading.attention.shape[-2:]
-        of_pieces = to_photo(reading.attention.mean((1, 2)), reading.box, collected.grid)
-        of_words = np.stack([of_pieces[pieces].mean(0).ravel() for pieces in members])
-        collected.add_caption(index, words, {"model": normalised(of_words)})
 
 
 def word_drops(

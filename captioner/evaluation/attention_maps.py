@@ -23,7 +23,7 @@ from captioner.search.beam import search
 from captioner.search.hypotheses import Hypothesis
 from captioner.search.options import Decoding
 
-Images = Sequence[MaskedImage] | Sequence[Record]
+Images = Sequence[MaskedImage | Record]
 Read = tuple[list[int], Tensor | Annotations | None, list[str]]
 """Indices of the readable images of a batch, their pixels or annotations, and the others' errors."""
 Maps = list[list[Tensor]]
@@ -95,8 +95,7 @@ def _from_files(captioner: Captioner, images: Images, batch_size: int) -> Iterat
 def _from_cache(cache: AnnotationCache, images: Images, batch_size: int) -> Iterator[Read]:
     for start in range(0, len(images), batch_size):
         indices, errors = [], []
-        for index in range(start, min(start + batch_size, len(images))):
-            image = images[index]
+        for index, image in enumerate(images[start : start + batch_size], start):
             try:
                 if image.path in cache.failed:
                     raise ImageError(cache.failed[image.path])
@@ -117,22 +116,18 @@ def forced_maps(
 ) -> tuple[Maps, Maps | None]:
     """Feed captions to a decoder in eval mode, and explain their words.
 
-    ``captions`` holds the captions of every image, each as the ids of its words, without start and
-    end. No caption is empty.
+    ``captions`` holds the captions of every image, each as the ids of its words, at least one.
 
     Returns:
         The attention weights of every word, or the positive part of its map by another method; and for
         hard attention the sampling probabilities of the cells, None for deterministic attention.
     """
     if method != "attention":
-        explained = [
-            [
-                explain(decoder, annotations.of(b), caption, method).clamp(min=0)
-                for caption in written
-            ]
-            for b, written in enumerate(captions)
-        ]
-        return explained, None
+
+        def positive(b: int, caption: Sequence[int]) -> Tensor:
+            return explain(decoder, annotations.of(b), caption, method).clamp(min=0)
+
+        return [[positive(b, one) for one in written] for b, written in enumerate(captions)], None
     longest = max(len(caption) for of_image in captions for caption in of_image)
     tokens = torch.full((len(captions), max(map(len, captions)), longest), PAD)
     for b, of_image in enumerate(captions):

@@ -51,11 +51,6 @@ class Bootstrap:
     """Percentile bootstrap: the interval is the middle 95 % of the values over all resamples.
 
     All calls use the same resamples, so that differences are paired.
-
-    Args:
-        images: number of images, at least 1.
-        resamples: number of resamples.
-        seed: seed of the random draws.
     """
 
     def __init__(self, images: int, resamples: int = 2000, seed: int = 0) -> None:
@@ -80,9 +75,9 @@ class Bootstrap:
 
     def intervals(self, measures: Mapping[str, Statistic]) -> dict[str, dict[str, float | None]]:
         """Return rounded estimates, ready for JSON; all None if there is nothing to measure."""
+
+        def rounded(value: float) -> float | None:
+            return None if math.isnan(value) else round(value, 6) + 0.0  # -0.0 becomes 0.0
+
         estimates = {name: asdict(self.estimate(of)) for name, of in measures.items()}
-        return {
-            # Adding 0 turns -0.0 into 0.0.
-            name: {k: None if math.isnan(v) else round(v, 6) + 0.0 for k, v in estimate.items()}
-            for name, estimate in estimates.items()
-        }
+        return {n: {k: rounded(v) for k, v in of.items()} for n, of in estimates.items()}

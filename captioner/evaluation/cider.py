@@ -5,8 +5,6 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
-from captioner.errors import UsageError
-
 Words = Sequence[Hashable]  # strings or ids
 Gram = tuple[Hashable, ...]
 
@@ -21,23 +19,15 @@ class _Vector(NamedTuple):
 
 
 class CiderD:
-    """CIDEr-D (Vedantam, Zitnick, Parikh 2015, arXiv 1411.5726, §4).
+    """CIDEr-D (Vedantam, Zitnick, Parikh 2015, arXiv 1411.5726, §4), as in coco-caption.
 
-    Gives the per-image scores of coco-caption with the document frequencies of one corpus.
-
-    Args:
-        corpus: reference captions of every image, as words or ids.
-
-    Raises:
-        UsageError: the corpus has no images.
+    ``corpus`` has the reference captions of every image, as words or ids, for document frequencies.
     """
 
     def __init__(self, corpus: Iterable[Sequence[Words]]) -> None:
         images = [{gram for caption in captions for gram in _grams(caption)} for captions in corpus]
-        if not images:
-            raise UsageError("CIDEr-D needs reference captions for its word frequencies, got none")
         self._frequencies = Counter(gram for grams in images for gram in grams)
-        self._log_images = math.log(len(images))
+        self._log_images = math.log(max(1, len(images)))
 
     def __call__(self, candidates: Sequence[Words], references: Sequence[Words]) -> list[float]:
         """Score each candidate caption of one image, from 0 to 10; most scores are below 2."""

@@ -35,8 +35,7 @@ class LogProbDrop(NamedTuple):
     log_probs: Float[Tensor, " T"]  # with nothing erased
     drops: Float[Tensor, "T 3 Q"]  # for each of ORDERS and number of erased regions
     shares: Float[Tensor, " Q"]  # of the regions that are erased, in (0, 1], increasing
-    # How far the log-probability rises above that without any region as as many regions are put back.
-    rises: Float[Tensor, "T 3 Q"]
+    rises: Float[Tensor, "T 3 Q"]  # above no region, as as many regions are put back
 
     @property
     def areas(self) -> Float[Tensor, "T 3"]:
@@ -59,7 +58,7 @@ def word_drops(
     annotations: Annotations,
     captions: Sequence[Sequence[int]],
     shares: Sequence[float] = SHARES,
-    choices: int = DRAWS,
+    draws: int = DRAWS,
     seed: int = 0,
     maps: Sequence[Float[Tensor, "T L"]] | None = None,
 ) -> list[LogProbDrop]:
@@ -69,8 +68,8 @@ def word_drops(
         decoder: deterministic, in eval mode.
         annotations: after the neck, of the image of each caption.
         captions: word ids without start and end, at least one word each.
-        shares: shares of the regions to erase, increasing, in (0, 1], after a single region.
-        choices: number of random orders.
+        shares: of the regions to erase, increasing, in (0, 1], after a single region.
+        draws: number of random orders.
         seed: of the random orders, and of the order of regions with equal weights.
         maps: of the words of each caption, which rank the regions; None for the attention weights.
     """
@@ -101,7 +100,7 @@ def word_drops(
         images = torch.arange(active, device=device)
         state = index_batch(state, images)
         before, word = tokens[:active, step : step + 2].T
-        ranks = _ranks(decoded, step, mask[:active], choices, generator)  # (active, N, L)
+        ranks = _ranks(decoded, step, mask[:active], draws, generator)  # (active, N, L)
         chosen = ranks.unsqueeze(2) < numbers[:active, None, :, None]  # (active, N, Q, L)
         valid = mask[:active, None, None].expand_as(chosen)
         regions = torch.stack([chosen, ~chosen & valid], 1)  # erased; those not put back
@@ -150,7 +149,7 @@ def curves(
 
 
 def _ranks(
-    decoded: Decoded, step: int, mask: Bool[Tensor, "P L"], choices: int, generator: torch.Generator
+    decoded: Decoded, step: int, mask: Bool[Tensor, "P L"], draws: int, generator: torch.Generator
 ) -> Int[Tensor, "P N L"]:
     """Rank the regions by decreasing weight, by increasing weight, and in random orders.
 
@@ -169,7 +168,7 @@ def _ranks(
         return order.argsort(-1)
 
     by_weight = [ranks(-probs, -weights, masked), ranks(probs, weights, masked)]
-    return torch.stack(by_weight + [ranks(masked) for _ in range(choices)], 1)
+    return torch.stack(by_weight + [ranks(masked) for _ in range(draws)], 1)
 
 
 def _log_probs(logits: Float[Tensor, "P V"], words: Int[Tensor, " P"]) -> Float[Tensor, " P"]:

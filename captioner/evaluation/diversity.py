@@ -1,6 +1,6 @@
 """How much several captions of an image differ, and how good the best of them is."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -43,25 +43,26 @@ class Diversity:
 def diversity(captions: Mapping[Any, Captions], references: Mapping[Any, Captions]) -> Diversity:
     """Measure the diversity of the captions of images; captions are lists of words.
 
-    Args:
-        captions: image → its captions; at least two for each image.
-        references: image → its reference captions. There may be more images than in ``captions``:
-            CIDEr takes its document frequencies from all of them.
+    ``captions`` has at least two captions for each image. ``references`` may have more images: CIDEr
+    takes its document frequencies from all of them.
     """
     cider = CiderD(references.values())
     best = [max(cider(found, references[image])) for image, found in captions.items()]
-    per_image: dict[str, list[Any]] = {
-        "captions": list(map(len, captions.values())),
-        "distinct_1": [100 * distinct(found, 1) for found in captions.values()],
-        "distinct_2": [100 * distinct(found, 2) for found in captions.values()],
-        "self_cider": [
-            100 * spectral_diversity(np.array(cider.similarities(found)))
-            for found in captions.values()
-        ],
-        "oracle_cider": [100 * value for value in best],
-    }
-    means = {name: float(np.mean(values)) for name, values in per_image.items()}
-    return Diversity(len(captions), mbleu_4=100 * mutual_bleu(list(captions.values())), **means)
+    each = list(captions.values())
+    kernels = [np.array(cider.similarities(found)) for found in each]
+    return Diversity(
+        len(each),
+        captions=_mean(len(found) for found in each),
+        distinct_1=100 * _mean(distinct(found, 1) for found in each),
+        distinct_2=100 * _mean(distinct(found, 2) for found in each),
+        mbleu_4=100 * mutual_bleu(each),
+        self_cider=100 * _mean(map(spectral_diversity, kernels)),
+        oracle_cider=100 * _mean(best),
+    )
+
+
+def _mean(values: Iterable[float]) -> float:
+    return float(np.mean(list(values)))
 
 
 def distinct(captions: Captions, n: int) -> float:

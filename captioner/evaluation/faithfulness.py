@@ -1,8 +1,7 @@
 """Faithfulness: does a word's log-probability drop when the attended regions are erased?
 
-A plausible map need not be what the word depends on (Jain, Wallace 2019, arXiv 1902.10186). Regions
-are erased with the greatest attention weights first, in random order, and with the least weights
-first (``captioner.evaluation.deletion``). For faithful attention, most > random > least.
+Regions are erased with the greatest attention weights first, in random order, and with the least
+weights first (``captioner.evaluation.deletion``). For faithful attention, most > random > least.
 
     curves, model = DeletionCurves(predictor, records), predictor.captioner
     for batch in batches(model, records, 8, failed := []):
@@ -11,7 +10,7 @@ first (``captioner.evaluation.deletion``). For faithful attention, most > random
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +19,8 @@ import torch
 from captioner.data.masks import MaskedImage
 from captioner.data.records import Record
 from captioner.errors import EvaluationError
+from captioner.evaluation import adapted
+from captioner.evaluation.adapted import AdapterBatch
 from captioner.evaluation.attention_maps import Batch
 from captioner.evaluation.bootstrap import Bootstrap, Ratio, mean
 from captioner.evaluation.deletion import DRAWS, SHARES, LogProbDrop, word_drops
@@ -40,8 +41,7 @@ MEASURES = (
     *("insertion_most", "insertion_random", "insertion_most_over_random", "rank_correlation"),
 )
 """Means over words, in nats: log-probability, areas under the curves of drops and of rises, and their
-differences; and the rank correlation of maps before and after the decoder's weights are randomised,
-which a ``Predictor`` has."""
+differences; and, for a ``Predictor``, the rank correlation of maps with those of a random decoder."""
 ROUNDING = 1e-5  # nats; smaller differences of log-probabilities are float32 rounding errors
 
 
@@ -65,8 +65,7 @@ class DeletionCurves:
         regime: Regime = "forced",
         method: str = "attention",
     ) -> None:
-        self.regime, self._method = regime, method
-        self._records = records
+        self.regime, self._method, self._records = regime, method, records
         self._mechanism, self._max_length = predictor.mechanism, predictor.decoding.max_length
         if isinstance(predictor, Predictor):
             self._decoder = deterministic(predictor.captioner.decoder)
@@ -76,24 +75,32 @@ class DeletionCurves:
         self._captions: list[tuple[str, ...]] = []  # of each image
         self._values: list[np.ndarray] = []  # of each caption: MEASURES, (T, M)
 
-    def add(self, batch: Batch) -> None:
-        """Compute the deletion curves of some images, for a ``Predictor``."""
+    def add(self, batch: Batch | AdapterBatch) -> None:
+        """Compute the deletion curves of some images."""
+        firsts = [next(filter(str.strip, self._records[i].captions), "") for i in batch.indices]
+        if isinstance(batch, AdapterBatch):
+            texts = ["".join(reading.pieces).strip() for reading in batch.generated]
+            if self.regime == "forced":
+                texts = firsts
+            for index, photo, text in zip(batch.indices, batch.photos, texts, strict=True):
+                if text:
+                    seed = batch.seed + index
+                    self.add_caption(index, *adapted.word_drops(batch.adapter, photo, text, seed))
+            return
         tokens = [best.tokens for best in batch.generated]
         if self.regime == "forced":
-            first = [[*self._records[index].captions, ""][0] for index in batch.indices]
-            words = [Tokenizer()(caption)[: self._max_length] for caption in first]
+            words = [Tokenizer()(caption)[: self._max_length] for caption in firsts]
             tokens = list(map(self._vocabulary.encode, words))
-        written = {number: ids for number, ids in enumerate(tokens) if ids}
-        curves = dict(zip(written, self._curves(batch, written) if written else (), strict=True))
-        for number, (index, ids) in enumerate(zip(batch.indices, tokens, strict=True)):
-            self.add_caption(index, self._vocabulary.decode(ids), *curves.get(number, ()))
+        curves = self._curves(batch, list(filter(None, tokens)), list(map(bool, tokens)))
+        for index, ids in zip(batch.indices, tokens, strict=True):
+            self.add_caption(index, self._vocabulary.decode(ids), *(next(curves) if ids else ()))
 
     def _curves(
-        self, batch: Batch, written: Mapping[int, Sequence[int]]
+        self, batch: Batch, captions: Sequence[Sequence[int]], written: Sequence[bool]
     ) -> Iterator[tuple[LogProbDrop, np.ndarray]]:
-        """Yield the curves and the rank correlations of the words of captions by number of image."""
-        chosen = torch.tensor(list(written), device=batch.annotations.vectors.device)
-        annotations, captions = index_batch(batch.annotations, chosen), list(written.values())
+        """Yield the curves and the rank correlations of the words of each caption."""
+        chosen = torch.tensor(written, device=batch.annotations.vectors.device).nonzero().flatten()
+        annotations = index_batch(batch.annotations, chosen)
 
         def explained(decoder: Any) -> list[torch.Tensor]:
             pairs = enumerate(captions)
@@ -136,9 +143,7 @@ class DeletionCurves:
         image = np.repeat(np.arange(len(self._ids)), list(map(len, self._captions)))
         known = words != SPECIALS[UNK]
         if not known.any():
-            raise EvaluationError(
-                "cannot measure faithfulness: no caption of a photo holds a word that the model knows"
-            )
+            raise EvaluationError("no caption of a photo holds a word that the model knows")
         function = np.isin(words, list(FUNCTION_WORDS))
         groups = {"all": known, "content": known & ~function, "function": known & function}
         values, bootstrap = np.concatenate(self._values), Bootstrap(len(self._ids), resamples, seed)
@@ -152,6 +157,7 @@ class DeletionCurves:
                 found = bootstrap.intervals(means)
                 verdict = _verdict(found["most_over_random"], found["random_over_least"])
                 scores[group] = {**found, "verdict": verdict, "words": int(member.sum())}
+        sizes = {"captions_per_image": 1, "largest_share": SHARES[-1], "draws": DRAWS}
         report = {
             "measure": "faithfulness",
             "regime": self.regime,
@@ -159,13 +165,7 @@ class DeletionCurves:
             "method": self._method,
             "images": len(self._ids),
             "unknown_words": int((~known).sum()),
-            "settings": {
-                "captions_per_image": 1,
-                "largest_share": SHARES[-1],
-                "draws": DRAWS,
-                "seed": seed,
-                "resamples": resamples,
-            },
+            "settings": sizes | {"seed": seed, "resamples": resamples},
             "scores": scores,
         }
         ids, scored = dict(enumerate(self._ids)), [(caption,) for caption in self._captions]

@@ -2,8 +2,7 @@
 
 *Forced* captions are the references, fed to the model word by word, so that every model is scored on
 the same mentions. *Generated* captions are the model's own. The map of a word is the attention with
-which the model predicts it, before the word itself is an input. The model's maps and baseline maps are
-compared with object masks; the metrics have bootstrap confidence intervals.
+which the model predicts it, before the word itself is an input.
 
     collected = GroundingData(model, data, "forced")
     for batch in batches(model, data.images, 16, failed := []):
@@ -22,6 +21,7 @@ from jaxtyping import Float64
 from captioner.data.masks import MaskedImages
 from captioner.data.scene_grammar import Mention
 from captioner.evaluation import sentinel_use
+from captioner.evaluation.adapted import AdapterBatch
 from captioner.evaluation.attention_maps import Batch, forced_maps
 from captioner.evaluation.bootstrap import Bootstrap, Ratio, mean
 from captioner.evaluation.image_statistics import Evaluation, Regime, of_images
@@ -38,8 +38,10 @@ from captioner.evaluation.localisation import (
     spread,
 )
 from captioner.evaluation.named_objects import CaptionRecord, NamedObjects
+from captioner.language.alignment import to_photo, words_of
 from captioner.language.vocabulary import UNK, Tokenizer
 from captioner.models.captioner import Captioner
+from captioner.predict.adapter import Reading
 
 MAPS = {
     "model": "model",
@@ -73,7 +75,7 @@ class GroundingData:
     """Captions, mentions and maps of all images, which are added batch by batch.
 
     Args:
-        captioner: in eval mode; None if ``add_caption`` is called instead of ``add``.
+        captioner: in eval mode; None for the batches of an adapter.
         data: images with masks, and for ``forced`` with captions.
         regime: ``forced`` (reference captions) or ``generated`` (the model's own).
         method: of the maps: see ``captioner.predict.explanations``.
@@ -91,18 +93,19 @@ class GroundingData:
         self.grid = (1, 1)  # (rows, columns) of all maps, which are flat, in raster order
         self.captions: list[CaptionRecord] = []
         self.mentions: list[MentionRecord] = []  # that are scored
-        self.pairs: list[
-            tuple[int, int]
-        ] = []  # of mentions in one caption whose masks are disjoint
+        self.pairs: list[tuple[int, int]] = []  # mentions in one caption with disjoint masks
         self.left_out = dict.fromkeys(LEFT_OUT, 0)
         self._captioner = captioner
 
-    def add(self, batch: Batch) -> None:
+    def add(self, batch: Batch | AdapterBatch) -> None:
         """Compute the maps of some images."""
+        self.images += batch.indices
+        if isinstance(batch, AdapterBatch):
+            self._add_readings(batch)
+            return
         assert self._captioner is not None
         boxes = batch.annotations.boxes
         self.grid = batch.annotations.grid if boxes is None else BOX_GRID
-        self.images += batch.indices
         images, vocabulary = self.data.images, self._captioner.vocabulary
         if self.regime == "forced":
             # Decoders are faster if the longest captions come first.
@@ -117,7 +120,6 @@ class GroundingData:
             decoder = self._captioner.decoder
             weights, probs = forced_maps(decoder, batch.annotations, tokens, self._method)
         attention = self._method == "attention"
-        has_sentinel = attention and decoder.has_sentinel
         if self.regime == "generated" and attention:  # the weights, or chosen cells, of the search
             weights = [[best.weights] for best in batch.generated]
         kinds = {"model": weights} if probs is None else {"model": weights, "probs": probs}
@@ -128,10 +130,29 @@ class GroundingData:
                 if cells is not None:
                     maps = {name: of_boxes @ cells for name, of_boxes in maps.items()}
                 on_photo = None
-                if has_sentinel:  # the weights of a word sum to 1 - β
+                if attention and decoder.has_sentinel:  # the weights of a word sum to 1 - β
                     on_photo = weights[b][r].double().sum(1).numpy()
                 unknown = [id == UNK for id in tokens[b][r]]
                 self.add_caption(index, caption, maps, unknown, on_photo)
+
+    def _add_readings(self, batch: AdapterBatch) -> None:
+        """Add the maps of an adapter, on a grid of the model's size that covers the photo."""
+        for number, (index, photo) in enumerate(zip(batch.indices, batch.photos, strict=True)):
+            if self.regime == "generated":
+                self._add_reading(index, batch.generated[number])
+                continue
+            for text in filter(str.strip, self.data.images[index].captions):
+                self._add_reading(index, batch.adapter.read(photo, text), Tokenizer()(text))
+
+    def _add_reading(
+        self, index: int, reading: Reading, given: Sequence[str] | None = None
+    ) -> None:
+        assert reading.attention is not None
+        words, members = words_of(reading.pieces, given)
+        self.grid = reading.attention.shape[-2:]
+        of_pieces = to_photo(reading.attention.mean((1, 2)), reading.box, self.grid)
+        of_words = np.stack([of_pieces[pieces].mean(0).ravel() for pieces in members])
+        self.add_caption(index, words, {"model": normalised(of_words)})
 
     def add_caption(
         self,
@@ -153,16 +174,14 @@ class GroundingData:
         unknown = unknown or [False] * len(words)
         if on_photo is not None:
             on_photo = np.where(unknown, np.nan, on_photo)
-        find = self.data.mentions if self.regime == "forced" else self.data.named
-        mentions = find(words, self.data.images[index])
-        numbered = [(mention, self._number(index, unknown, maps, mention)) for mention in mentions]
-        self.pairs += [
-            (first, second)
-            for (one, first), (other, second) in combinations(numbered, 2)
-            if first is not None and second is not None
-            if self.data.images[index].overlap(one.instances, other.instances)
-            <= self.data.max_overlap
-        ]
+        find, image = self.data.named, self.data.images[index]
+        if self.regime == "forced":
+            find = self.data.mentions
+        numbered = [(m, self._number(index, unknown, maps, m)) for m in find(words, image)]
+        scored = [(number, mention) for mention, number in numbered if number is not None]
+        for (first, one), (second, other) in combinations(scored, 2):
+            if image.overlap(one.instances, other.instances) <= self.data.max_overlap:
+                self.pairs.append((first, second))
         self.left_out["unknown_words"] += sum(unknown)
         entropy = entropies(maps.get("probs", maps["model"]))
         self.captions.append(CaptionRecord(index, words, numbered, entropy, on_photo))
@@ -190,8 +209,7 @@ class GroundingData:
     def report(self, seed: int = 0, resamples: int = 2000) -> Evaluation:
         """Score the collected maps; without a mention to score, the report has an ``error`` instead.
 
-        Scores are percentages, except ``map_entropy``, the mean over all words in nats, and
-        ``on_photo``, whose values lie between 0 and 1 (``captioner.evaluation.sentinel_use``).
+        Scores are percentages, except ``map_entropy`` in nats and ``on_photo``, from 0 to 1.
         """
         data, regime = self.data, self.regime
         bootstrap = Bootstrap(len(data.images), resamples, seed)
@@ -215,9 +233,8 @@ class GroundingData:
             scored, measures, on_objects = _score(self, bootstrap)
             found |= scored
         else:
-            found["error"] = (
-                f"nothing to score: no known word of the {regime} captions names an object with a mask"
-            )
+            problem = f"no known word of the {regime} captions names an object with a mask"
+            found["error"] = f"nothing to score: {problem}"
         if of_sentinel := sentinel_use.measures(self.captions, len(data.images)):
             found["on_photo"] = bootstrap.intervals(of_sentinel)
         if regime == "generated":
@@ -299,17 +316,16 @@ def _values(
     maps["centre"] = gaussians(maps["mean_mask"], grid)
     maps["uniform"], maps["oracle"] = np.ones_like(masks), oracle(masks)
     values = {}
-    for kind in MAPS:
-        if kind in maps:
-            masses = mass(normalised(maps[kind]), masks)
-            # A map that is the same for all words has the same mass for all words.
-            best = [m.correctness[kind] for m in mentions if kind in m.correctness]
-            values[kind] = {
-                "discrimination": 100 * discrimination(normalised(maps[kind]), masks, pairs),
-                "pointing": 100 * pointing(maps[kind], masks),
-                "mass": 100 * masses,
-                "correctness": 100 * (np.array(best) if best else masses),
-            }
+    for kind in filter(maps.__contains__, MAPS):
+        masses = mass(normalised(maps[kind]), masks)
+        # A map that is the same for all words has the same mass for all words.
+        best = [m.correctness[kind] for m in mentions if kind in m.correctness]
+        values[kind] = {
+            "discrimination": 100 * discrimination(normalised(maps[kind]), masks, pairs),
+            "pointing": 100 * pointing(maps[kind], masks),
+            "mass": 100 * masses,
+            "correctness": 100 * (np.array(best) if best else masses),
+        }
     return values
 
 

@@ -1,8 +1,7 @@
 """Per-image statistics, from which the scores of any resample of the images can be computed.
 
 Corpus scores are not means over images: BLEU and METEOR first add up counts. The statistics file
-``NAME.images.jsonl`` beside the result ``NAME.json`` has one line for each image; ``captioner evaluate``
-reads its captions::
+``NAME.images.jsonl`` beside the result ``NAME.json`` has one line for each image::
 
     {"image_id": 42, "caption": "…", "ratios": {"cider": [61.2, 1], …}, "bleu": […], "meteor": […]}
 """
@@ -35,9 +34,8 @@ Regime = Literal["forced", "generated"]
 class ImageStatistics:
     """What one image contributes to the measures.
 
-    The measure of several images is the total of the sums divided by the total of the numbers. CIDEr-D
-    has the document frequencies of *all* images in every resample. Two models are compared only if
-    ``scored``, the fingerprint of their words or mentions, is equal. It is None for generated captions.
+    CIDEr-D has the document frequencies of *all* images in every resample. Two models are compared only
+    if ``scored`` is equal.
     """
 
     image_id: int | str
@@ -47,7 +45,7 @@ class ImageStatistics:
     bleu: tuple[int, ...] | None = None
     meteor: tuple[float, ...] | None = None  # the 23 numbers that METEOR's program prints
     part: str | None = None  # the section of a report, such as ``forced.grounding``
-    scored: str | None = None  # fingerprint of the scored words or mentions
+    scored: str | None = None  # fingerprint of the words or mentions; None for generated captions
 
 
 class Evaluation(NamedTuple):
@@ -64,11 +62,7 @@ def of_images(
     part: str,
     scored: Iterable[object],
 ) -> list[ImageStatistics]:
-    """Return the statistics of images.
-
-    ``ids`` maps the index of each image to its id; ``scored`` contains each image's scored words or
-    mentions.
-    """
+    """Return statistics; ``ids``: index → image id; ``scored``: each image's words or mentions."""
     return [
         ImageStatistics(
             image_id,
@@ -150,12 +144,10 @@ def read(file: Path) -> list[ImageStatistics]:
         raise EvaluationError(
             f"{file} holds no image statistics ({error}); score the run again, or delete the file"
         ) from error
-    if len({(image.part, image.image_id) for image in images}) < len(images) or not images:
-        raise EvaluationError(f"{file} names {'an image twice' if images else 'no image'}")
     return sorted(images, key=lambda image: str(image.image_id))
 
 
 def _from_record(record: dict[str, Any]) -> ImageStatistics:
-    ratios = {name: (total, number) for name, (total, number) in record.get("ratios", {}).items()}
+    ratios = {name: tuple(pair) for name, pair in record.get("ratios", {}).items()}
     counts = {name: tuple(record[name]) for name in ("bleu", "meteor") if name in record}
     return ImageStatistics(**record | counts | {"ratios": ratios})

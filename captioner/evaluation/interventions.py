@@ -1,17 +1,13 @@
-"""Interventions: what does a decoder say if its attention weights are replaced?
-
-A plan holds the attention weights of every step. It is recorded from a decoder, changed, and imposed on
-the same decoder or on another one. The scores of that decoder then have no effect:
+"""What does a decoder say if its attention weights are replaced?
 
     plan = record(decoder, annotations, tokens)
     blind = Intervened(decoder, even(plan, annotations.mask))
     log_probs(blind, annotations, tokens), search(blind, annotations, decoding)
 
-The code in ``captioner.models`` is not changed: a forward hook of every distribution returns the
-weights of the plan.
+A forward hook of every distribution returns the weights of the plan.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +16,6 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from captioner.errors import EvaluationError
 from captioner.models.annotations import Annotations
 from captioner.models.decoder import Decoder, StepResult
 from captioner.models.distributions import Distribution, Sampling, Weights, masked_softmax
@@ -28,8 +23,8 @@ from captioner.models.recurrent import IntraAttention
 from captioner.models.scores import at_least_float32
 
 Plan = tuple[Float[Tensor, "... L"], ...]
-"""The weights (C, *h, T, L) of T steps of C captions, for every call of a distribution within a step:
-one call in an LSTM decoder, one for each layer of a Transformer."""
+"""The weights (C, *h, T, L) of T steps of C captions: one tensor in an LSTM decoder, one for each layer
+of a Transformer."""
 Tokens = Int[Tensor, "C S"]
 """Captions with ``<start>`` and ``<end>``, padded: S - 1 steps."""
 
@@ -63,18 +58,17 @@ def record(decoder: Decoder, annotations: Annotations, tokens: Tokens) -> Plan:
         tokens: the captions. The weights of steps after the end are those of a step on padding.
     """
     state = decoder.init_state(annotations, sampling=_MODE)
-    steps: list[list[Tensor]] = []
-    for words in tokens[:, :-1].unbind(1):
-        calls: list[Tensor] = []
+    calls: list[Tensor] = []
 
-        def keep(weights: Weights, calls: list[Tensor] = calls) -> Weights:
-            calls.append(weights.weights)
-            return weights
+    def keep(weights: Weights) -> Weights:
+        calls.append(weights.weights)
+        return weights
 
-        with intercepted(decoder, keep):
+    with intercepted(decoder, keep):
+        for words in tokens[:, :-1].unbind(1):
             _, _, state = decoder.step(words, state)
-        steps.append(calls)
-    return tuple(torch.cat(of_call, -2) for of_call in zip(*steps, strict=True))
+    per_step = len(calls) // (tokens.shape[1] - 1)
+    return tuple(torch.cat(calls[layer::per_step], -2) for layer in range(per_step))
 
 
 @dataclass(frozen=True)
@@ -91,13 +85,10 @@ class IntervenedState:
 
 
 class Intervened(Decoder, abstract=True):
-    """A decoder with the attention weights of a plan, instead of its own.
+    """A decoder with the attention weights of a plan, instead of its own; the decoder is not changed.
 
-    Args:
-        decoder: the decoder, which is not changed.
-        plan: the weights of the images that the decoder will be given, in their order, with as many
-            regions. All rows of an image use the same weights. A step after the last one uses the first
-            one again.
+    The plan has the weights of the images that the decoder will be given, in their order. All rows of
+    an image use the same weights. A step after the last one uses the first one again.
     """
 
     def __init__(self, decoder: Decoder, plan: Plan) -> None:
@@ -143,69 +134,3 @@ def even(plan: Plan, mask: Bool[Tensor, "C L"] | None) -> Plan:
 def region_masks(plan: Plan, mask: Bool[Tensor, "C L"] | None) -> list[Tensor | None]:
     """Return the mask for every part of a plan, (C, *1, 1, L)."""
     return [None if mask is None else mask.view(len(mask), *[1] * (p.ndim - 2), -1) for p in plan]
-
-
-def select(plan: Plan, captions: Int[Tensor, "K T"], steps: Int[Tensor, "K T"]) -> Plan:
-    """Return the plan whose step t of caption k is step ``steps[k, t]`` of ``captions[k, t]``."""
-    return tuple(part.movedim(-2, 1)[captions, steps].movedim(1, -2) for part in plan)
-
-
-def own(plan: Plan, lengths: Sequence[int], steps: int) -> Plan:
-    """Return the plan with a number of steps: after its last step, a caption starts again.
-
-    Args:
-        plan: of C captions.
-        lengths: the number of steps of each caption, its end included.
-        steps: the number of steps of the result.
-    """
-    captions = torch.arange(len(lengths))
-    return select(plan, *_cycled(captions, [torch.arange(length) for length in lengths], steps))
-
-
-def between_words(
-    plan: Plan, lengths: Sequence[int], steps: int, generator: torch.Generator
-) -> Plan:
-    """Permute the weights between the words of each caption; see ``own``."""
-    captions = torch.arange(len(lengths))
-    orders = [torch.randperm(length, generator=generator) for length in lengths]
-    return select(plan, *_cycled(captions, orders, steps))
-
-
-def between_photos(
-    plan: Plan,
-    lengths: Sequence[int],
-    steps: int,
-    generator: torch.Generator,
-    photos: Sequence[int],
-) -> Plan:
-    """Give each caption the weights of a caption of another photo; see ``own``.
-
-    The photos are put into a random order. Each one takes the weights of the next one, and the last
-    takes those of the first. Caption r of a photo takes the weights of caption r of the other photo.
-    ``photos`` has the number of each caption's photo; photos are counted from 0 in order.
-
-    Raises:
-        EvaluationError: there is only one photo.
-    """
-    members: list[list[int]] = [[] for _ in range(max(photos) + 1)]
-    for caption, photo in enumerate(photos):
-        members[photo].append(caption)
-    if len(members) < 2:
-        raise EvaluationError("weights of another photo need at least two photos, got one")
-    ring = torch.randperm(len(members), generator=generator)
-    other = torch.empty_like(ring).index_copy(0, ring, ring.roll(-1)).tolist()
-    source = []
-    for caption, photo in enumerate(photos):
-        number, donors = members[photo].index(caption), members[other[photo]]
-        source.append(donors[number % len(donors)])
-    orders = [torch.arange(lengths[caption]) for caption in source]
-    return select(plan, *_cycled(torch.tensor(source), orders, steps))
-
-
-def _cycled(
-    captions: Int[Tensor, " C"], orders: Sequence[Tensor], steps: int
-) -> tuple[Int[Tensor, "C S"], Int[Tensor, "C S"]]:
-    """Return the indices for ``select`` that repeat the given order of steps of each caption."""
-    numbers = torch.arange(steps)
-    chosen = torch.stack([order[numbers % len(order)] for order in orders])
-    return captions.unsqueeze(1).expand(-1, steps), chosen

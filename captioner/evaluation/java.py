@@ -9,7 +9,7 @@ from pathlib import Path
 from pycocoevalcap.meteor import meteor as meteor_module
 from pycocoevalcap.tokenizer import ptbtokenizer as ptb_module
 
-from captioner.errors import EvaluationError, plural
+from captioner.errors import EvaluationError
 from captioner.fast.malloc import give_back_memory
 
 PTB_JAR = Path(ptb_module.__file__).with_name(ptb_module.STANFORD_CORENLP_3_4_1_JAR)
@@ -19,12 +19,11 @@ ADVICE = "repair or install Java, or score without it (java=False)"
 # The serial garbage collector needs half as much memory as the default one and is as fast here.
 OPTIONS = ("-XX:+UseSerialGC", "-Dfile.encoding=UTF-8", "-Duser.language=en")
 PTB = ("-cp", str(PTB_JAR), "edu.stanford.nlp.process.PTBTokenizer", "-preserveLines", "-lowerCase")
-# Most objects are short-lived: a small young generation leaves memory for METEOR's tables.
+# A small young generation leaves memory for METEOR's tables.
 METEOR_OPTIONS = ("-", "-", "-stdio", "-l", "en", "-norm")
 METEOR = ("-Xmx2G", "-Xmn48m", "-jar", str(METEOR_JAR), *METEOR_OPTIONS)
 
-# All line breaks of Stanford's tokenizer and of str.splitlines(). A line break inside a caption
-# would shift all following captions.
+# A line break inside a caption would shift all following captions.
 _LINE_BREAK = re.compile("[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]")
 
 
@@ -46,10 +45,7 @@ def ptb_words(captions: Sequence[str]) -> list[str]:
 def meteor_statistics(
     candidates: Sequence[str], references: Sequence[Sequence[str]]
 ) -> list[tuple[float, ...]]:
-    """Return METEOR 1.5's statistics of each image, from which its score is computed.
-
-    All captions are tokenized; there is one candidate for each image.
-    """
+    """Return METEOR 1.5's statistics of each image; captions are tokenized."""
     text = ""
     for candidate, captions in zip(candidates, references, strict=True):
         cleaned = [caption.replace("|||", "") for caption in (*captions, candidate)]
@@ -58,17 +54,11 @@ def meteor_statistics(
     try:
         return [tuple(map(float, line.split())) for line in lines]
     except ValueError as error:
-        raise JavaError(
-            f"METEOR failed in java: an unexpected answer, {error}; {ADVICE}"
-        ) from error
+        raise JavaError(f"METEOR gave an unexpected answer, {error}; {ADVICE}") from error
 
 
 def _run(tool: str, arguments: Sequence[str], text: str, lines: int) -> list[str]:
-    """Run ``java`` on a text and split its output at line breaks, into this number of lines.
-
-    Raises:
-        JavaError: Java is missing or fails.
-    """
+    """Run ``java`` on a text and return its output, which must have this number of lines."""
     give_back_memory()  # leaves more memory to Java
     command, limit = ["java", *OPTIONS, *arguments], TIMEOUT * math.ceil(lines / 1000)
     try:
@@ -79,10 +69,7 @@ def _run(tool: str, arguments: Sequence[str], text: str, lines: int) -> list[str
         raise JavaError(f"{tool} failed: {error}; {ADVICE}") from error
     printed = done.stdout.decode(errors="replace").split("\n")
     if done.returncode or len(printed) != lines:
-        reported = done.stderr.decode(errors="replace").strip().split("\n")
-        reasons = [line for line in reported if re.search("error|exception|unable", line, re.I)]
-        reason = (*reasons, reported[-1])[0].strip() or f"exit status {done.returncode}"
-        found = f"{plural(len(printed), 'line')} for {plural(lines, 'caption')}"
-        problem = reason if done.returncode else found
-        raise JavaError(f"{tool} failed in java: {problem}; {ADVICE}")
+        reported = " ".join(done.stderr.decode(errors="replace").split())[:500]
+        found = f"exit status {done.returncode}, {len(printed)} lines for {lines}"
+        raise JavaError(f"{tool} failed: {found}; {reported or 'no message'}; {ADVICE}")
     return printed

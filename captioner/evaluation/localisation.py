@@ -49,11 +49,7 @@ def mass(maps: Maps, masks: Maps) -> Float64[np.ndarray, " N"]:
 
 
 def correctness(maps: Float64[np.ndarray, "T L"], mask: Float64[np.ndarray, " L"]) -> float:
-    """Return the attention correctness of a phrase: the largest mass of its words' maps.
-
-    Liu et al. 2017 define it as a maximum because attention need not stay on the region for all words
-    of "a huge stuffed bear".
-    """
+    """Return the attention correctness of a phrase: the largest mass of its words (Liu et al. 2017)."""
     return float((maps @ mask).max())
 
 
@@ -62,9 +58,8 @@ def discrimination(
 ) -> Float64[np.ndarray, " P"]:
     """Test for each pair of mentions whether the two maps are on the right objects.
 
-    The result is 1 if mass(α₁, M₁) + mass(α₂, M₂) > mass(α₁, M₂) + mass(α₂, M₁), and ½ for a tie.
-    Chance is ½ whatever the objects' sizes and positions; maps that do not depend on the word
-    score exactly that.
+    The result is 1 if mass(α₁, M₁) + mass(α₂, M₂) > mass(α₁, M₂) + mass(α₂, M₁), and ½ for a tie. Maps
+    that do not depend on the word score exactly ½, which is chance.
     """
     first, second = pairs[:, 0], pairs[:, 1]
     lead = ((maps[first] - maps[second]) * (masks[first] - masks[second])).sum(1)
@@ -95,8 +90,5 @@ def gaussians(maps: Maps, grid: tuple[int, int]) -> Maps:
 
 
 def oracle(masks: Maps) -> Maps:
-    """Return the best maps on this grid: all weight on the cells that the mask covers most.
-
-    Their mass is an upper bound, below 1 if the mask fills no cell.
-    """
+    """Return the best maps on this grid: all weight on the cells that the mask covers most."""
     return normalised(masks >= masks.max(1, keepdims=True))

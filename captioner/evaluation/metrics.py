@@ -1,11 +1,8 @@
 """Caption metrics: BLEU-1..4, ROUGE-L, CIDEr-D and METEOR 1.5, computed by pycocoevalcap.
 
-    scorer = CaptionScorer({"dog.jpg": ["a dog is running", "the dog runs"]})
-    scorer.score({"dog.jpg": "a dog runs"}).bleu_4  # percent
-
 The Penn Treebank tokenizer and METEOR are Java programs. With a working ``java`` the scores equal
 those of coco-caption. Without it, NLTK tokenizes the captions, which gives slightly different scores,
-and METEOR is left out: NLTK's METEOR differs by tens of points.
+and METEOR is left out.
 """
 
 import logging
@@ -15,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from pycocoevalcap.bleu.bleu_scorer import BleuScorer
@@ -31,6 +28,7 @@ from captioner.language.vocabulary import Tokenizer, unspaced
 
 Id = int | str
 Words = Callable[[str], Sequence[str]]
+Result = TypeVar("Result")
 
 logger = logging.getLogger(__name__)
 
@@ -39,9 +37,8 @@ logger = logging.getLogger(__name__)
 class Scores:
     """Corpus scores in percent. CIDEr-D may exceed 100, as in papers.
 
-    In CIDEr-D, the weight of a word decreases with the number of *scored* images that mention it.
-    Scores of different numbers of images are therefore not comparable, and the score of a single
-    image is 0.
+    CIDEr-D takes its document frequencies from the *scored* images. Scores of different numbers of
+    images are therefore not comparable, and the score of a single image is 0.
     """
 
     bleu_1: float
@@ -65,10 +62,13 @@ class Scores:
 class CaptionScorer:
     """Score candidate captions against references.
 
+        scorer = CaptionScorer({"dog.jpg": ["a dog is running", "the dog runs"]})
+        scorer.score({"dog.jpg": "a dog runs"}).bleu_4  # percent
+
     Args:
         references: image id → reference captions.
         java: whether to use Java's tokenizer and METEOR. None uses Java if it is installed, and logs a
-            warning instead of raising an error if Java fails.
+            warning if it fails.
         tokenizer: splits a caption into words if Java is not used.
 
     Raises:
@@ -105,39 +105,37 @@ class CaptionScorer:
     def per_image_scores(
         self, candidates: Mapping[Id, str]
     ) -> tuple[Scores, list[ImageStatistics]]:
-        """Return the scores, and what each image contributes to them. See ``score``."""
+        """Return the scores, as ``score``, and what each image contributes to them."""
         if not candidates:
             raise EvaluationError("nothing to score: expected a caption of at least one image")
         if unknown := [image for image in candidates if image not in self.references]:
             raise EvaluationError(
                 f"captioned images without references: {_some(unknown)}; there are references of "
-                f"{_some(self.references) or 'no image'}"
+                f"{_some(self.references)}"
             )
-        return self._falling_back(self._score, candidates)
+        return self._falling_back(lambda: self._score(candidates))
 
     def diversity(self, captions: Mapping[Id, Sequence[str]]) -> Diversity | None:
         """Measure the diversity of captions of images with references; None if no image has several.
 
         CIDEr takes its document frequencies from the references of all these images.
         """
-        return self._falling_back(self._diversity, captions)
+        several = {image: texts for image, texts in captions.items() if len(texts) > 1}
+        if not several:
+            return None
+        references = {image: self.references[image] for image in captions}
+        return self._falling_back(lambda: diversity(self._words(several), self._words(references)))
 
-    def _falling_back(self, compute: Callable[[Any], Any], captions: Any) -> Any:
+    def _falling_back(self, compute: Callable[[], Result]) -> Result:
         """Compute something with Java, or without it if Java fails and was not asked for."""
         try:
-            return compute(captions)
+            return compute()
         except JavaError as error:
             if self._strict:
                 raise
             logger.warning("%s; scoring with %s words and without METEOR", error, self._split_name)
             self._java = False
-            return compute(captions)
-
-    def _diversity(self, captions: Mapping[Id, Sequence[str]]) -> Diversity | None:
-        several = {image: texts for image, texts in captions.items() if len(texts) > 1}
-        references = {image: self.references[image] for image in captions}
-        words = [self._words(texts) for texts in (several, references)] if several else []
-        return diversity(*words) if words else None
+            return compute()
 
     def _words(self, captions: Mapping[Id, Sequence[str]]) -> dict[Id, list[list[str]]]:
         lines = iter(self._tokenize([text for texts in captions.values() for text in texts]))
@@ -148,9 +146,7 @@ class CaptionScorer:
         lines = iter(self._tokenize(texts))
         references = {image: [next(lines) for _ in self.references[image]] for image in candidates}
         if not any(map(any, references.values())):
-            raise EvaluationError(
-                f"the references have no words, such as those of {_some(references)}"
-            )
+            raise EvaluationError(f"the references of {_some(references)} have no words")
         words = self._tokenize(list(candidates.values()))
         tokenized = {image: [line] for image, line in zip(candidates, words, strict=True)}
         bleu = BleuScorer(n=ORDER)
@@ -170,9 +166,7 @@ class CaptionScorer:
             for i, (image, caption) in enumerate(candidates.items())
         ]
         once = np.ones((1, len(images)))
-        values: dict[str, Any] = {
-            name: float(of(once)[0]) for name, of in statistics(images).items()
-        }
+        values: Any = {name: float(of(once)[0]) for name, of in statistics(images).items()}
         missing = len(self.references) - len(candidates)
         tokenizer = "ptb" if self._java else self._split_name
         return Scores(**values, tokenizer=tokenizer, images=len(images), missing=missing), images
@@ -206,15 +200,12 @@ def evaluate_files(
     """
     references_by_id, ids = _read_coco(references)
     candidates: dict[Id, list[str]] = {}
-    names: dict[Id, Id] = {}
     for image, captions in read_captions(results).items():
         known = (ids[end] for end in _ends(str(image)) if end in ids)
         image_id = image if image in references_by_id else next(known, image)
         if image_id in candidates:
-            raise EvaluationError(
-                f"{results} captions image {image_id!r} twice, as {names[image_id]!r} and as {image!r}"
-            )
-        candidates[image_id], names[image_id] = captions, image
+            raise EvaluationError(f"{results} captions image {image_id!r} twice")
+        candidates[image_id] = captions
     scorer = CaptionScorer(references_by_id, java=java)
     scores = scorer.score({image: captions[0] for image, captions in candidates.items()})
     return replace(scores, diversity=scorer.diversity(candidates))
@@ -223,10 +214,8 @@ def evaluate_files(
 def read_captions(path: str | Path) -> dict[Id, list[str]]:
     """Read captions by image from COCO results JSON, or from the JSON lines of ``captioner caption``.
 
-    A record of JSON lines may list several captions, ``captions``, the first of which is ``caption``.
-
-    The key is the ``image_id``, or without one the file name in ``image``, with its folders. A warning
-    is logged if records are left out because their image could not be read (``{"image", "error"}``).
+    The key is the ``image_id``, or without one the file name in ``image``, with its folders. Records of
+    images that could not be read (``{"image", "error"}``) are left out with a warning.
 
     Raises:
         EvaluationError: the file has another form, or names an image twice.
@@ -234,35 +223,27 @@ def read_captions(path: str | Path) -> dict[Id, list[str]]:
     """
     lines = [line for line in read_lines(Path(path)) if line]
     text = "\n".join(lines)
+    captions: dict[Id, list[str]] = {}
+    failed = []
+    where = "the JSON"
     try:
         records = parse_json(text if text.startswith("[") else "[" + ",\n".join(lines) + "]")
-    except ValueError as error:
-        raise EvaluationError(f"{path} is not JSON ({error}); expected {_RESULTS}") from error
-    captions: dict[Id, list[str]] = {}
-    numbers: dict[Id, int] = {}
-    failed = []
-    for number, record in enumerate(records, start=1):
-        try:
+        for number, record in enumerate(records, start=1):
+            where = f"record {number}"
             image = parse_id(record.get("image_id", record.get("image")))
             if "caption" not in record and "error" in record:
                 failed.append(image)
                 continue
             texts = record.get("captions", [record["caption"]])
-            if (
-                not isinstance(texts, list)
-                or not texts
-                or not all(isinstance(text, str) for text in texts)
-            ):
+            if image in captions:
+                raise ValueError(f"image {image!r} for the second time")
+            if not texts or not all(isinstance(text, str) for text in texts):
                 raise TypeError(f"its captions are {texts!r:.80}")
-        except MALFORMED as error:
-            raise EvaluationError(
-                f"{path}: record {number} has no image or no caption ({error}); expected {_RESULTS}"
-            ) from error
-        if image in captions:
-            raise EvaluationError(
-                f"{path} captions image {image!r} twice, in records {numbers[image]} and {number}"
-            )
-        captions[image], numbers[image] = texts, number
+            captions[image] = texts
+    except MALFORMED as error:
+        raise EvaluationError(
+            f"{path}: {where} is malformed ({error}); expected {_RESULTS}"
+        ) from error
     if not captions:
         raise EvaluationError(f"{path} holds no caption; expected {_RESULTS}")
     if failed:
@@ -271,12 +252,7 @@ def read_captions(path: str | Path) -> dict[Id, list[str]]:
 
 
 def read_references(path: str | Path) -> dict[Id, list[str]]:
-    """Read reference captions by image id from COCO captions JSON.
-
-    Raises:
-        EvaluationError: the file has another form.
-        DataError: the file cannot be read.
-    """
+    """Read reference captions by image id from COCO captions JSON; errors as ``read_captions``."""
     return _read_coco(path)[0]
 
 
@@ -302,11 +278,7 @@ def _read_coco(path: str | Path) -> tuple[dict[Id, list[str]], dict[str, Id]]:
 
 
 def _ends(name: str) -> list[str]:
-    """Return the file name with all of its folders, with one less, and so on.
-
-    >>> _ends("a/b/dog.jpg")
-    ['a/b/dog.jpg', 'b/dog.jpg', 'dog.jpg']
-    """
+    """Return "a/b/dog.jpg", "b/dog.jpg" and "dog.jpg" for the first of them."""
     parts = re.split(r"[/\\]", name)
     return ["/".join(parts[first:]) for first in range(len(parts))]
 

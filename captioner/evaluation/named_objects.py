@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float64
 
 from captioner.data.masks import MaskedImages
 from captioner.data.scene_grammar import Mention, true_of
-from captioner.evaluation.bootstrap import Ratio
+from captioner.evaluation.bootstrap import Ratio, mean
 from captioner.language.vocabulary import Tokenizer
 
 
@@ -36,10 +36,9 @@ whether it is a target; the number of the scored mention if it is correct, other
 class NamedObjects:
     """The objects that generated captions name, and those that they should name.
 
-    The target categories of an image have a mask and are named by a reference caption. A category in
-    the caption (counted once, by its first mention) is correct if it is a target and refers to
-    objects of the image. It is grounded if the map also points into their mask. Categories that are in
-    the image, but are not targets, count neither as correct nor as wrong.
+    The targets of an image have a mask and are named by a reference. A category in the caption (counted
+    once, by its first mention) is correct if it is a target and refers to objects of the image. It is
+    grounded if the map also points into their mask. Other categories in the image do not count.
     """
 
     def __init__(self, captions: Sequence[CaptionRecord], data: MaskedImages) -> None:
@@ -78,10 +77,7 @@ class NamedObjects:
         pointing: Float64[np.ndarray, " N"],
         chosen: Bool[np.ndarray, " M"] | slice = slice(None),
     ) -> dict[str, Ratio]:
-        """Return F1-all and F1-loc in percent, over all categories or some of them.
-
-        - ``f1_all`` = 2 · grounded / (named + targets).
-        - ``f1_loc`` = grounded / correct.
+        """Return F1-all, 2 · grounded / (named + targets), and F1-loc, grounded / correct, in percent.
 
         ``pointing`` is the pointing score of each scored mention, in percent. ``chosen`` selects
         categories: it has the shape of ``types``.
@@ -98,11 +94,7 @@ class NamedObjects:
         }
 
     def hallucinations(self) -> dict[str, Ratio]:
-        """Return CHAIR in percent; lower is better.
-
-        - ``chair_i``: percentage of mentions whose category is neither annotated nor in a reference.
-        - ``chair_s``: percentage of captions with such a mention.
-        """
+        """Return CHAIR, the percentage of mentions and of captions that name an absent category."""
         image, mentions, absent, _ = self._captions.T
         return {
             "chair_i": Ratio(self._totals(image, 100 * absent), self._totals(image, mentions)),
@@ -114,10 +106,7 @@ class NamedObjects:
         return self._share(self._captions[:, 3])
 
     def _share(self, of_captions: np.ndarray) -> Ratio:
-        image = self._captions[:, 0]
-        return Ratio(
-            self._totals(image, 100 * of_captions), self._totals(image, np.ones(len(image)))
-        )
+        return mean(100 * of_captions, self._captions[:, 0], self._n_images)
 
     def _totals(self, image: np.ndarray, values: np.ndarray) -> Float64[np.ndarray, " I"]:
         """Add up values by image."""

@@ -17,10 +17,9 @@ from captioner.language.word_classes import FUNCTION_WORDS
 
 @dataclass(frozen=True, eq=False)
 class Auroc:
-    """The probability that a drawn positive has a larger score than a drawn negative; ties count half.
+    """The area under the ROC curve (Hanley and McNeil 1982): P(positive > negative), ties count half.
 
-    This is the area under the ROC curve (Hanley and McNeil 1982). It is NaN if a resample lacks
-    positives or negatives.
+    It is NaN if a resample lacks positives or negatives.
     """
 
     scores: Shaped[np.ndarray, " N"]
@@ -44,11 +43,8 @@ class Auroc:
 def measures(captions: Sequence[CaptionRecord], images: int) -> dict[str, Statistic]:
     """Return the mean share for content words and for function words, and the AUROC between them.
 
-    Unknown words do not count. Without a visual sentinel the result is empty.
-
-    Args:
-        captions: with the share of attention on the photo of each word; NaN for unknown words.
-        images: number of images of the data set.
+    ``on_photo`` of the captions is NaN for unknown words, which do not count. Without a visual
+    sentinel the result is empty.
     """
     rows = [caption for caption in captions if caption.on_photo is not None]
     if not rows:

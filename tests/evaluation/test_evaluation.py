@@ -110,9 +110,9 @@ METEOR_SCORE = 34.72234871394288
 PTB = 'case "$*" in *PTBTokenizer*) exec cat;; esac; '
 GOOD = f"{PTB} while read -r line; do echo {METEOR_LINE}; done"
 BROKEN = {
-    "crashes": ("printf 'Picked up X\nError: too old\nat Main\n' >&2; exit 1", "Error: too old"),
-    "swallows lines": ("cat > /dev/null; echo one", "2 lines for 6 captions"),
-    "METEOR answers nonsense": (PTB + "while read -r line; do echo Error; done", "an unexpected"),
+    "crashes": ("echo too old >&2; exit 1", "the PTB tokenizer failed: exit status 1, .*too old"),
+    "swallows lines": ("cat > /dev/null; echo one", "the PTB tokenizer failed: exit status 0, 2"),
+    "METEOR answers nonsense": (PTB + "while read -r line; do echo Error; done", "METEOR gave an"),
 }
 
 
@@ -143,9 +143,7 @@ def test_broken_java(code, reason, fake_java, caplog):
     assert scores == [score(java=False)] * 2
     [record] = caplog.records
     assert record.getMessage().endswith("; scoring with nltk-treebank words and without METEOR")
-    tool = "METEOR" if code.startswith(PTB) else "the PTB tokenizer"
-    message = f"^{tool} failed in java: {reason}.*; repair or install Java, or [^\n]*$"
-    with pytest.raises(EvaluationError, match=message):
+    with pytest.raises(EvaluationError, match=f"^{reason}.*; repair or install Java, or [^\n]*$"):
         score(java=True)
 
 
@@ -161,13 +159,9 @@ def test_hanging_java_is_killed(fake_java, monkeypatch):
     ("candidates", "references", "message"),
     [
         ({}, {1: ["a"]}, "nothing to score"),
-        (
-            dict.fromkeys(range(8), "a"),
-            {1: ["a"]},
-            r"0, 2, 3, 4, 5 and 2 more; .* references of 1$",
-        ),
+        (dict.fromkeys(range(8), "a"), {1: ["a"]}, r"0, 2, 3, 4, 5 and 2 more; .* of 1$"),
         ({1: "a"}, {1: ["a"], 2: [], 3: [" "]}, r"images without a reference caption: 2, 3$"),
-        ({1: "a"}, {1: ["..."]}, r"the references have no words, such as those of 1$"),
+        ({1: "a"}, {1: ["..."]}, r"the references of 1 have no words$"),
     ],
 )
 def test_what_cannot_be_scored(candidates, references, message):
@@ -209,40 +203,25 @@ def test_read_results(write, caplog):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('[{"image_id": 1', r"results\.json is not JSON \(.*; expected COCO results, \["),
-        (b"\xff\xfe", r"results\.json' cannot be read as UTF-8 text"),
         (
-            [{"image": "a.jpg", "error": {}}],
-            r"results\.json holds no caption; expected COCO results",
+            '[{"image_id": 1',
+            r"results\.json: the JSON is malformed \(.*; expected COCO results, \[",
         ),
-        (
-            [{"image_id": 1, "caption": "a"}, {"caption": "a"}],
-            r"record 2 has no image or no caption",
-        ),
-        ([{"image_id": 1, "caption": None}], r"record 1 has no image or no caption"),
-        (
-            [{"image_id": image, "caption": "a"} for image in (1, 2, "1")],
-            r"results\.json captions image 1 twice, in records 1 and 3$",
-        ),
+        (b"\xff\xfe", r"results\.json' is not in UTF-8"),
+        ([{"image": "a.jpg", "error": {}}], r"holds no caption; expected COCO results"),
+        ([{"image_id": 1, "caption": "a"}, {"caption": "a"}], r"record 2 is malformed"),
+        ([{"image_id": 1, "caption": None}], r"record 1 is malformed"),
+        ([{"image_id": i, "caption": "a"} for i in (1, 2, "1")], r"record 3 .*image 1 for the sec"),
     ],
 )
 def test_bad_results(content, message, write):
-    with pytest.raises((EvaluationError, DataError), match=message) as raised:
-        read_captions(write(content))
-    assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("{", r"refs\.json' is not readable JSON: "),
-        ([], r"refs\.json has no reference captions \(.*; expected COCO captions"),
-        ({"images": [], "annotations": []}, r"captions \(it is empty\); expected"),
-        ({"images": [], "annotations": [{"image_id": 1}]}, r"captions \('caption'\);"),
-    ],
-)
-def test_bad_references(content, message, write):
     with pytest.raises((EvaluationError, DataError), match=message):
+        read_captions(write(content))
+
+
+@pytest.mark.parametrize("content", ["{", [], {"images": [], "annotations": [{"image_id": 1}]}])
+def test_bad_references(content, write):
+    with pytest.raises((EvaluationError, DataError), match=r"refs\.json"):
         read_references(write(content, "refs.json"))
 
 
@@ -263,7 +242,7 @@ def test_evaluate_files_by_id_and_by_name(write):
     assert (expected.images, expected.missing) == (2, 1)
     assert expected.bleu_1 == pytest.approx(75)
     assert evaluate_files(str(write(by_name)), str(references), java=False) == expected
-    with pytest.raises(EvaluationError, match=r"captions image 0 twice, as 0 and as '.*a\.jpg'"):
+    with pytest.raises(EvaluationError, match="captions image 0 twice"):
         evaluate_files(write(by_id + by_name[:1]), references, java=False)
 
 

@@ -83,16 +83,9 @@ def test_files_are_read_as_written(tmp_path, scored):
     assert first_captions(file) == scored[1]  # captioner evaluate reads the captions
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "names no image"),
-        ('{"caption": "a"}', "holds no image statistics"),
-        ('{"image_id": 1}\n{"image_id": 1}', "names an image twice"),
-    ],
-)
-def test_other_files_are_refused(tmp_path, text, message):
+@pytest.mark.parametrize("text", ['{"caption": "a"}', "[", '{"image_id": 1, "other": 2}'])
+def test_other_files_are_refused(tmp_path, text):
     file = tmp_path / "x.images.jsonl"
     file.write_text(text)
-    with pytest.raises(EvaluationError, match=message):
+    with pytest.raises(EvaluationError, match="holds no image statistics"):
         read(file)

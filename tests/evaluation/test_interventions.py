@@ -1,22 +1,17 @@
-"""Replaced attention weights: against plain loops, and for every decoder; random layers."""
+"""Replaced attention weights: against plain loops, and for every decoder."""
 
 import statistics
-from collections import Counter
 
 import pytest
 import torch
 
-from captioner.errors import EvaluationError
-from captioner.evaluation import randomisation
 from captioner.evaluation.interventions import (
     Intervened,
-    between_photos,
-    between_words,
     even,
     log_probs,
-    own,
     record,
 )
+from captioner.evaluation.randomisation import rank_correlation
 from captioner.language.vocabulary import END, PAD, START
 from captioner.models import Annotations
 from captioner.search.beam import search
@@ -64,7 +59,7 @@ def valid(values):
 def test_its_own_weights_change_nothing(name):
     decoder, annotations = make(name), photos()
     plan = record(decoder, annotations, TOKENS)
-    same = Intervened(decoder, own(plan, LENGTHS, 9))
+    same = Intervened(decoder, plan)
     before = log_probs(decoder, annotations, TOKENS)
     torch.testing.assert_close(
         valid(log_probs(same, annotations, TOKENS)), valid(before), rtol=0, atol=1e-10
@@ -81,7 +76,7 @@ def test_the_search_with_its_own_weights_finds_the_same_captions():
     lengths = [len(caption.tokens) + 1 for caption in found]
     assert len(set(lengths)) > 1
     rows = [[START, *c.tokens, END, *[PAD] * (max(lengths) - len(c.tokens))] for c in found]
-    plan = own(record(decoder, annotations, torch.tensor(rows)), lengths, 8)
+    plan = record(decoder, annotations, torch.tensor(rows))
     again = [beam[0] for beam in search(Intervened(decoder, plan), annotations, decoding)]
     assert [caption.tokens for caption in again] == [caption.tokens for caption in found]
     other = Intervened(decoder, even(plan, annotations.mask))
@@ -111,64 +106,6 @@ def test_even_weights_give_the_mean_context():
             torch.testing.assert_close(found[i, t], expected, rtol=0, atol=1e-6)
 
 
-def numbered(captions, steps):
-    """A plan whose weights say which caption and which step they are of."""
-    caption, step = torch.meshgrid(torch.arange(captions), torch.arange(steps), indexing="ij")
-    part = torch.stack([caption, step], -1).double()
-    return (part, part.unsqueeze(1).expand(-1, 2, -1, -1))
-
-
-def test_permutations_between_words_are_permutations():
-    plan, lengths = numbered(4, 5), [5, 3, 1, 4]
-    found = between_words(plan, lengths, 12, torch.Generator().manual_seed(0))
-    assert all((found[0] == found[1][:, head]).all() for head in range(2))
-    moved = 0
-    for i, length in enumerate(lengths):
-        caption, step = found[0][i].T.int().tolist()
-        assert set(caption) == {i}
-        assert sorted(step[:length]) == list(range(length))
-        assert step == [step[t % length] for t in range(12)]
-        moved += step[:length] != list(range(length))
-    assert moved >= 2
-    others = between_words(plan, lengths, 12, torch.Generator().manual_seed(1))
-    assert (others[0] != found[0]).any()
-
-
-def test_every_photo_gets_the_weights_of_another_one():
-    of_photo = [0, 0, 1, 1, 1, 2, 3, 3]
-    lengths = [3, 5, 2, 4, 1, 5, 2, 3]
-    plan = numbered(8, 5)
-    found, _ = between_photos(plan, lengths, 7, torch.Generator().manual_seed(0), of_photo)
-    donors = []
-    for i, photo in enumerate(of_photo):
-        caption, step = found[i].T.int().tolist()
-        [source] = set(caption)
-        donors.append((photo, of_photo[source]))
-        assert step == [t % lengths[source] for t in range(7)]
-    pairs = set(donors)
-    assert len(pairs) == 4
-    assert all(one != other for one, other in pairs)
-    assert Counter(other for _, other in pairs) == dict.fromkeys(range(4), 1)
-    with pytest.raises(EvaluationError, match="at least two photos, got one"):
-        between_photos(plan, lengths, 7, torch.Generator(), [0] * 8)
-
-
-@pytest.mark.parametrize("name", ["LSTM", "Luong", "top-down", "LSTM intra", "Transformer"])
-def test_layers_become_random_from_the_top_down(name):
-    decoder = make(name)
-    parameters = dict(decoder.named_parameters())
-    changed, layers = set(), []
-    for layer, random in randomisation.cascade(decoder, 0):
-        layers.append(layer)
-        now = {n for n, p in random.named_parameters() if not torch.equal(p, parameters[n])}
-        assert changed < now
-        changed = now
-        for n, p in random.named_parameters():
-            assert torch.equal(p.flatten().sort().values, parameters[n].flatten().sort().values)
-    assert changed == {n for n, p in parameters.items() if p.numel() > 1}
-    assert layers[:: len(layers) - 1] == ["output layer", "embeddings"]
-
-
 def spearman(x, y):
     """The correlation of ranks, each the number of smaller values and half of the equal ones."""
     ranks = [[sum((b < a) + (b == a) / 2 for b in values) for a in values] for values in (x, y)]
@@ -181,5 +118,5 @@ def test_rank_correlation_is_that_of_a_plain_loop():
     other = torch.rand(5, 9, generator=generator).double()
     one[4] = 2.0  # of equal weights, there is none
     expected = [spearman(x, y) for x, y in zip(one[:4].tolist(), other.tolist(), strict=False)]
-    found = randomisation.rank_correlation(one, other).tolist()
+    found = rank_correlation(one, other).tolist()
     assert found == pytest.approx([*expected, 0.0])

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +21,7 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 sys.path.insert(0, str(SCRIPTS))
 import attention_worth  # noqa: E402
 import attention_worth_adversary as adversary  # noqa: E402
+import attention_worth_plans as plans  # noqa: E402
 
 TEXTS = {
     "1.jpg": ["a red circle above the blue square", "two of the square"],
@@ -131,3 +133,59 @@ def jensen_shannon(p, q):
         return sum(w * math.log(w / m) for w, m in zip(weights, middle, strict=True) if w)
 
     return (information(p) + information(q)) / 2
+
+
+def numbered(captions, steps):
+    """A plan whose weights say which caption and which step they are of."""
+    caption, step = torch.meshgrid(torch.arange(captions), torch.arange(steps), indexing="ij")
+    part = torch.stack([caption, step], -1).double()
+    return (part, part.unsqueeze(1).expand(-1, 2, -1, -1))
+
+
+def test_permutations_between_words_are_permutations():
+    plan, lengths = numbered(4, 5), [5, 3, 1, 4]
+    found = plans.between_words(plan, lengths, 12, torch.Generator().manual_seed(0))
+    assert all((found[0] == found[1][:, head]).all() for head in range(2))
+    moved = 0
+    for i, length in enumerate(lengths):
+        caption, step = found[0][i].T.int().tolist()
+        assert set(caption) == {i}
+        assert sorted(step[:length]) == list(range(length))
+        assert step == [step[t % length] for t in range(12)]
+        moved += step[:length] != list(range(length))
+    assert moved >= 2
+    others = plans.between_words(plan, lengths, 12, torch.Generator().manual_seed(1))
+    assert (others[0] != found[0]).any()
+
+
+def test_every_photo_gets_the_weights_of_another_one():
+    of_photo = [0, 0, 1, 1, 1, 2, 3, 3]
+    lengths = [3, 5, 2, 4, 1, 5, 2, 3]
+    plan = numbered(8, 5)
+    found, _ = plans.between_photos(plan, lengths, 7, torch.Generator().manual_seed(0), of_photo)
+    donors = []
+    for i, photo in enumerate(of_photo):
+        caption, step = found[i].T.int().tolist()
+        [source] = set(caption)
+        donors.append((photo, of_photo[source]))
+        assert step == [t % lengths[source] for t in range(7)]
+    pairs = set(donors)
+    assert len(pairs) == 4
+    assert all(one != other for one, other in pairs)
+    assert Counter(other for _, other in pairs) == dict.fromkeys(range(4), 1)
+
+
+@pytest.mark.parametrize("name", ["LSTM", "Luong", "top-down", "LSTM intra", "Transformer"])
+def test_layers_become_random_from_the_top_down(name):
+    decoder = make(name)
+    parameters = dict(decoder.named_parameters())
+    changed, layers = set(), []
+    for layer, random in plans.cascade(decoder, 0):
+        layers.append(layer)
+        now = {n for n, p in random.named_parameters() if not torch.equal(p, parameters[n])}
+        assert changed < now
+        changed = now
+        for n, p in random.named_parameters():
+            assert torch.equal(p.flatten().sort().values, parameters[n].flatten().sort().values)
+    assert changed == {n for n, p in parameters.items() if p.numel() > 1}
+    assert layers[:: len(layers) - 1] == ["output layer", "embeddings"]
