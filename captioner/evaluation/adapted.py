@@ -19,9 +19,10 @@ from captioner.evaluation.faithfulness import DeletionCurves
 from captioner.evaluation.grounding import GroundingData
 from captioner.evaluation.image_statistics import Regime
 from captioner.evaluation.localisation import normalised
-from captioner.language.alignment import to_photo, words_of
+from captioner.language.alignment import words_of
 from captioner.language.vocabulary import Tokenizer
 from captioner.photos import images as image_files
+from captioner.photos.geometry import to_photo
 from captioner.predict.adapter import LARGEST_BATCH, Adapter, AdapterPredictor, Reading
 
 

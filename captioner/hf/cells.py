@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor
 
 from captioner.errors import CheckpointError
-from captioner.language.alignment import WHOLE, Box
+from captioner.photos.geometry import WHOLE, Box
 from captioner.predict.explanations import attention_rollout
 
 LEAST, MOST = 64, 1024  # pixels of the sides of the image that is measured

@@ -15,9 +15,9 @@ from jaxtyping import Bool, Float
 from PIL import Image
 
 from captioner.errors import ImageError, UsageError
-from captioner.language.alignment import WHOLE, Box, photo_grid, to_photo, words_of
+from captioner.language.alignment import words_of
 from captioner.photos import images as image_files
-from captioner.photos.geometry import Geometry
+from captioner.photos.geometry import WHOLE, Box, Geometry, photo_grid, to_photo
 from captioner.photos.images import Source, path_of
 from captioner.predict.base_predictor import BasePredictor, Results, SearchOptions, sentence_words
 from captioner.predict.caption import Caption

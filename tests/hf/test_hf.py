@@ -16,7 +16,7 @@ from captioner.errors import CheckpointError, UsageError
 from captioner.hf.cells import placement
 from captioner.hf.families import QUESTION
 from captioner.hf.model import HFAdapter
-from captioner.language.alignment import to_photo
+from captioner.photos.geometry import to_photo
 from hf_models import transformers
 
 LENGTH = 6
