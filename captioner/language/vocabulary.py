@@ -85,8 +85,8 @@ def unspaced(text: str) -> bool:
 
 
 def is_plain(word: str) -> bool:
-    """Return whether a word can be shown: without control characters, at most ``MAX_WORD`` long."""
-    return len(word) <= MAX_WORD and not CONTROL.search(word)
+    """Return whether a word can be shown: 1 to ``MAX_WORD`` characters, none of them for control."""
+    return 0 < len(word) <= MAX_WORD and not CONTROL.search(word)
 
 
 def _trimmed(word: str) -> str:
@@ -114,17 +114,17 @@ class Vocabulary:
         words: the words without these four, most frequent first.
 
     Raises:
-        DataError: a word is repeated, empty, or one of the four.
+        DataError: a word is repeated, one of the four, or not plain.
     """
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words: tuple[str, ...] = (*SPECIALS, *words)
         self._ids = {word: index for index, word in enumerate(self.words)}
-        if len(self._ids) != len(self.words) or "" in self._ids:
-            repeated = [word for word, n in Counter(self.words).items() if n > 1]
+        counts = Counter(self.words)
+        if wrong := [word for word, n in counts.items() if n > 1 or not is_plain(word)]:
             raise DataError(
-                f"a vocabulary needs {len(self.words)} different, non-empty words; given twice or "
-                f"empty: {', '.join(repeated[:5]) or 'the empty word'}"
+                f"a vocabulary needs different words of 1 to {MAX_WORD} characters, without control "
+                f"characters, got {wrong[:5]}"
             )
 
     @classmethod
