@@ -5,7 +5,6 @@ Loading is strict and runs no code from the folder.
 
 import copy
 import json
-import pickle
 import tempfile
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -185,10 +184,10 @@ def read_lightning(file: Path) -> Mapping[str, Any]:
         try:
             # With memory mapping, torch refuses a tensor of which the file holds only a part.
             content = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
-        except pickle.UnpicklingError as error:  # torch's message advises to run the code
+        except Exception as error:  # torch's messages advise to run the code
             raise CheckpointError(
-                "it is damaged, or holds something other than tensors and plain values, which could run "
-                "code: give a complete file of captioner fit"
+                "it is damaged, or holds more than tensors and plain values, which could run code: give "
+                "a complete file of captioner fit"
             ) from error
         if not {"hyper_parameters", "state_dict"} <= content.keys():
             raise CheckpointError("it is no checkpoint of captioner fit")

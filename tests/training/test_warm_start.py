@@ -6,7 +6,7 @@ import torch
 import runs
 from captioner.cli.main import main
 from captioner.data.module import CaptionDataModule
-from captioner.errors import CheckpointError, UsageError
+from captioner.errors import UsageError
 from captioner.language.vocabulary import SPECIALS
 from captioner.search.options import Decoding
 from captioner.store import checkpoint
