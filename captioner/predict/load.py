@@ -37,7 +37,5 @@ def load_own(model: str | Path | None = None, device: str = "auto") -> Predictor
     """Load a model of this package; as ``load``."""
     stored = checkpoint.load(find_model(model))
     fast.accelerate(stored.captioner)
-    name = str(model or DEFAULT_MODEL)
-    return Predictor(
-        stored.captioner, name, device, stored.decoding, stored.supervision, stored.calibration
-    )
+    options = stored.decoding, stored.supervision, stored.calibration
+    return Predictor(stored.captioner, str(model or DEFAULT_MODEL), device, *options)
