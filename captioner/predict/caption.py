@@ -12,7 +12,6 @@ import captioner  # its ``overlay``, which imports this module, is read when it 
 from captioner.photos.geometry import Geometry
 from captioner.photos.images import Source, data_url
 
-
 Attends = Literal["soft", "argmax", "sample"]
 
 

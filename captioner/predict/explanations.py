@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import torch
-
 from jaxtyping import Float, Int
 from torch import Tensor
 
