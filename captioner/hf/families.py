@@ -1,11 +1,10 @@
 """The families of models: how each is called, and where its image tokens and attentions are."""
 
-import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from captioner.errors import CheckpointError, UsageError
+from captioner.errors import CheckpointError
 
 QUESTION = "Describe the image in one sentence."
 
@@ -88,12 +87,6 @@ FAMILIES = {
     ),
 }  # fmt: skip
 """The families by ``model_type`` in ``config.json``."""
-
-
-def check_installed() -> None:
-    """Raise ``UsageError`` without transformers."""
-    if importlib.util.find_spec("transformers") is None:
-        raise UsageError("models named hf:… need transformers: pip install 'captioner[hf]'")
 
 
 def family_of(name: str, config: Mapping[str, Any]) -> Family:

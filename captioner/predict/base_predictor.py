@@ -18,7 +18,6 @@ from captioner.store.model_folder import NOT_CALIBRATED
 
 SearchOptions = Decoding | WordSampling
 Results = Iterator[Caption | ImageError]
-MAX_TEXT = 20_000  # characters of a sentence
 
 
 class Wanted(NamedTuple):
@@ -32,12 +31,10 @@ class Wanted(NamedTuple):
 class BasePredictor:
     """The interface to any captioner; ``Predictor`` is that of the package's own models.
 
-    Args:
+    Attributes:
         name: the model's name in captions.
         decoding: the default search.
         device: where the model is.
-
-    Attributes:
         vocabulary: the words that the model knows; None if it accepts any word.
         supervision: weight of the mask supervision of its attention in training; 0 for none.
         draws_locations: whether hard attention samples a new location in every pass.
@@ -76,8 +73,7 @@ class BasePredictor:
 
         Args:
             images: what ``photos.images.load`` reads: a path, bytes, an open file, a Pillow image,
-                an array or tensor (H, W), (H, W, 3) or (H, W, 4), or a ``Photo``, which is decoded
-                already; or a list of these.
+                an array or tensor (H, W), (H, W, 3) or (H, W, 4), or a ``Photo``; or a list of these.
             batch_size: number of images in a batch, up to 512.
             details: also return ``layers``, ``past`` and ``centre``, which takes one more pass.
             confidence: also estimate ``Caption.confidence``, which samples 24 more captions. It needs
@@ -219,13 +215,13 @@ class BasePredictor:
         return None
 
     def fingerprint(self) -> str:
-        """Return a SHA-256 of the configuration, the vocabulary and the weights."""
+        """Return a text that changes with the model: its weights, options and vocabulary."""
         raise NotImplementedError
 
 
 def sentence_words(text: str, most: float | int = limits.DECODING["max_length"].high) -> list[str]:
     """Return the words of a sentence; raise ``UsageError`` if they cannot be explained."""
-    words = Tokenizer()(text) if isinstance(text, str) and len(text) <= MAX_TEXT else []
+    words = Tokenizer()(text) if isinstance(text, str) else []
     if not words or len(words) > most or not all(map(is_plain, words)):
         raise UsageError(
             f"a sentence to explain has 1 to {most} words of at most {MAX_WORD} letters, without "

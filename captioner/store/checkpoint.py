@@ -1,7 +1,4 @@
-"""Model folder ⇄ Captioner, in the layout of the Hugging Face hub; checkpoints load, too.
-
-Loading is strict and runs no code from the folder.
-"""
+"""Model folder ⇄ Captioner, in the layout of the Hugging Face hub; checkpoints load, too."""
 
 import copy
 import json
@@ -78,7 +75,6 @@ def save(
     config = _config(captioner, decoding, supervision)
     if calibration is not None:
         config["confidence"] = asdict(calibration)
-    metadata = {"format_version": str(FORMAT_VERSION)}
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.parent) as staging:
@@ -88,7 +84,7 @@ def save(
                 captioner = copy.deepcopy(captioner)
                 for parameter in captioner.parameters():
                     parameter.data = parameter.data.half()
-            save_model(captioner, str(new / WEIGHTS), metadata)
+            save_model(captioner, str(new / WEIGHTS), {"format_version": str(FORMAT_VERSION)})
             (new / WEIGHTS).chmod(0o644)  # safetensors makes it private
             _write_json(new / VOCABULARY, {"words": captioner.vocabulary.plain_words}, indent=0)
             (new / CARD).write_text(card, "utf-8")
@@ -168,7 +164,7 @@ def _load_folder(folder: Path) -> Stored:
     if (expected := config["vocabulary"]["fingerprint"]) != vocabulary.fingerprint:
         raise CheckpointError(
             f"'{folder / VOCABULARY}' is not the vocabulary this model was trained with (fingerprint "
-            f"{vocabulary.fingerprint}, {CONFIG} says {expected}): restore the original"
+            f"{vocabulary.fingerprint}, expected {expected}): restore the original"
         )
     captioner = Captioner.from_config(config["model"], vocabulary)
     load_model(captioner, weights)
@@ -215,10 +211,8 @@ def _load_lightning(file: Path) -> Stored:
 def check_encoder(captioner: Captioner, expected: Any, source: Path) -> None:
     """Load an encoder's packaged weights; raise CheckpointError if training used others.
 
-    Args:
-        captioner: the model.
-        expected: the encoder's fingerprint in training; None if it is unknown.
-        source: the folder or file of the decoder, for the message.
+    ``expected`` is the encoder's fingerprint in training, None if it is unknown; ``source`` is the file
+    of the decoder, for the message.
     """
     if not captioner.encoder.external:
         return
@@ -227,6 +221,5 @@ def check_encoder(captioner: Captioner, expected: Any, source: Path) -> None:
     if expected is not None and actual != expected:
         raise CheckpointError(
             f"'{source}' was trained with another encoder (sha256 {expected!s:.12}…) than this one "
-            f"({actual:.12}…): give its image_size, weights, stride and extra_strides, or install "
-            "the same version of the package with the weights"
+            f"({actual:.12}…): give its options, or install the same version of its package"
         )

@@ -18,7 +18,7 @@ BEST = Path("checkpoints") / "best.ckpt"
 MODEL = "model"
 NOT_CALIBRATED = (
     "'{0}' has no calibration, so the confidence of its captions is unknown: run captioner calibrate on "
-    "its model folder, which models of other libraries do not have"
+    "its model folder"
 )
 
 
@@ -51,8 +51,7 @@ def read(folder: Path) -> tuple[dict[str, Any], Any]:
     if (version := config.get("format_version")) != FORMAT_VERSION:
         raise CheckpointError(
             f"'{folder / CONFIG}' has format_version {version!r:.40}, this captioner ({__version__}) "
-            f"reads {FORMAT_VERSION}: give a model folder that its captioner export wrote, or pip "
-            "install --upgrade captioner"
+            f"reads {FORMAT_VERSION}: give another folder, or pip install --upgrade captioner"
         )
     check_file(folder / WEIGHTS)
     return config, _read_json(folder / VOCABULARY).get("words")

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -211,7 +212,8 @@ def test_marked_corners_are_found_where_they_are_on_the_photo(kind, process, siz
     [
         ({"model_type": "bert"}, "model_type 'bert'.*blip .*git .*llava"),
         ({"model_type": "blip", "architectures": ["BlipForQuestionAnswering"]}, "BlipForQuestion"),
-        ({"model_type": "new", "auto_map": {"AutoModel": "x.Y"}}, "code of its own.*never run"),
+        ({"model_type": "new", "auto_map": {"AutoModel": "x.Y"}}, "without Python code of their own"),
+
     ],
 )
 def test_other_models_are_refused_by_name(tmp_path, capsys, config, words):
@@ -234,7 +236,7 @@ def test_only_safetensors_are_read(blip, tmp_path):
 def test_a_missing_folder_and_a_missing_library_are_one_line(monkeypatch, tmp_path):
     with pytest.raises(CheckpointError, match="cannot be loaded by transformers"):
         captioner.load(f"hf:{tmp_path}/nowhere")
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    monkeypatch.setitem(sys.modules, "captioner.hf.hub", None)
     with pytest.raises(UsageError, match=r"pip install 'captioner\[hf\]'"):
         captioner.load("hf:Salesforce/blip-image-captioning-base")
 
