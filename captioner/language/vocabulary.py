@@ -67,6 +67,7 @@ class Tokenizer:
         return TreebankWordTokenizer()
 
     def __call__(self, text: str) -> list[str]:
+        """Return the words of a caption."""
         text = text.lower().translate(_TYPOGRAPHIC)
         if (plain := _PLAIN.fullmatch(text)) and not _CONTRACTED.search(text):
             words = text.rstrip(" .").replace(",", "").split(" ")

@@ -17,6 +17,7 @@ class Calibration:
     slope: float
 
     def __call__(self, agreement: float) -> float:
+        """Return the confidence for an agreement of samples."""
         return 1 / (1 + exp(-(self.intercept + self.slope * agreement)))
 
 
