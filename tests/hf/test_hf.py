@@ -54,23 +54,20 @@ def library(folder, images, beams):
         inputs = transformers.ViTImageProcessor.from_pretrained(folder)(images, return_tensors="pt")
     else:
         processor = transformers.AutoProcessor.from_pretrained(folder)
-        inputs = {}
         if config["model_type"] in ("llava", "idefics3", "smolvlm"):
             prompt = f"USER: {processor.image_token}\n{QUESTION} ASSISTANT:"
             nested = [[image] for image in images]
             split = {} if config["model_type"] == "llava" else {"do_image_splitting": False}
-            inputs = processor(
-                text=[prompt] * len(images), images=nested, return_tensors="pt", **split
-            )
+            prompts = [prompt] * len(images)
+            inputs = processor(text=prompts, images=nested, return_tensors="pt", **split)
         else:
             inputs = processor(images=images, return_tensors="pt")
     inputs.pop("mm_token_type_ids", None)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    with torch.inference_mode():
-        out = model.generate(
-            **inputs, num_beams=beams, max_new_tokens=LENGTH, do_sample=False,
-            return_dict_in_generate=True, output_attentions=True, output_scores=True,
-        )  # fmt: skip
+    out = model.generate(
+        **inputs, num_beams=beams, max_new_tokens=LENGTH, do_sample=False,
+        return_dict_in_generate=True, output_attentions=True, output_scores=True,
+    )  # fmt: skip
     prefix = inputs["input_ids"].shape[1] if "input_ids" in inputs else 1
     texts = tokenizer.batch_decode(
         out.sequences[:, prefix:], skip_special_tokens=True, clean_up_tokenization_spaces=False
@@ -103,10 +100,11 @@ def library(folder, images, beams):
 def test_captions_scores_and_maps_are_the_librarys(folder, predictor, beams, count):
     images = photos(count)
     texts, maps, scores = library(folder, images, beams)
-    found = predictor.caption(images, beam_size=beams, max_length=LENGTH, batch_size=count)
+    options = {"beam_size": beams, "max_length": LENGTH}
+    found = predictor.caption(images, batch_size=count, **options)
     assert [caption.text for caption in found] == texts
-    quick = predictor.captions(images, predictor.decoding.with_options(
-        {"beam_size": beams, "max_length": LENGTH}), count, maps=False)  # fmt: skip
+    decoding = predictor.decoding.with_options(options)
+    quick = predictor.captions(images, decoding, count, maps=False)
     for caption, without in zip(found, quick, strict=True):
         assert (without.text, without.weights.size) == (caption.text, 0)
         assert without.log_prob == pytest.approx(caption.log_prob, abs=1e-4)
@@ -114,10 +112,8 @@ def test_captions_scores_and_maps_are_the_librarys(folder, predictor, beams, cou
         np.testing.assert_allclose(caption.weights.sum((1, 2)), 1, atol=1e-5)
     if scores is not None:
         np.testing.assert_allclose([c.score for c in found], scores, atol=1e-5)
-    decoding = predictor.decoding.with_options({"beam_size": beams, "max_length": LENGTH})
-    for of_photo, expected in zip(
-        predictor.adapter.generate(images, decoding, True), maps, strict=True
-    ):
+    generated = predictor.adapter.generate(images, decoding, True)
+    for of_photo, expected in zip(generated, maps, strict=True):
         attention = of_photo[0].attention
         assert len(attention) >= 1
         np.testing.assert_allclose(attention, expected[: len(attention)], rtol=1e-5, atol=1e-6)
@@ -212,8 +208,10 @@ def test_marked_corners_are_found_where_they_are_on_the_photo(kind, process, siz
     [
         ({"model_type": "bert"}, "model_type 'bert'.*blip .*git .*llava"),
         ({"model_type": "blip", "architectures": ["BlipForQuestionAnswering"]}, "BlipForQuestion"),
-        ({"model_type": "new", "auto_map": {"AutoModel": "x.Y"}}, "without Python code of their own"),
-
+        (
+            {"model_type": "new", "auto_map": {"AutoModel": "x.Y"}},
+            "without Python code of their own",
+        ),
     ],
 )
 def test_other_models_are_refused_by_name(tmp_path, capsys, config, words):

@@ -128,10 +128,10 @@ def test_words_that_are_repeated_or_cannot_be_shown_are_refused():
             Vocabulary(["a", "b", *wrong])
 
 
-@pytest.mark.parametrize("captions", [[], [[]], [["a", "b"], ["a", "c"]], [["<unk>"] * 9]])
-def test_no_word_is_frequent_enough(captions):
-    with pytest.raises(DataError, match=r"no word appears 3 times .* lower data\.min_count"):
-        Vocabulary.build(captions, 3)
+def test_no_word_is_frequent_enough():
+    for captions in ([], [["a", "b"], ["a", "c"]], [["<unk>"] * 9]):
+        with pytest.raises(DataError, match=r"no word appears 3 times .* lower data\.min_count"):
+            Vocabulary.build(captions, 3)
 
 
 def test_only_training_captions_make_the_vocabulary(tmp_path):
