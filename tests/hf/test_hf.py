@@ -125,8 +125,7 @@ def test_a_sentence_is_explained_as_the_model_reads_it(folder, predictor):
     (image,) = photos(1)
     sentence = "a dog running left"
     explained = predictor.explain(image, sentence)
-    assert explained.text == sentence
-    assert explained.words == ("a", "dog", "running", "left")
+    assert (explained.text, explained.words) == (sentence, tuple(sentence.split()))
     reading = predictor.adapter.read(image, sentence)
     count = len(reading.pieces)
     assert count > 4  # "running" has several pieces
@@ -138,10 +137,9 @@ def test_a_sentence_is_explained_as_the_model_reads_it(folder, predictor):
     total = np.array(reading.log_probs[:count])[members].sum()
     assert explained.word_log_probs[2] == pytest.approx(total)
     assert explained.log_prob == pytest.approx(sum(reading.log_probs))
-    rollout = reading.rollout
-    assert rollout.shape == (count, 4, 4)
-    assert (rollout >= 0).all()
-    assert rollout.sum((1, 2)).max() <= 1 + 1e-5
+    assert reading.rollout.shape == (count, 4, 4)
+    assert (reading.rollout >= 0).all()
+    assert reading.rollout.sum((1, 2)).max() <= 1 + 1e-5
 
 
 def test_erasing_cells_changes_only_what_the_model_sees_of_them(predictor):
@@ -214,12 +212,10 @@ def test_marked_corners_are_found_where_they_are_on_the_photo(kind, process, siz
         ),
     ],
 )
-def test_other_models_are_refused_by_name(tmp_path, capsys, config, words):
+def test_other_models_are_refused_by_name(tmp_path, config, words):
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=words):
+    with pytest.raises(CheckpointError, match=rf"{tmp_path}.*{words}"):
         captioner.load(f"hf:{tmp_path}")
-    assert main(["caption", "tests", "--model", f"hf:{tmp_path}"]) == 2
-    assert str(tmp_path) in capsys.readouterr().err
 
 
 def test_only_safetensors_are_read(blip, tmp_path):

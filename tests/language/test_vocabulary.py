@@ -119,7 +119,6 @@ def test_encode_and_decode():
     assert vocabulary.decode([START, 4, 5, UNK, PAD, 6, END, 4]) == ["a", "dog", "<unk>", "n't"]
     assert vocabulary.decode([]) == vocabulary.decode([END, 4]) == []
     assert vocabulary.decode(vocabulary.encode(vocabulary.plain_words)) == vocabulary.plain_words
-    assert Vocabulary(vocabulary.plain_words).words == vocabulary.words
 
 
 def test_words_that_are_repeated_or_cannot_be_shown_are_refused():

@@ -272,6 +272,9 @@ def test_captions_and_sentences_are_explained_and_drawn(photo):
     start = re.search(r"start\W+(\d+)", html.unescape(page))[1]
     assert int(start) == max(words, key=lambda index: sums[index])  # the strongest map
     assert overlay.figure(caption, dpi=50).size == overlay.figure(plain, dpi=50).size
+    positive, style = replace(caption, weights=abs(signed)), overlay.Style(sign="negative")
+    assert describe_spread(positive, 0, style) == "no cells"
+    assert "nowhere" in overlay.page([positive], style=style)
     for method in ("rollout", "grad-cam"):
         maps = model.explain(photo, plain, method).weights
         assert (maps >= 0).all()
@@ -280,15 +283,6 @@ def test_captions_and_sentences_are_explained_and_drawn(photo):
         model.explain(photo, replace(plain, model="another"), "grad-cam")
     with pytest.raises(UsageError, match="of a photo of another size or other regions"):
         model.explain(Image.new("RGB", (64, 96)), plain, "occlusion")
-
-
-def test_maps_without_a_value_of_the_sign(photo):
-    model = untrained("TransformerDecoder", **TRANSFORMER)
-    caption = model.explain(photo, model.caption(photo), "occlusion")
-    caption = replace(caption, weights=abs(caption.weights))
-    style = overlay.Style(sign="negative")
-    assert describe_spread(caption, 0, style) == "no cells"
-    assert "nowhere" in overlay.page([caption], style=style)
 
 
 def test_the_command_explains_by_a_method(photo, tmp_path, monkeypatch, capsys):
