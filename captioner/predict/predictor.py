@@ -136,7 +136,6 @@ class Predictor(BasePredictor):
             raise batch.failed[0]
         annotations, ids = self._annotate(batch.pixels), self.vocabulary.encode(words)
         geometry = _geometry(batch.sizes[0], annotations, 0)
-
         if not isinstance(caption, Caption):
             samples = self.decoding.with_options({"beam_size": 1, "samples": samples}).samples
             (hypothesis,) = score_captions(self.captioner.decoder, annotations, [ids], samples)
