@@ -87,7 +87,6 @@ def placement(size: tuple[int, int], process: Process) -> Box:
     The part depends on how the processor resizes, crops and pads. It is given an image whose red and
     green are the coordinates and whose blue is full; it may scale the values of each channel.
     """
-
     factor = min(max(LEAST / min(size), 1), max(MOST / max(size), LEAST / min(size)))
     width, height = (max(round(side * factor), 1) for side in size)
     ramp = np.zeros((height, width, 3))

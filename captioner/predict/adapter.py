@@ -42,7 +42,6 @@ class Reading:
             the sum may be below 1, if it also attends to something else. None if not requested.
         rollout: attention rollout to the cells; None if the model has none.
         box: the part of the photo that the grid covers.
-
     """
 
     pieces: Sequence[str]

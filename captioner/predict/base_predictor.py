@@ -129,7 +129,6 @@ class BasePredictor:
                 raise UsageError(unknown("option", name, known))
         for name, value in given.items():
             limits.check(name, value, known[name])
-
         longest = max(self.decoding.max_length, given.get("min_length", 1))
         if given.keys() & set(limits.SAMPLING):
             return WordSampling(max_length=longest).with_options(given)
