@@ -167,7 +167,6 @@ def test_nothing_to_load(tmp_path, tiny):
 
 def test_damaged_files(tiny):
     """Text files that are no JSON objects, words that cannot be shown, and weights that are cut."""
-
     for name, content in (
         *((name, text) for name in ("config.json", "vocab.json") for text in ("{", "[]", "\0\xff")),
         ("vocab.json", '{"words": [3]}'),
