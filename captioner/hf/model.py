@@ -106,16 +106,17 @@ class HFAdapter(Adapter):
         self, inputs: dict[str, Tensor], decoding: Decoding, count: int
     ) -> list[list[int]]:
         """Return the ids of ``count`` captions per photo, without the start, with the end if it came."""
+        least = {"min_new_tokens": decoding.min_length} if decoding.min_length > 1 else {}
         with quiet():  # it warns of the inputs that its own examples give
             sequences = self.model.generate(
                 **inputs,
                 num_beams=decoding.beam_size,
                 num_return_sequences=count,
                 max_new_tokens=decoding.max_length,
-                min_new_tokens=decoding.min_length if decoding.min_length > 1 else None,
                 no_repeat_ngram_size=decoding.no_repeat,
                 length_penalty=float(decoding.length_penalty),
                 do_sample=False,
+                **least,
             )
         prefix = inputs["input_ids"].shape[1] if "input_ids" in inputs else 1
         return [self._until_end(row) for row in sequences[:, prefix:].tolist()]
