@@ -18,6 +18,7 @@ from captioner.hf.cells import placement
 from captioner.hf.families import QUESTION
 from captioner.hf.model import HFAdapter
 from captioner.photos.geometry import to_photo
+from captioner.photos.images import Photo
 from hf_models import transformers
 
 LENGTH = 6
@@ -304,11 +305,11 @@ def test_the_app_answers_with_it(blip, tmp_path):
     from captioner.app.served_models import Models
 
     photos(1)[0].save(tmp_path / "photo.png")
-    models = Models([f"hf:{blip}"], "cpu")
-    answer = models.answer(tmp_path / "photo.png", models.names[0], beam_size=3)
+    photo, models = Photo.read(tmp_path / "photo.png"), Models([f"hf:{blip}"], "cpu")
+    answer = models.answer(photo, models.names[0], beam_size=3)
     assert len(answer.captions) == 3
     assert not answer.can_sample
-    assert models.answer(tmp_path / "photo.png", models.names[0], "a dog").caption.text == "a dog"
+    assert models.answer(photo, models.names[0], "a dog").caption.text == "a dog"
 
 
 def test_a_folder_of_photos_gets_shards_and_resumes(blip, tmp_path, in_process):

@@ -15,6 +15,7 @@ from captioner.batch.batch_captioner import BatchCaptioner
 from captioner.cli.main import main
 from captioner.errors import EvaluationError, UsageError
 from captioner.files import write_text
+from captioner.photos.images import Photo
 from captioner.predict.confidence import NO_WORDS, agreement, is_right
 from captioner.store import checkpoint
 from captioner.store.calibration import Calibration, calibrate, calibration_error, reliability
@@ -162,7 +163,8 @@ def test_captions_of_another_search_have_no_confidence(tiny_folder, tmp_path, ca
         BatchCaptioner("transformer", confidence=True, beam_size=1)
     models = Models([str(tiny_folder)], "cpu")
     models.get(models.names[0]).calibration = Calibration(0.0, 1.0)
-    answers = [models.answer(photo, models.names[0], beam_size=size) for size in (OWN, own, 1)]
+    shown, name = Photo.read(photo), models.names[0]
+    answers = [models.answer(shown, name, beam_size=size) for size in (OWN, own, 1)]
     assert [a.caption.confidence is not None for a in answers] == [True, True, False]
     call = ["caption", photo, "--model", str(tiny_folder), "--min-confidence", "0.5"]
     assert main(call) == 2

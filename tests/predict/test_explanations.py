@@ -296,8 +296,8 @@ def test_the_command_explains_by_a_method(photo, tmp_path, monkeypatch, capsys):
     expected = model.explain(photo, model.caption(photo), "grad-cam").weights
     exported = np.array([word["weights"] for word in record["words"]])
     np.testing.assert_allclose(exported, expected, atol=1e-6)
-    of_layers = [*command, "--model", "transformer", "--layer", "1"]
-    assert main([*of_layers, "--method", "grad-cam"]) == 2
+    command.append("--overwrite")
+    assert main([*command, "--layer", "1", "--method", "grad-cam"]) == 2
     assert "leave out --method" in capsys.readouterr().err
     assert main([*command, "--method", "grad-cam", "--sign", "negative"]) == 2
     assert "--sign is for methods with negative values" in capsys.readouterr().err
