@@ -298,7 +298,7 @@ def test_the_command_explains_by_a_method(photo, tmp_path, monkeypatch, capsys):
     np.testing.assert_allclose(exported, expected, atol=1e-6)
     command.append("--overwrite")
     assert main([*command, "--layer", "1", "--method", "grad-cam"]) == 2
-    assert "leave out --method" in capsys.readouterr().err
+    assert "leave out layer and head" in capsys.readouterr().err
     assert main([*command, "--method", "grad-cam", "--sign", "negative"]) == 2
     assert "--sign is for methods with negative values" in capsys.readouterr().err
 
