@@ -107,7 +107,6 @@ def test_vocabulary_is_ordered_by_frequency_then_alphabet(min_count, words):
     vocabulary = Vocabulary.build(CAPTIONS, min_count)
     assert vocabulary.words == (*SPECIALS, *words)
     assert vocabulary.plain_words == words
-    assert len(vocabulary) == 4 + len(words)
     assert [vocabulary.words[i] for i in (PAD, START, END, UNK)] == list(SPECIALS)
     assert vocabulary.encode(words) == list(range(4, 4 + len(words)))
 
