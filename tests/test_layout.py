@@ -91,7 +91,7 @@ def test_transformers_is_imported_only_for_its_models():
         (PACKAGE / "predict" / "load.py").read_text()
     ).body  # without what functions import
     imported = {node.module for node in body if isinstance(node, ast.ImportFrom)}
-    assert "captioner.hf.families" in imported
+    assert "captioner.predict.predictor" in imported
     assert not imported & {"captioner.hf.hub", "captioner.hf.model"}
 
 

@@ -149,7 +149,9 @@ class CaptionDataModule(pl.LightningDataModule):
         if name == "auto" and distributed.rank() == 0:
             print(self._found(Path(root).expanduser()))
         self._tokenized: dict[str, TokenizedCaptions] = {}
-        kept = checkpoint.words_of(find_model(keep_vocabulary)) if keep_vocabulary else []
+        kept: list[str] = []
+        if keep_vocabulary:
+            kept = checkpoint.load(find_model(keep_vocabulary)).captioner.vocabulary.plain_words
         self.vocabulary = Vocabulary.build(self._captions(TRAIN), min_count, kept)
         self._cache: AnnotationCache | None = None
         self._cropped: list[AnnotationCache] = []

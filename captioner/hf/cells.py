@@ -1,8 +1,4 @@
-"""Image cells of a model of transformers: attention to each, and the part of the photo they cover.
-
-The part is measured, because it depends on the options of a processor: on its resize, its crop and its
-padding.
-"""
+"""Image cells of a model of transformers: attention to each, and the part of the photo they cover."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from captioner.errors import CheckpointError
-from captioner.language.alignment import WHOLE, Box
+from captioner.photos.geometry import WHOLE, Box
 from captioner.predict.explanations import attention_rollout
 
 LEAST, MOST = 64, 1024  # pixels of the sides of the image that is measured
@@ -37,10 +33,7 @@ def grid_cells(
 ) -> tuple[Int[Tensor, " L"], tuple[int, int]]:
     """Return those of an image's tokens that are cells, and the grid; class tokens come first.
 
-    Args:
-        image: the positions of the image's tokens.
-        config: of the model.
-        size: height and width of the pixels that it is given.
+    ``image`` has the positions of its tokens; ``size`` is the height and width of the model's pixels.
 
     Raises:
         CheckpointError: the tokens are no grid.
@@ -65,13 +58,9 @@ def cross_attention(
     queries: slice,
     cells: Int[Tensor, " L"],
 ) -> CellAttention:
-    """Return attention of a decoder with cross-attention, in its layers' order.
+    """Return attention of a decoder with cross-attention, at the inputs ``queries`` on the ``cells``.
 
-    Args:
-        cross: weights of each layer on the image tokens.
-        past: weights of each layer on the text.
-        queries: the S inputs whose attention is returned.
-        cells: the image tokens that are cells, in raster order.
+    ``cross`` has the weights of each layer on the image tokens, ``past`` those on the text.
     """
     stacked = torch.stack(list(cross), 1)[:, :, queries][..., cells]  # (h, l, T, L)
     rollout = attention_rollout(past, cross)
@@ -93,13 +82,10 @@ def self_attention(
 
 
 def placement(size: tuple[int, int], process: Process) -> Box:
-    """Return left, top, right and bottom of the processed image, as fractions of the photo's sides.
+    """Measure which part of a photo of this width and height the pixels of a processor cover.
 
-    The processor is given an image whose red and green are the coordinates and whose blue is full.
-
-    Args:
-        size: width and height of the photo.
-        process: returns the pixels for an image; the values of each channel may be scaled.
+    The part depends on how the processor resizes, crops and pads. It is given an image whose red and
+    green are the coordinates and whose blue is full; it may scale the values of each channel.
     """
     factor = min(max(LEAST / min(size), 1), max(MOST / max(size), LEAST / min(size)))
     width, height = (max(round(side * factor), 1) for side in size)

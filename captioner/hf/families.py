@@ -1,14 +1,10 @@
-"""The families of models: how each is called, and where its image tokens and attentions are.
+"""The families of models: how each is called, and where its image tokens and attentions are."""
 
-Imports neither torch nor transformers, so that a folder is checked before they are.
-"""
-
-import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from captioner.errors import CheckpointError, UsageError
+from captioner.errors import CheckpointError
 
 QUESTION = "Describe the image in one sentence."
 
@@ -63,11 +59,6 @@ def _start_of_decoder(model: Any) -> int:
     return settings.bos_token_id if start is None else start
 
 
-def _chat(architecture: str, vision: str, features: str) -> Family:
-    title = "self-attention on image tokens"
-    return Family(architecture, title, vision, features, _sequence, max_length=64)
-
-
 FAMILIES = {
     "blip": Family(
         "BlipForConditionalGeneration", "cross-attention", "vision_model", "vision_model", _blip,
@@ -82,38 +73,30 @@ FAMILIES = {
         "GitForCausalLM", "self-attention on image tokens", "git.image_encoder",
         "git.visual_projection", _sequence, start=lambda model: model.generation_config.bos_token_id,
     ),
-    "smolvlm": _chat(
-        "SmolVLMForConditionalGeneration", "model.vision_model", "model.connector"
+    "smolvlm": Family(
+        "SmolVLMForConditionalGeneration", "self-attention on image tokens", "model.vision_model",
+        "model.connector", _sequence, max_length=64,
     ),
-    "idefics3": _chat(
-        "Idefics3ForConditionalGeneration", "model.vision_model", "model.connector"
+    "idefics3": Family(
+        "Idefics3ForConditionalGeneration", "self-attention on image tokens", "model.vision_model",
+        "model.connector", _sequence, max_length=64,
     ),
-    "llava": _chat(
-        "LlavaForConditionalGeneration", "model.vision_tower", "model.multi_modal_projector"
+    "llava": Family(
+        "LlavaForConditionalGeneration", "self-attention on image tokens", "model.vision_tower",
+        "model.multi_modal_projector", _sequence, max_length=64,
     ),
 }  # fmt: skip
 """The families by ``model_type`` in ``config.json``."""
 
 
-def check_installed() -> None:
-    """Raise ``UsageError`` without transformers."""
-    if importlib.util.find_spec("transformers") is None:
-        raise UsageError("models named hf:… need transformers: pip install 'captioner[hf]'")
-
-
 def family_of(name: str, config: Mapping[str, Any]) -> Family:
-    """Return the family of a model from its ``config.json``.
-
-    Raises:
-        CheckpointError: the family is not known, or the model needs code of its own.
-    """
+    """Return the family of a model from its ``config.json``; raise CheckpointError if none fits."""
     kind, named = config.get("model_type"), config.get("architectures") or ()
-    family = FAMILIES.get(kind) if isinstance(kind, str) else None
+    family = FAMILIES.get(str(kind))
     if family and (not named or family.architecture in named):
         return family
     known = ", ".join(f"{kind} ({family.architecture})" for kind, family in FAMILIES.items())
-    own_code = ", which needs Python code of its own, and that is never run"
     raise CheckpointError(
-        f"the model '{name}' is of model_type {kind!r:.60}, architectures {list(named)!r:.80}"
-        f"{own_code if config.get('auto_map') else ''}; maps are known for {known}"
+        f"the model '{name}' is of model_type {kind!r:.60}, architectures {list(named)!r:.80}; maps are "
+        f"known for {known}, without Python code of their own"
     )

@@ -1,6 +1,5 @@
 """Load a model of transformers from a folder or, by its name, from the hub."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,9 @@ from captioner.resources import HF
 
 
 def load(name: str, device: str = "auto") -> AdapterPredictor:
-    """Load a model.
+    """Load a model from a folder, without a network, or from the hub, into the cache of transformers.
 
-    No code from the model is run, and only weights in safetensors are read. A folder is read without
-    a network; a hub name is downloaded by transformers, into its cache.
-
-    Args:
-        name: a folder, or a name on the hub.
-        device: as in ``captioner.load``.
+    No code from the model is run, and only weights in safetensors are read.
 
     Raises:
         CheckpointError: no such model, of an unknown family, or without safetensors.
@@ -40,7 +34,7 @@ def load(name: str, device: str = "auto") -> AdapterPredictor:
             processor = _processor(source, safe)
             tokenizer = getattr(processor, "tokenizer", None)
             tokenizer = tokenizer or transformers.AutoTokenizer.from_pretrained(source, **safe)
-    except (OSError, ValueError, KeyError, ImportError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, KeyError, ImportError) as error:
         raise CheckpointError(
             f"the model '{name}' cannot be loaded by transformers {transformers.__version__}: "
             f"{type(error).__name__}: {joined(error)}; give a folder or a hub name with config.json, "

@@ -1,7 +1,7 @@
-"""A model of transformers as an ``Adapter``: the library's own ``generate``, then one forward pass.
+"""A model of transformers as an ``Adapter``.
 
-Captions come from ``generate``. Their log-probabilities and attention come from feeding them to the
-model word by word (teacher forcing), which gives the same weights as generation.
+Captions come from the library's ``generate``. Their log-probabilities and attention come from feeding
+them to the model (teacher forcing), which gives the same weights as generation.
 """
 
 import hashlib
@@ -31,13 +31,9 @@ WEIGHTS = 2**28  # attention weights that are computed together, 1 GB in float32
 
 
 class HFAdapter(Adapter):
-    """A model of transformers.
+    """A model of transformers, in eval mode, with the attention implementation ``eager``.
 
-    Args:
-        family: how models of its kind are called.
-        model: the model, in eval mode, with the attention implementation ``eager``.
-        processor: its processor: images, and text if the family has a prompt.
-        tokenizer: its tokenizer.
+    ``processor`` is for images, and for text if the family has a prompt.
     """
 
     def __init__(self, family: Family, model: Any, processor: Any, tokenizer: Any) -> None:
@@ -64,7 +60,7 @@ class HFAdapter(Adapter):
     def generate(
         self, photos: Sequence[Image.Image], decoding: Decoding, attend: bool
     ) -> list[list[Reading]]:
-        """Return the captions of each photo by the library's ``generate``."""
+        """Return the captions of each photo; as ``Adapter``."""
         inputs, count = self._inputs(photos), decoding.beam_size if attend else 1
         with self._lock:
             with self._recorded(len(photos)) as vision:
@@ -73,7 +69,7 @@ class HFAdapter(Adapter):
         return [[next(readings) for _ in range(count)] for _ in photos]
 
     def read(self, photo: Image.Image, text: str) -> Reading:
-        """Return a given sentence."""
+        """Return a given sentence; as ``Adapter``."""
         with self._lock:
             return self._readings([photo], self._inputs([photo]), [self._ids(text)], None, True)[0]
 
@@ -92,9 +88,8 @@ class HFAdapter(Adapter):
             for part in torch.split(flat, ROWS):
                 rows, captions = first[: len(part)], [ids] * len(part)
                 with self._replayed(vision[-1], rows), self._erased(part):
-                    log_probs += self._log_probs(
-                        self._decoded(inputs, rows, captions, False), captions
-                    )
+                    output = self._decoded(inputs, rows, captions, False)
+                log_probs += self._log_probs(output, captions)
         return np.array(log_probs)[:, :-1]
 
     def fingerprint(self) -> str:
@@ -111,19 +106,18 @@ class HFAdapter(Adapter):
         self, inputs: dict[str, Tensor], decoding: Decoding, count: int
     ) -> list[list[int]]:
         """Return the ids of ``count`` captions per photo, without the start, with the end if it came."""
-        options: dict[str, Any] = {
-            "num_beams": decoding.beam_size,
-            "num_return_sequences": count,
-            "max_new_tokens": decoding.max_length,
-            "no_repeat_ngram_size": decoding.no_repeat,
-            "do_sample": False,
-        }
-        if decoding.min_length > 1:
-            options["min_new_tokens"] = decoding.min_length
-        if decoding.beam_size > 1:
-            options["length_penalty"] = float(decoding.length_penalty)
+        least = {"min_new_tokens": decoding.min_length} if decoding.min_length > 1 else {}
         with quiet():  # it warns of the inputs that its own examples give
-            sequences = self.model.generate(**inputs, **options)
+            sequences = self.model.generate(
+                **inputs,
+                num_beams=decoding.beam_size,
+                num_return_sequences=count,
+                max_new_tokens=decoding.max_length,
+                no_repeat_ngram_size=decoding.no_repeat,
+                length_penalty=float(decoding.length_penalty),
+                do_sample=False,
+                **least,
+            )
         prefix = inputs["input_ids"].shape[1] if "input_ids" in inputs else 1
         return [self._until_end(row) for row in sequences[:, prefix:].tolist()]
 
@@ -149,11 +143,11 @@ class HFAdapter(Adapter):
         return str(self._processor.apply_chat_template(chat, add_generation_prompt=True))
 
     def _inputs(self, photos: Sequence[Image.Image]) -> dict[str, Tensor]:
-        """Return the inputs of the model: pixels, and a prompt if the family has one."""
         inputs = {name: part.to(self.device) for name, part in self._processed(photos).items()}
         return inputs | {"pixel_values": inputs["pixel_values"].to(self.model.dtype)}
 
     def _processed(self, photos: Sequence[Image.Image]) -> dict[str, Tensor]:
+        """Return the inputs of the model: pixels, and a prompt if the family has one."""
         options: dict[str, Any] = {"return_tensors": "pt"}
         if self.family.start:
             return {"pixel_values": self._image_processor(list(photos), **options).pixel_values}
@@ -218,10 +212,10 @@ class HFAdapter(Adapter):
         longest = max(map(len, captions))
         padded = [[*ids, *[self._ends[0]] * (longest - len(ids))] for ids in captions]
         tokens = torch.tensor(padded, device=self.device)
-        prefix = given.pop("input_ids", None)
-        if prefix is None:
-            assert self.family.start is not None
+        if self.family.start:
             prefix = tokens.new_full((len(tokens), 1), self.family.start(self.model))
+        else:
+            prefix = given.pop("input_ids")
         ids = torch.cat([prefix, tokens], 1)
         options = {"output_attentions": attend, "use_cache": False, "return_dict": True}
         return self.family.decode(self.model, input_ids=ids, **given, **options)
@@ -260,10 +254,6 @@ class HFAdapter(Adapter):
             ends.append(max(ends[-1], min(common, len(text))))
         return [text[start:end] for start, end in pairwise([*ends, len(text)])]
 
-    @property
-    def _vision(self) -> Any:
-        return self.model.get_submodule(self.family.vision)
-
     @contextmanager
     def _recorded(self, photos: int) -> Iterator[list[Any]]:
         """Yield a list that receives the encoder's output for each photo."""
@@ -273,7 +263,7 @@ class HFAdapter(Adapter):
             # ``generate`` may repeat each photo for every hypothesis.
             outputs.append(_map(lambda values: values[:: len(values) // photos], output))
 
-        hook = self._vision.register_forward_hook(record)
+        hook = self.model.get_submodule(self.family.vision).register_forward_hook(record)
         try:
             yield outputs
         finally:
@@ -285,7 +275,7 @@ class HFAdapter(Adapter):
         if output is None:
             yield
             return
-        vision = self._vision
+        vision = self.model.get_submodule(self.family.vision)
         vision.forward = lambda *_, **__: _map(lambda values: values[rows], output)
         try:
             yield
@@ -313,8 +303,7 @@ class HFAdapter(Adapter):
 
 
 def _without_origin(settings: dict[str, Any]) -> dict[str, Any]:
-    """Leave out where settings come from, which does not change captions."""
-    origin = ("_name_or_path", "name_or_path", "transformers_version")
+    origin = ("_name_or_path", "name_or_path", "transformers_version")  # changes no caption
     return {name: value for name, value in settings.items() if name not in origin}
 
 

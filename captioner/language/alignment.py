@@ -1,18 +1,10 @@
-"""Sub-word pieces → words, and a model's grid → a grid that covers the whole photo."""
+"""Sub-word pieces → words."""
 
 import re
 from collections.abc import Sequence
 from itertools import accumulate
 
-import numpy as np
-from jaxtyping import Float, Float64
-
 from captioner.language.vocabulary import Tokenizer
-from captioner.photos.geometry import overlaps
-
-Box = tuple[float, float, float, float]
-WHOLE: Box = (0.0, 0.0, 1.0, 1.0)
-MOST_CELLS = 96  # along one axis of a photo of which the model sees a small part
 
 
 def words_of(
@@ -50,32 +42,3 @@ def words_of(
     if not words:
         return [text.strip() or "–"], [list(range(len(pieces)))]
     return words, members
-
-
-def photo_grid(grid: tuple[int, int], box: Box) -> tuple[int, int]:
-    """Return rows and columns of cells of about the model's size that cover the whole photo."""
-    left, top, right, bottom = box
-    spans = ((grid[0], bottom - top), (grid[1], right - left))
-    rows, columns = (min(max(round(cells / span), 1), MOST_CELLS) for cells, span in spans)
-    return rows, columns
-
-
-def to_photo(
-    maps: Float[np.ndarray, "*axes rows columns"], box: Box, grid: tuple[int, int]
-) -> Float64[np.ndarray, "*axes photo_rows photo_columns"]:
-    """Move maps of a part of the photo to a grid that covers it: each cell's weight goes where it lies.
-
-    A cell that lies partly on padding counts for its part on the photo; one that lies wholly on padding
-    is dropped. Parts of the photo that the model does not see have weight 0.
-
-    Args:
-        maps: the cells of the model.
-        box: left, top, right and bottom of the model's grid, as fractions of the photo's sides.
-        grid: rows and columns of the result.
-    """
-    left, top, right, bottom = box
-    if box == WHOLE and grid == maps.shape[-2:]:
-        return np.asarray(maps, np.float64)
-    down = overlaps(maps.shape[-2], grid[0], top, bottom)
-    across = overlaps(maps.shape[-1], grid[1], left, right)
-    return np.asarray(down.T @ np.asarray(maps, np.float64) @ across)

@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from itertools import takewhile
 from typing import Any
 
 from captioner.errors import DataError
@@ -49,8 +50,8 @@ class Tokenizer:
     """Split a caption into lower-case words the way coco-caption does before scoring.
 
     It applies NLTK's Penn Treebank rules and drops punctuation. Apart from brackets, the result differs
-    from Stanford's PTBTokenizer, which needs Java, on 5 of 41,486 captions of Flickr8k and COCO. In a
-    script without spaces between words, every character counts as a word.
+    from Stanford's PTBTokenizer on 5 of 41,486 captions of Flickr8k and COCO. In a script without spaces
+    between words, every character counts as a word.
 
     >>> Tokenizer()("A man, who isn't tall, rides his dog's sled.")
     ['a', 'man', 'who', 'is', "n't", 'tall', 'rides', 'his', 'dog', "'s", 'sled']
@@ -66,16 +67,19 @@ class Tokenizer:
         return TreebankWordTokenizer()
 
     def __call__(self, text: str) -> list[str]:
-        """Return the words of ``text``."""
+        """Return the words of a caption."""
         text = text.lower().translate(_TYPOGRAPHIC)
         if (plain := _PLAIN.fullmatch(text)) and not _CONTRACTED.search(text):
             words = text.rstrip(" .").replace(",", "").split(" ")
             if plain["stop"] != "." or not _ABBREVIATION.fullmatch(words[-1] + "."):
                 return words
         # The Treebank rules split off only the last full stop. One is added here, so that a final
-        # "st." keeps its own. ``_trimmed`` removes the full stops of earlier sentences.
+        # "st." keeps its own. Those of earlier sentences are removed afterwards.
         text = re.sub(_UNSPACED, r" \g<0> ", _QUOTED.sub(r'"\1"', text)) + " ."
-        tokens = map(_trimmed, self._split.tokenize(text))
+        tokens = [
+            token if _ABBREVIATION.fullmatch(token) else _LEADING.sub("", token).rstrip(".-")
+            for token in self._split.tokenize(text)
+        ]
         return [token for token in tokens if token and token not in PUNCTUATION]
 
 
@@ -85,14 +89,8 @@ def unspaced(text: str) -> bool:
 
 
 def is_plain(word: str) -> bool:
-    """Return whether a word can be shown: without control characters, at most ``MAX_WORD`` long."""
-    return len(word) <= MAX_WORD and not CONTROL.search(word)
-
-
-def _trimmed(word: str) -> str:
-    if _ABBREVIATION.fullmatch(word):
-        return word
-    return _LEADING.sub("", word).rstrip(".-")
+    """Return whether a word can be shown: 1 to ``MAX_WORD`` characters, none of them for control."""
+    return 0 < len(word) <= MAX_WORD and not CONTROL.search(word)
 
 
 def join(words: Iterable[str]) -> str:
@@ -114,17 +112,17 @@ class Vocabulary:
         words: the words without these four, most frequent first.
 
     Raises:
-        DataError: a word is repeated, empty, or one of the four.
+        DataError: a word is repeated, one of the four, or not plain.
     """
 
     def __init__(self, words: Sequence[str]) -> None:
         self.words: tuple[str, ...] = (*SPECIALS, *words)
         self._ids = {word: index for index, word in enumerate(self.words)}
-        if len(self._ids) != len(self.words) or "" in self._ids:
-            repeated = [word for word, n in Counter(self.words).items() if n > 1]
+        counts = Counter(self.words)
+        if wrong := [word for word, n in counts.items() if n > 1 or not is_plain(word)]:
             raise DataError(
-                f"a vocabulary needs {len(self.words)} different, non-empty words; given twice or "
-                f"empty: {', '.join(repeated[:5]) or 'the empty word'}"
+                f"a vocabulary needs different words of 1 to {MAX_WORD} characters, without control "
+                f"characters, got {wrong[:5]}"
             )
 
     @classmethod
@@ -140,14 +138,12 @@ class Vocabulary:
             DataError: no word is frequent enough.
         """
         counts = Counter(word for caption in captions for word in caption)
-        frequent = [word for word, n in counts.items() if n >= min_count and is_plain(word)]
-        found = [word for word in frequent if word not in SPECIALS]
-        if not found and not kept:
+        frequent = {word for word, n in counts.items() if n >= min_count and is_plain(word)}
+        new = frequent.difference(kept, SPECIALS)
+        if not new and not kept:
             raise DataError(
-                f"no word appears {min_count} times in the training captions: "
-                "lower data.min_count or check that the captions were read"
+                f"no word appears {min_count} times in the training captions: lower data.min_count"
             )
-        new = set(found).difference(kept)
         return cls([*kept, *sorted(new, key=lambda word: (-counts[word], word))])
 
     def __len__(self) -> int:
@@ -155,7 +151,7 @@ class Vocabulary:
 
     @property
     def plain_words(self) -> list[str]:
-        """The words without the four special ones, as the constructor takes them."""
+        """The words without the four special ones."""
         return list(self.words[len(SPECIALS) :])
 
     @cached_property
@@ -169,10 +165,5 @@ class Vocabulary:
 
     def decode(self, ids: Iterable[int]) -> list[str]:
         """Return the words up to the first ``<end>``, without ``<pad>`` and ``<start>``."""
-        words = []
-        for index in ids:
-            if index == END:
-                break
-            if index not in (PAD, START):
-                words.append(self.words[index])
-        return words
+        before_end = takewhile(lambda index: index != END, ids)
+        return [self.words[index] for index in before_end if index not in (PAD, START)]

@@ -1,11 +1,16 @@
-"""The mapping from the annotation grid, or from the boxes of a detector, to the pixels of a photo."""
+"""Where the cells of a grid, or the boxes of a detector, are on a photo."""
 
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float64, Real
+from jaxtyping import Bool, Float, Float64, Real
 
 from captioner.errors import plural
+
+Box = tuple[float, float, float, float]
+"""Left, top, right and bottom, as fractions of a photo's sides; beyond 0 … 1 for padding around it."""
+WHOLE: Box = (0.0, 0.0, 1.0, 1.0)
+MOST_CELLS = 96  # along one axis of a photo of which the model sees a small part
 
 
 @dataclass(frozen=True)
@@ -63,3 +68,32 @@ def overlaps(
     lengths = np.clip(right - left, 0, None)
     total = lengths.sum(1, keepdims=True)
     return np.asarray(lengths / np.where(total > 0, total, 1))
+
+
+def photo_grid(grid: tuple[int, int], box: Box) -> tuple[int, int]:
+    """Return rows and columns of cells of about the model's size that cover the whole photo."""
+    left, top, right, bottom = box
+    spans = ((grid[0], bottom - top), (grid[1], right - left))
+    rows, columns = (min(max(round(cells / span), 1), MOST_CELLS) for cells, span in spans)
+    return rows, columns
+
+
+def to_photo(
+    maps: Float[np.ndarray, "*axes rows columns"], box: Box, grid: tuple[int, int]
+) -> Float64[np.ndarray, "*axes photo_rows photo_columns"]:
+    """Move maps of a part of the photo to a grid that covers it: each cell's weight goes where it lies.
+
+    A cell that lies partly on padding counts for its part on the photo; one that lies wholly on padding
+    is dropped. Parts of the photo that the model does not see have weight 0.
+
+    Args:
+        maps: the cells of the model.
+        box: the part of the photo that they cover.
+        grid: rows and columns of the result.
+    """
+    left, top, right, bottom = box
+    if box == WHOLE and grid == maps.shape[-2:]:
+        return np.asarray(maps, np.float64)
+    down = overlaps(maps.shape[-2], grid[0], top, bottom)
+    across = overlaps(maps.shape[-1], grid[1], left, right)
+    return np.asarray(down.T @ np.asarray(maps, np.float64) @ across)

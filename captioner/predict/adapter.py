@@ -1,7 +1,6 @@
 """The contract for captioners of other libraries, and the predictor that uses one.
 
-Write a subclass of ``Adapter`` with three methods; ``AdapterPredictor(adapter, name)`` then captions,
-explains and draws like the package's own models: docs/any-captioner.md has a complete example.
+docs/any-captioner.md has a complete example.
 """
 
 import hashlib
@@ -15,11 +14,17 @@ from jaxtyping import Bool, Float
 from PIL import Image
 
 from captioner.errors import ImageError, UsageError
-from captioner.language.alignment import WHOLE, Box, photo_grid, to_photo, words_of
+from captioner.language.alignment import words_of
 from captioner.photos import images as image_files
-from captioner.photos.geometry import Geometry
+from captioner.photos.geometry import WHOLE, Box, Geometry, photo_grid, to_photo
 from captioner.photos.images import Source, path_of
-from captioner.predict.base_predictor import BasePredictor, Results, SearchOptions, sentence_words
+from captioner.predict.base_predictor import (
+    BasePredictor,
+    Results,
+    SearchOptions,
+    Wanted,
+    sentence_words,
+)
 from captioner.predict.caption import Caption
 from captioner.search.options import Decoding
 
@@ -36,8 +41,7 @@ class Reading:
         attention: the model's weights on its image cells when it predicts each token, in raster order;
             the sum may be below 1, if it also attends to something else. None if not requested.
         rollout: attention rollout to the cells; None if the model has none.
-        box: left, top, right and bottom of the grid as fractions of the photo's sides: inside 0 … 1
-            where the photo was cropped, outside where it was padded.
+        box: the part of the photo that the grid covers.
     """
 
     pieces: Sequence[str]
@@ -109,36 +113,29 @@ class AdapterPredictor(BasePredictor):
         return self._beam_search(super().search_options(options))
 
     def _beam_search(self, options: SearchOptions) -> Decoding:
-        """Return the options if they describe plain beam search; otherwise raise ``UsageError``."""
         if isinstance(options, Decoding) and options.samples == options.diverse_groups == 1:
             return options
         raise UsageError(
             f"{self.name} has beam search only: leave out samples, diverse_groups and the options of "
-            "sampling; beam_size and num_captions give several captions"
+            "sampling"
         )
 
     def _stream(
-        self,
-        images: Sequence[Source],
-        options: SearchOptions,
-        batch_size: int,
-        *,
-        details: bool,
-        maps: bool,
-        **_: bool,  # there is no confidence
+        self, images: Sequence[Source], options: SearchOptions, batch_size: int, wanted: Wanted
     ) -> Results:
         decoding, batch_size = self._beam_search(options), min(batch_size, LARGEST_BATCH)
+        penalty = decoding.length_penalty
         for start in range(0, len(images), batch_size):
             sources = images[start : start + batch_size]
             opened = [_open(source) for source in sources]
             photos = [photo for photo in opened if isinstance(photo, Image.Image)]
-            found = iter(self.adapter.generate(photos, decoding, maps) if photos else ())
+            found = iter(self.adapter.generate(photos, decoding, wanted.maps) if photos else ())
             for source, photo in zip(sources, opened, strict=True):
                 if isinstance(photo, ImageError):
                     yield photo
                     continue
                 best, *others = [
-                    self._caption(source, photo.size, reading, decoding.length_penalty, details)
+                    self._caption(source, photo.size, reading, penalty, wanted.details)
                     for reading in next(found)
                 ]
                 yield replace(best, alternatives=tuple(others))
@@ -168,15 +165,16 @@ class AdapterPredictor(BasePredictor):
     ) -> Caption:
         words, members = words_of(reading.pieces)
         log_prob = float(sum(reading.log_probs))
-        grid, more = (0, 0), {}
+        grid: tuple[int, int] = (0, 0)
+        more: dict[str, Any] = {}
         weights = np.zeros((len(words), 0, 0), np.float32)
         if reading.attention is not None:
             grid = photo_grid(reading.attention.shape[-2:], reading.box)
             layers = _per_word(reading.attention, members, reading.box, grid)
             mean = layers.mean((1, 2))
-            weights, more = _shares(mean), {"outside": _float32(1 - mean.sum((1, 2)))}
+            weights, more = _shares(mean), {"outside": np.float32(1 - mean.sum((1, 2)))}
             if details:
-                more["layers"] = _float32(layers)
+                more["layers"] = np.float32(layers)
                 if reading.rollout is not None:
                     rollout = _per_word(reading.rollout, members, reading.box, grid)
                     more["rollout"] = _shares(rollout)
@@ -205,11 +203,7 @@ def _per_word(
 def _shares(maps: np.ndarray) -> Any:
     """Divide each map by its sum; a map of zeros stays."""
     total = maps.sum((-2, -1), keepdims=True)
-    return _float32(maps / np.where(total > 0, total, 1))
-
-
-def _float32(values: np.ndarray) -> Any:
-    return np.asarray(values, np.float32)
+    return np.float32(maps / np.where(total > 0, total, 1))
 
 
 def _open(source: Source) -> Image.Image | ImageError:

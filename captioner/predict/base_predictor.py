@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import torch
 
@@ -18,18 +18,23 @@ from captioner.store.model_folder import NOT_CALIBRATED
 
 SearchOptions = Decoding | WordSampling
 Results = Iterator[Caption | ImageError]
-MAX_TEXT = 20_000  # characters of a sentence
+
+
+class Wanted(NamedTuple):
+    """What captions have besides their words; see ``BasePredictor.captions``."""
+
+    details: bool
+    maps: bool
+    confidence: bool
 
 
 class BasePredictor:
     """The interface to any captioner; ``Predictor`` is that of the package's own models.
 
-    Args:
+    Attributes:
         name: the model's name in captions.
         decoding: the default search.
         device: where the model is.
-
-    Attributes:
         vocabulary: the words that the model knows; None if it accepts any word.
         supervision: weight of the mask supervision of its attention in training; 0 for none.
         draws_locations: whether hard attention samples a new location in every pass.
@@ -68,17 +73,15 @@ class BasePredictor:
 
         Args:
             images: what ``photos.images.load`` reads: a path, bytes, an open file, a Pillow image,
-                an array or tensor (H, W), (H, W, 3) or (H, W, 4), or a ``Photo``, which is decoded
-                already; or a list of these.
+                an array or tensor (H, W), (H, W, 3) or (H, W, 4), or a ``Photo``; or a list of these.
             batch_size: number of images in a batch, up to 512.
             details: also return ``layers``, ``past`` and ``centre``, which takes one more pass.
             confidence: also estimate ``Caption.confidence``, which samples 24 more captions. It needs
                 the model's own search, so it excludes most ``options``.
-            options: ``beam_size``, ``min_length``, ``max_length``, ``length_penalty``, ``samples``,
-                ``no_repeat``, ``diverse_groups`` and ``diversity``: see ``Decoding``; by default the
-                model's own values. The beam size is at least ``num_captions``. With ``temperature``,
-                ``top_k``, ``top_p`` or ``seed``, captions are sampled instead: see ``WordSampling``; the
-                most probable one is returned, the others are its ``alternatives``.
+            options: those of ``Decoding``; by default the model's own values. The beam size is at least
+                ``num_captions``. With ``temperature``, ``top_k``, ``top_p`` or ``seed``, captions are
+                sampled instead: see ``WordSampling``. The most probable one is returned; the others
+                are its ``alternatives``.
 
         Raises:
             UsageError: an unknown option, or a value out of range; details of sampled hard attention;
@@ -89,8 +92,7 @@ class BasePredictor:
         several = isinstance(images, list | tuple)
         sources: Any = images if several else [images]
         results = []
-        found = self.captions(sources, decoding, batch_size, details, confidence=confidence)
-        for result in found:
+        for result in self.captions(sources, decoding, batch_size, details, confidence=confidence):
             if isinstance(result, ImageError):
                 raise result
             if most is not None:  # a beam may have more
@@ -106,10 +108,10 @@ class BasePredictor:
         """Raise ``UsageError`` if ``has_confidence`` is false."""
         if self.calibration is None:
             raise UsageError(NOT_CALIBRATED.format(self.name))
-        if not self.has_confidence(decoding):
+        if decoding != self.decoding:
             raise UsageError(
                 "the confidence was measured for the model's own search: leave out the options of the "
-                "search and of sampling, and a num_captions above the beam size; or leave out confidence"
+                "search and of sampling, and a num_captions above the beam size"
             )
 
     def search_options(self, options: Mapping[str, Any]) -> SearchOptions:
@@ -120,19 +122,18 @@ class BasePredictor:
         Raises:
             UsageError: an unknown option, or a value out of range.
         """
-        known = limits.DECODING | limits.WORD_SAMPLING
-        for name in options.keys() - known.keys():
-            raise UsageError(unknown("option", name, known))
+        known = limits.WORD_SAMPLING | limits.DECODING
         given = {name: value for name, value in options.items() if value is not None}
-        least = given.get("min_length", 1)
-        limits.check("min_length", least, limits.DECODING["min_length"])
-        longest = max(self.decoding.max_length, least)
+        for name in options:
+            if name not in known:
+                raise UsageError(unknown("option", name, known))
+        for name, value in given.items():
+            limits.check(name, value, known[name])
+        longest = max(self.decoding.max_length, given.get("min_length", 1))
         if given.keys() & set(limits.SAMPLING):
             return WordSampling(max_length=longest).with_options(given)
         count = given.pop("num_captions", 1)
-        limits.check("num_captions", count, limits.WORD_SAMPLING["num_captions"])
         groups = given.get("diverse_groups", self.decoding.diverse_groups)
-        limits.check("diverse_groups", groups, limits.DECODING["diverse_groups"])
         given.setdefault("max_length", longest)
         given.setdefault("beam_size", groups * ceil(self.decoding.beam_size / groups))
         decoding = self.decoding.with_options(given)
@@ -153,28 +154,18 @@ class BasePredictor:
         ``Caption.weights`` is empty, (T, 0, 0), and there are no alternatives.
 
         Raises:
-            UsageError: details of sampled hard attention, a batch size out of range, or confidence of
-                a model that was not calibrated.
+            UsageError: as ``caption``.
         """
         limits.check("batch_size", batch_size, limits.BATCH)
         options = decoding or self.decoding
         if confidence:
             self.check_confidence(options)
-        return self._stream(
-            images, options, batch_size, details=details, maps=maps, confidence=confidence
-        )
+        wanted = Wanted(details, maps, confidence)
+        return self._stream(images, options, batch_size, wanted)
 
     def _stream(
-        self,
-        images: Sequence[Source],
-        options: SearchOptions,
-        batch_size: int,
-        *,
-        details: bool,
-        maps: bool,
-        confidence: bool,
+        self, images: Sequence[Source], options: SearchOptions, batch_size: int, wanted: Wanted
     ) -> Results:
-        """Stream the results of ``captions``."""
         raise NotImplementedError
 
     def explain(
@@ -200,16 +191,16 @@ class BasePredictor:
 
         Raises:
             ImageError: the image cannot be read.
-            UsageError: a sentence without words or with too many; a caption of another model;
-                ``samples`` out of range, or above 1 without sampled hard attention; the model or the
-                installation lacks what the method needs.
+            UsageError: a sentence without words or with too many; a caption of another model or photo;
+                ``samples`` that do not fit the model; the model or the installation lacks what the
+                method needs.
         """
         if method not in limits.METHODS:
             raise UsageError(unknown("method", str(method), limits.METHODS))
         if isinstance(caption, Caption) and caption.model != self.name:
             raise UsageError(
-                f"the caption is of another model ({caption.model!r:.80}, not {self.name!r:.80}): to "
-                "explain its words here, give caption.text"
+                f"the caption is of another model ({caption.model!r:.80}): to explain its words here, "
+                "give caption.text"
             )
         return self._explain(image, caption, method, samples)
 
@@ -219,20 +210,17 @@ class BasePredictor:
         raise NotImplementedError
 
     def sampler(self) -> "BasePredictor | None":
-        """Return this model with hard attention that samples a location per word in every call.
-
-        None if the attention is not ``Hard``.
-        """
+        """Return this model with new locations in every call, or None without hard attention."""
         return None
 
     def fingerprint(self) -> str:
-        """Return a SHA-256 of the configuration, the vocabulary and the weights."""
+        """Return a text that changes with the model: its weights, options and vocabulary."""
         raise NotImplementedError
 
 
 def sentence_words(text: str, most: float | int = limits.DECODING["max_length"].high) -> list[str]:
     """Return the words of a sentence; raise ``UsageError`` if they cannot be explained."""
-    words = Tokenizer()(text) if isinstance(text, str) and len(text) <= MAX_TEXT else []
+    words = Tokenizer()(text) if isinstance(text, str) else []
     if not words or len(words) > most or not all(map(is_plain, words)):
         raise UsageError(
             f"a sentence to explain has 1 to {most} words of at most {MAX_WORD} letters, without "

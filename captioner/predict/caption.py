@@ -3,16 +3,14 @@
 from dataclasses import dataclass, fields, replace
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float32
 
+import captioner  # its ``overlay``, which imports this module, is read when it is used
 from captioner.photos.geometry import Geometry
 from captioner.photos.images import Source, data_url
-
-if TYPE_CHECKING:
-    import captioner
 
 Attends = Literal["soft", "argmax", "sample"]
 
@@ -20,8 +18,6 @@ Attends = Literal["soft", "argmax", "sample"]
 @dataclass(frozen=True, eq=False, repr=False)
 class Caption:
     """A sentence about an image; notebooks show its attention figure.
-
-    Two captions are equal if all their attributes are.
 
     Attributes:
         image: path of the image; None if the source was not a path.
@@ -50,12 +46,9 @@ class Caption:
         outside: share of each word's attention that fell on no cell, but on class and register tokens
             or on text; None if all of it is on cells. If given, ``weights`` are shares of the rest, and
             ``layers`` are the model's own weights, whose sum is below 1.
-        rollout: attention rollout (Abnar, Zuidema 2020, arXiv 2005.00928) of each word, as shares; only
-            with details and ``outside``.
-        confidence: probability that the caption is right: see ``predict.confidence``; None if it was
-            not requested.
-        method: how the words are explained, one of ``captioner.limits.METHODS``. With another method
-            than ``attention``, ``weights`` are its maps; see ``with_maps``.
+        rollout: attention rollout of each word, as shares; only with details and ``outside``.
+        confidence: probability that the caption is right; None if it was not requested.
+        method: one of ``captioner.limits.METHODS``; except for ``attention``, ``weights`` are its maps.
         unknown: indices of the words that the model does not know and reads as ``<unk>``; only a
             sentence given to ``Predictor.explain`` has any.
     """
@@ -94,27 +87,18 @@ class Caption:
         if not isinstance(other, Caption):
             return NotImplemented
         pairs = ((getattr(self, f.name), getattr(other, f.name)) for f in fields(self))
-        return all(
-            np.array_equal(a, b) if isinstance(a, np.ndarray) else a is b or a == b
-            for a, b in pairs
-        )
+        return all(np.array_equal(a, b) if isinstance(a, np.ndarray) else a == b for a, b in pairs)
 
     def __hash__(self) -> int:
         return hash((self.image, self.text, self.log_prob, self.model))
 
     @property
     def visual_grounding(self) -> Float32[np.ndarray, " T"] | None:
-        """The visual grounding probability 1 - β of each word: how much the model looked at the image.
-
-        None without a visual sentinel.
-        """
+        """The visual grounding probability 1 - β of each word; None without a visual sentinel."""
         return self.weights.sum((1, 2), dtype=np.float32) if self.has_sentinel else None
 
     def with_maps(self, maps: Float32[np.ndarray, "T rows columns"], method: str) -> "Caption":
-        """Return the caption with the maps of another method, which may be negative.
-
-        What describes the attention alone, such as its layers, is left out, and so are alternatives.
-        """
+        """Return the caption with maps of another method, without what describes attention alone."""
         return replace(
             self,
             weights=np.asarray(maps, np.float32),
@@ -136,8 +120,6 @@ class Caption:
         style: "captioner.overlay.Style | None" = None,
     ) -> None:
         """Write the attention in the format of the suffix: see ``captioner.overlay.save``."""
-        import captioner  # ``captioner.overlay`` imports this module
-
         captioner.overlay.save(self, file, style, photo)
 
     def to_dict(self) -> dict[str, Any]:
@@ -157,8 +139,6 @@ class Caption:
 
     def _repr_html_(self) -> str:
         """Return the attention figure, or the text alone if the image cannot be read."""
-        import captioner  # ``captioner.overlay`` imports this module
-
         try:
             url = data_url(captioner.overlay.figure(self, dpi=120))
         except Exception:  # a notebook shows at least the text

@@ -1,8 +1,7 @@
 """How far captions that are sampled for a photo agree with its caption, and which captions are right.
 
 Where a model recognises a photo, sampled captions agree; where it guesses, they differ
-(self-consistency, Wang et al. 2023, arXiv 2203.11171). ``store.calibration`` turns the agreement into
-the probability that the caption is right.
+(self-consistency, Wang et al. 2023, arXiv 2203.11171).
 """
 
 from collections.abc import Collection, Iterable, Sequence

@@ -1,17 +1,14 @@
 """Explanations of a caption's words: how much each word depends on each region of the image.
 
-``attention`` and ``rollout`` read attention weights. The other methods explain one number, the
-log-probability of a word as a function of the annotation vectors that attention reads in the step of
-that word. The decoder's memory of earlier steps is that of the whole image, as in deletion curves.
-If keys and values come from different encoders, the values of both streams are added.
-
-To add a method, write a function of a ``Step`` or of a caption, and add it to ``METHODS`` here and its
-name to ``METHODS`` in ``captioner.limits``.
+``attention`` and ``rollout`` read attention weights. The other methods explain the log-probability of a
+word as a function of the annotation vectors that attention reads in the step of that word; the decoder's
+memory of earlier steps is that of the whole image. If keys and values come from different encoders, the
+results of both streams are added.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from jaxtyping import Float, Int
@@ -26,11 +23,10 @@ from captioner.models.distributions import Sampling
 from captioner.models.erasure import Erasure
 from captioner.models.tensors import map_tensors
 
-POINTS = 8
-"""The number of points of the Gauss-Legendre rule on the path of integrated gradients."""
+POINTS = 8  # of the Gauss-Legendre rule on the path of integrated gradients
 ERASED = 64  # copies of an image in a batch; each has one region erased
+# A chosen region has no gradient, so hard attention is explained by its expectation.
 EXPECTATION = Sampling(mode="expectation")
-"""A chosen region has no gradient, so hard attention is explained by its expectation."""
 
 Maps = Float[Tensor, "T L"]
 Method = Callable[[Decoder, Annotations, Int[Tensor, " n"]], Maps]
@@ -46,11 +42,6 @@ class Step:
     state: Any  # before the step
     before: Int[Tensor, " 1"]  # the previous word
     word: int
-
-    @property
-    def streams(self) -> tuple[Tensor, ...]:
-        """The vectors (1, L, D), and the keys (1, L, D') of an encoder of two streams."""
-        return _streams(self.annotations)
 
     def log_prob(self, *streams: Float[Tensor, "N L _"]) -> Float[Tensor, " N"]:
         """Return the log-probability of the word for N versions of the image."""
@@ -94,8 +85,7 @@ def explain(
 
 def attention(decoder: Decoder, annotations: Annotations, tokens: Int[Tensor, " n"]) -> Maps:
     """Return the attention weights."""
-    weights: Tensor = decoder(annotations, tokens[None, :-1], sampling=EXPECTATION).weights[0]
-    return weights
+    return cast(Tensor, decoder(annotations, tokens[None, :-1], sampling=EXPECTATION).weights[0])
 
 
 def rollout(decoder: Decoder, annotations: Annotations, tokens: Int[Tensor, " n"]) -> Maps:
@@ -131,7 +121,7 @@ def grad_cam(step: Step) -> Float[Tensor, " L"]:
     for the annotation vectors a_i as the feature map, with channels k.
     """
     with torch.enable_grad():
-        streams = tuple(stream.detach().requires_grad_() for stream in step.streams)
+        streams = tuple(part.detach().requires_grad_() for part in _streams(step.annotations))
         gradients = torch.autograd.grad(step.log_prob(*streams).sum(), streams)
     pairs = zip(streams, gradients, strict=True)
     parts = [(gradient.mean(1, keepdim=True) * stream).sum(-1) for stream, gradient in pairs]
@@ -148,8 +138,8 @@ def integrated_gradients(step: Step) -> Float[Tensor, " L"]:
         from captum.attr import IntegratedGradients
     except ImportError as error:
         raise UsageError(NO_CAPTUM) from error
-    baselines = _streams(step.annotations.flat())
-    parts = IntegratedGradients(step.log_prob).attribute(step.streams, baselines, n_steps=POINTS)
+    streams, baselines = _streams(step.annotations), _streams(step.annotations.flat())
+    parts = IntegratedGradients(step.log_prob).attribute(streams, baselines, n_steps=POINTS)
     return torch.stack([part.sum(-1) for part in parts]).sum(0)[0]
 
 
@@ -184,6 +174,7 @@ def steps(decoder: Decoder, annotations: Annotations, tokens: Int[Tensor, " n"])
 
 
 def _streams(annotations: Annotations) -> tuple[Tensor, ...]:
+    """Return the vectors (1, L, D), and the keys (1, L, D') of an encoder of two streams."""
     both = (annotations, annotations.keys)
     return tuple(part.vectors for part in both if part is not None)
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from captioner import fast
-from captioner.hf.families import check_installed
+from captioner.errors import UsageError
 from captioner.predict.base_predictor import BasePredictor
 from captioner.predict.predictor import Predictor
 from captioner.resources import DEFAULT_MODEL, HF, find_model
@@ -26,9 +26,11 @@ def load(model: str | Path | None = None, device: str = "auto") -> BasePredictor
         CheckpointError: no such model, or it cannot be loaded.
     """
     if str(model).startswith(HF):
-        check_installed()
-        from captioner.hf.hub import load as load_hf
-
+        try:
+            from captioner.hf.hub import load as load_hf
+        except ImportError as error:
+            need = "models named hf:… need transformers: pip install 'captioner[hf]'"
+            raise UsageError(need) from error
         return load_hf(str(model).removeprefix(HF), device)
     return load_own(model, device)
 
@@ -37,7 +39,5 @@ def load_own(model: str | Path | None = None, device: str = "auto") -> Predictor
     """Load a model of this package; as ``load``."""
     stored = checkpoint.load(find_model(model))
     fast.accelerate(stored.captioner)
-    name = str(model or DEFAULT_MODEL)
-    return Predictor(
-        stored.captioner, name, device, stored.decoding, stored.supervision, stored.calibration
-    )
+    options = stored.decoding, stored.supervision, stored.calibration
+    return Predictor(stored.captioner, str(model or DEFAULT_MODEL), device, *options)

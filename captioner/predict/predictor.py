@@ -21,7 +21,13 @@ from captioner.models.monte_carlo import over_paths
 from captioner.photos.geometry import Geometry
 from captioner.photos.images import Source, path_of
 from captioner.predict import explanations
-from captioner.predict.base_predictor import BasePredictor, Results, SearchOptions, sentence_words
+from captioner.predict.base_predictor import (
+    BasePredictor,
+    Results,
+    SearchOptions,
+    Wanted,
+    sentence_words,
+)
 from captioner.predict.caption import Attends, Caption
 from captioner.predict.confidence import SAMPLES, agreement
 from captioner.search.beam import score_captions, search
@@ -36,11 +42,8 @@ class Predictor(BasePredictor):
 
     Args:
         captioner: the model.
-        name: the model's name in captions.
+        name, decoding, supervision, calibration: as in ``BasePredictor``.
         device: ``auto`` (a GPU if there is one), ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
-        decoding: the default search.
-        supervision: weight of the mask supervision of its attention in training; 0 for none.
-        calibration: of the confidence of its captions, if it was calibrated.
 
     Raises:
         UsageError: no such device.
@@ -66,16 +69,9 @@ class Predictor(BasePredictor):
         self.has_window = decoder.window is not None
 
     def _stream(
-        self,
-        images: Sequence[Source],
-        options: SearchOptions,
-        batch_size: int,
-        *,
-        details: bool,
-        confidence: bool,
-        **_: bool,  # maps take no extra time here
+        self, images: Sequence[Source], options: SearchOptions, batch_size: int, wanted: Wanted
     ) -> Results:
-        if details and self.draws_locations:
+        if wanted.details and self.draws_locations:
             raise UsageError(
                 "details=True needs a second pass, and this model samples other locations in every "
                 "pass (test_time: sample): leave details out, or use explain(image, text)"
@@ -83,16 +79,11 @@ class Predictor(BasePredictor):
         for batch in read_batches(images, batch_size, self.captioner.encoder.preprocessing):
             results: dict[int, Caption | ImageError] = dict(batch.failed)
             if batch.indices:
-                results |= self._captions(images, batch, options, details, confidence)
+                results |= self._captions(images, batch, options, wanted)
             yield from (results[index] for index in sorted(results))
 
     def _captions(
-        self,
-        images: Sequence[Source],
-        batch: PixelBatch,
-        options: SearchOptions,
-        details: bool,
-        confidence: bool,
+        self, images: Sequence[Source], batch: PixelBatch, options: SearchOptions, wanted: Wanted
     ) -> Iterator[tuple[int, Caption]]:
         """Yield the index and the caption of each image that could be read."""
         decoder, annotations = self.captioner.decoder, self._annotate(batch.pixels)
@@ -102,10 +93,10 @@ class Predictor(BasePredictor):
         else:
             samples = options.samples
             beams = search(decoder, annotations, options)
-        if confidence:
+        if wanted.confidence:
             agreements = self.agreements(annotations, [beam[0].tokens for beam in beams])
         for row, (index, hypotheses) in enumerate(zip(batch.indices, beams, strict=True)):
-            if details:  # the search has no centre, layers and past
+            if wanted.details:  # the search has no centre, layers and past
                 tokens = [h.tokens for h in hypotheses]
                 scored = score_captions(decoder, annotations.of(row), tokens)
                 hypotheses = [
@@ -115,7 +106,7 @@ class Predictor(BasePredictor):
             geometry = _geometry(batch.sizes[row], annotations, row)
             source = images[index]
             best, *others = [self._caption(source, h, geometry, samples) for h in hypotheses]
-            if confidence and self.calibration is not None:
+            if wanted.confidence and self.calibration is not None:
                 best = replace(best, confidence=self.calibration(agreements[row]))
             yield index, replace(best, alternatives=tuple(others))
 
@@ -137,25 +128,22 @@ class Predictor(BasePredictor):
     def _explain(
         self, image: Source, caption: Caption | str, method: str, samples: int | None
     ) -> Caption:
-        """See ``BasePredictor.explain``.
-
-        Words outside the vocabulary are scored as ``<unk>`` and listed in ``Caption.unknown``. The
-        first map is the same for every sentence. ``LSTMDecoder`` attends before it reads the previous
-        word, so its second map is the same for every sentence, too.
-        """
         if isinstance(caption, Caption) and method == "attention":
             return caption
         words = list(caption.words) if isinstance(caption, Caption) else sentence_words(caption)
-        annotations, size = self._read(image)
-        geometry, ids = _geometry(size, annotations, 0), self.vocabulary.encode(words)
+        batch = read_batch([image], range(1), self.captioner.encoder.preprocessing)
+        if batch.failed:
+            raise batch.failed[0]
+        annotations, ids = self._annotate(batch.pixels), self.vocabulary.encode(words)
+        geometry = _geometry(batch.sizes[0], annotations, 0)
         if not isinstance(caption, Caption):
             samples = self.decoding.with_options({"beam_size": 1, "samples": samples}).samples
             (hypothesis,) = score_captions(self.captioner.decoder, annotations, [ids], samples)
             caption = self._caption(image, hypothesis, geometry, samples, words)
         elif geometry != caption.geometry:
             raise UsageError(
-                "the caption is of another photo, whose size or regions differ: to explain its words "
-                "here, give caption.text"
+                "the caption is of a photo of another size or other regions: to explain its words here, "
+                "give caption.text"
             )
         if method == "attention":
             return caption
@@ -164,18 +152,14 @@ class Predictor(BasePredictor):
 
     def sampler(self) -> "Predictor | None":
         """Return a sampling model; the encoder is shared, the decoder copied."""
-        decoder = copy.deepcopy(self.captioner.decoder)
+        decoder, plain = copy.deepcopy(self.captioner.decoder), self.captioner
         distributions = hard_attention(decoder)
         if not distributions:
             return None
         for distribution in distributions:
             distribution.test_time = "sample"
-        plain = self.captioner
         captioner = Captioner(plain.encoder, plain.neck, decoder, plain.vocabulary, plain.config)
-        decoding = replace(self.decoding, samples=1)
-        return Predictor(
-            captioner, self.name, str(self.device), decoding, self.supervision, self.calibration
-        )
+        return Predictor(captioner, self.name, str(self.device), replace(self.decoding, samples=1))
 
     def fingerprint(self) -> str:
         """Return a SHA-256 of the configuration, the vocabulary and the weights."""
@@ -185,13 +169,6 @@ class Predictor(BasePredictor):
         digest.update(captioner.encoder.fingerprint().encode())
         update_with_weights(digest, captioner)
         return digest.hexdigest()
-
-    def _read(self, image: Source) -> tuple[Annotations, tuple[int, int]]:
-        """Return the annotations of an image, and its width and height; raise ``ImageError``."""
-        batch = read_batch([image], range(1), self.captioner.encoder.preprocessing)
-        if batch.failed:
-            raise batch.failed[0]
-        return self._annotate(batch.pixels), batch.sizes[0]
 
     @torch.inference_mode()
     def _annotate(self, pixels: Tensor) -> Annotations:
@@ -209,7 +186,7 @@ class Predictor(BasePredictor):
             return None if values is None else values.float().numpy()
 
         def maps(values: Tensor | None) -> Any:
-            return None if values is None else array(_on_grid(values, geometry))
+            return None if values is None else _on_grid(values, geometry).float().numpy()
 
         decoder = self.captioner.decoder
         modes = {hard.test_time for hard in hard_attention(decoder)}
@@ -254,9 +231,7 @@ def update_with_weights(digest: Any, module: torch.nn.Module) -> None:
     """Add the names and the bytes of a module's weights to a hash."""
     for name, tensor in sorted(module.state_dict().items()):
         digest.update(name.encode())
-        digest.update(
-            tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
-        )
+        digest.update(tensor.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
 
 
 def torch_device(name: str) -> torch.device:

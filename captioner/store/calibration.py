@@ -1,8 +1,4 @@
-"""Calibration: from the agreement of sampled captions to the probability that a caption is right.
-
-``predict.confidence`` measures the agreement; logistic regression turns it into a probability (Platt
-1999).
-"""
+"""From the agreement of sampled captions to the probability that a caption is right (Platt 1999)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,12 +17,12 @@ class Calibration:
     slope: float
 
     def __call__(self, agreement: float) -> float:
-        """Return the confidence of a caption."""
+        """Return the confidence for an agreement of samples."""
         return 1 / (1 + exp(-(self.intercept + self.slope * agreement)))
 
 
 def calibrate(agreements: Sequence[float], right: Sequence[bool]) -> Calibration:
-    """Fit a calibration by maximum likelihood, with Newton's method.
+    """Fit a logistic regression by maximum likelihood, with Newton's method.
 
     As in Platt 1999, the targets are (n + 1) / (n + 2) for the n right captions and 1 / (m + 2) for the
     m wrong ones, so that few captions do not lead to extreme weights.
@@ -52,7 +48,7 @@ def calibrate(agreements: Sequence[float], right: Sequence[bool]) -> Calibration
         weights += step.clip(-5, 5)
         if np.abs(step).max() < 1e-9:
             break
-    return Calibration(*map(float, weights.clip(-100, 100)))
+    return Calibration(*map(float, weights))
 
 
 @dataclass(frozen=True)

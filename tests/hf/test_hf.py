@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ from captioner.errors import CheckpointError, UsageError
 from captioner.hf.cells import placement
 from captioner.hf.families import QUESTION
 from captioner.hf.model import HFAdapter
-from captioner.language.alignment import to_photo
+from captioner.photos.geometry import to_photo
+from captioner.photos.images import Photo
 from hf_models import transformers
 
 LENGTH = 6
@@ -53,23 +55,20 @@ def library(folder, images, beams):
         inputs = transformers.ViTImageProcessor.from_pretrained(folder)(images, return_tensors="pt")
     else:
         processor = transformers.AutoProcessor.from_pretrained(folder)
-        inputs = {}
         if config["model_type"] in ("llava", "idefics3", "smolvlm"):
             prompt = f"USER: {processor.image_token}\n{QUESTION} ASSISTANT:"
             nested = [[image] for image in images]
             split = {} if config["model_type"] == "llava" else {"do_image_splitting": False}
-            inputs = processor(
-                text=[prompt] * len(images), images=nested, return_tensors="pt", **split
-            )
+            prompts = [prompt] * len(images)
+            inputs = processor(text=prompts, images=nested, return_tensors="pt", **split)
         else:
             inputs = processor(images=images, return_tensors="pt")
     inputs.pop("mm_token_type_ids", None)
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    with torch.inference_mode():
-        out = model.generate(
-            **inputs, num_beams=beams, max_new_tokens=LENGTH, do_sample=False,
-            return_dict_in_generate=True, output_attentions=True, output_scores=True,
-        )  # fmt: skip
+    out = model.generate(
+        **inputs, num_beams=beams, max_new_tokens=LENGTH, do_sample=False,
+        return_dict_in_generate=True, output_attentions=True, output_scores=True,
+    )  # fmt: skip
     prefix = inputs["input_ids"].shape[1] if "input_ids" in inputs else 1
     texts = tokenizer.batch_decode(
         out.sequences[:, prefix:], skip_special_tokens=True, clean_up_tokenization_spaces=False
@@ -102,10 +101,11 @@ def library(folder, images, beams):
 def test_captions_scores_and_maps_are_the_librarys(folder, predictor, beams, count):
     images = photos(count)
     texts, maps, scores = library(folder, images, beams)
-    found = predictor.caption(images, beam_size=beams, max_length=LENGTH, batch_size=count)
+    options = {"beam_size": beams, "max_length": LENGTH}
+    found = predictor.caption(images, batch_size=count, **options)
     assert [caption.text for caption in found] == texts
-    quick = predictor.captions(images, predictor.decoding.with_options(
-        {"beam_size": beams, "max_length": LENGTH}), count, maps=False)  # fmt: skip
+    decoding = predictor.decoding.with_options(options)
+    quick = predictor.captions(images, decoding, count, maps=False)
     for caption, without in zip(found, quick, strict=True):
         assert (without.text, without.weights.size) == (caption.text, 0)
         assert without.log_prob == pytest.approx(caption.log_prob, abs=1e-4)
@@ -113,10 +113,8 @@ def test_captions_scores_and_maps_are_the_librarys(folder, predictor, beams, cou
         np.testing.assert_allclose(caption.weights.sum((1, 2)), 1, atol=1e-5)
     if scores is not None:
         np.testing.assert_allclose([c.score for c in found], scores, atol=1e-5)
-    decoding = predictor.decoding.with_options({"beam_size": beams, "max_length": LENGTH})
-    for of_photo, expected in zip(
-        predictor.adapter.generate(images, decoding, True), maps, strict=True
-    ):
+    generated = predictor.adapter.generate(images, decoding, True)
+    for of_photo, expected in zip(generated, maps, strict=True):
         attention = of_photo[0].attention
         assert len(attention) >= 1
         np.testing.assert_allclose(attention, expected[: len(attention)], rtol=1e-5, atol=1e-6)
@@ -128,8 +126,7 @@ def test_a_sentence_is_explained_as_the_model_reads_it(folder, predictor):
     (image,) = photos(1)
     sentence = "a dog running left"
     explained = predictor.explain(image, sentence)
-    assert explained.text == sentence
-    assert explained.words == ("a", "dog", "running", "left")
+    assert (explained.text, explained.words) == (sentence, tuple(sentence.split()))
     reading = predictor.adapter.read(image, sentence)
     count = len(reading.pieces)
     assert count > 4  # "running" has several pieces
@@ -141,10 +138,9 @@ def test_a_sentence_is_explained_as_the_model_reads_it(folder, predictor):
     total = np.array(reading.log_probs[:count])[members].sum()
     assert explained.word_log_probs[2] == pytest.approx(total)
     assert explained.log_prob == pytest.approx(sum(reading.log_probs))
-    rollout = reading.rollout
-    assert rollout.shape == (count, 4, 4)
-    assert (rollout >= 0).all()
-    assert rollout.sum((1, 2)).max() <= 1 + 1e-5
+    assert reading.rollout.shape == (count, 4, 4)
+    assert (reading.rollout >= 0).all()
+    assert reading.rollout.sum((1, 2)).max() <= 1 + 1e-5
 
 
 def test_erasing_cells_changes_only_what_the_model_sees_of_them(predictor):
@@ -211,15 +207,16 @@ def test_marked_corners_are_found_where_they_are_on_the_photo(kind, process, siz
     [
         ({"model_type": "bert"}, "model_type 'bert'.*blip .*git .*llava"),
         ({"model_type": "blip", "architectures": ["BlipForQuestionAnswering"]}, "BlipForQuestion"),
-        ({"model_type": "new", "auto_map": {"AutoModel": "x.Y"}}, "code of its own.*never run"),
+        (
+            {"model_type": "new", "auto_map": {"AutoModel": "x.Y"}},
+            "without Python code of their own",
+        ),
     ],
 )
-def test_other_models_are_refused_by_name(tmp_path, capsys, config, words):
+def test_other_models_are_refused_by_name(tmp_path, config, words):
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=words):
+    with pytest.raises(CheckpointError, match=rf"{tmp_path}.*{words}"):
         captioner.load(f"hf:{tmp_path}")
-    assert main(["caption", "tests", "--model", f"hf:{tmp_path}"]) == 2
-    assert str(tmp_path) in capsys.readouterr().err
 
 
 def test_only_safetensors_are_read(blip, tmp_path):
@@ -234,7 +231,7 @@ def test_only_safetensors_are_read(blip, tmp_path):
 def test_a_missing_folder_and_a_missing_library_are_one_line(monkeypatch, tmp_path):
     with pytest.raises(CheckpointError, match="cannot be loaded by transformers"):
         captioner.load(f"hf:{tmp_path}/nowhere")
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    monkeypatch.setitem(sys.modules, "captioner.hf.hub", None)
     with pytest.raises(UsageError, match=r"pip install 'captioner\[hf\]'"):
         captioner.load("hf:Salesforce/blip-image-captioning-base")
 
@@ -308,11 +305,11 @@ def test_the_app_answers_with_it(blip, tmp_path):
     from captioner.app.served_models import Models
 
     photos(1)[0].save(tmp_path / "photo.png")
-    models = Models([f"hf:{blip}"], "cpu")
-    answer = models.answer(tmp_path / "photo.png", models.names[0], beam_size=3)
+    photo, models = Photo.read(tmp_path / "photo.png"), Models([f"hf:{blip}"], "cpu")
+    answer = models.answer(photo, models.names[0], beam_size=3)
     assert len(answer.captions) == 3
     assert not answer.can_sample
-    assert models.answer(tmp_path / "photo.png", models.names[0], "a dog").caption.text == "a dog"
+    assert models.answer(photo, models.names[0], "a dog").caption.text == "a dog"
 
 
 def test_a_folder_of_photos_gets_shards_and_resumes(blip, tmp_path, in_process):

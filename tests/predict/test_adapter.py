@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from captioner.errors import ImageError, UsageError
-from captioner.language.alignment import photo_grid, to_photo, words_of
+from captioner.language.alignment import words_of
+from captioner.photos.geometry import photo_grid, to_photo
 
 PAGE = (Path(__file__).parents[2] / "docs" / "any-captioner.md").read_text("utf-8")
 

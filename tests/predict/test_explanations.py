@@ -246,7 +246,8 @@ def photo(tmp_path_factory):
     return str(file)
 
 
-def test_captions_are_explained_and_drawn(photo):
+def test_captions_and_sentences_are_explained_and_drawn(photo):
+    """A caption of another model or of a photo of another size is refused."""
     model = untrained("TransformerDecoder", **TRANSFORMER)
     plain = model.caption(photo, details=True)
     assert model.explain(photo, plain, "attention") is plain
@@ -265,42 +266,23 @@ def test_captions_are_explained_and_drawn(photo):
         np.testing.assert_allclose(drawn, part / sums.max(), rtol=1e-5)
         own = overlay.maps(caption, overlay.Style(sign=sign, scale="own"))
         np.testing.assert_allclose(own, part / sums, rtol=1e-5)
-    assert "occlusion" in overlay.page([caption])
+    page = overlay.page([caption])
+    assert "occlusion" in page
+    sums, words = parts["positive"].sum((1, 2)), overlay.style.content_words(caption)
+    start = re.search(r"start\W+(\d+)", html.unescape(page))[1]
+    assert int(start) == max(words, key=lambda index: sums[index])  # the strongest map
     assert overlay.figure(caption, dpi=50).size == overlay.figure(plain, dpi=50).size
+    positive, style = replace(caption, weights=abs(signed)), overlay.Style(sign="negative")
+    assert describe_spread(positive, 0, style) == "no cells"
+    assert "nowhere" in overlay.page([positive], style=style)
     for method in ("rollout", "grad-cam"):
-        assert (model.explain(photo, plain, method).weights >= 0).all()
-    with pytest.raises(UsageError, match="unknown method 'gradcam'; known: grad-cam"):
-        model.explain(photo, plain, "gradcam")
-
-
-def test_what_is_explained_must_fit(photo):
-    """A sentence is explained; a caption of another model or of a photo of another size is refused."""
-    model = untrained("TransformerDecoder", **TRANSFORMER)
-    caption = model.caption(photo)
-    sentence = model.explain(photo, caption.text, "grad-cam")
-    assert (sentence.weights == model.explain(photo, caption, "grad-cam").weights).all()
+        maps = model.explain(photo, plain, method).weights
+        assert (maps >= 0).all()
+        assert (maps == model.explain(photo, plain.text, method).weights).all()
     with pytest.raises(UsageError, match="of another model"):
-        model.explain(photo, replace(caption, model="another"), "grad-cam")
-    with pytest.raises(UsageError, match="of another photo, whose size or regions differ"):
-        model.explain(Image.new("RGB", (64, 96)), caption, "occlusion")
-
-
-def test_maps_without_a_value_of_the_sign(photo):
-    model = untrained("TransformerDecoder", **TRANSFORMER)
-    caption = model.explain(photo, model.caption(photo), "occlusion")
-    caption = replace(caption, weights=abs(caption.weights))
-    style = overlay.Style(sign="negative")
-    assert describe_spread(caption, 0, style) == "no cells"
-    assert "nowhere" in overlay.page([caption], style=style)
-
-
-def test_a_page_opens_at_the_strongest_map(photo):
-    model = untrained("TransformerDecoder", **TRANSFORMER)
-    caption = model.explain(photo, model.caption(photo), "occlusion")
-    sums = caption.weights.clip(0).sum((1, 2))
-    words = overlay.style.content_words(caption)
-    start = re.search(r"start\W+(\d+)", html.unescape(overlay.page([caption])))[1]
-    assert int(start) == max(words, key=lambda index: sums[index])
+        model.explain(photo, replace(plain, model="another"), "grad-cam")
+    with pytest.raises(UsageError, match="of a photo of another size or other regions"):
+        model.explain(Image.new("RGB", (64, 96)), plain, "occlusion")
 
 
 def test_the_command_explains_by_a_method(photo, tmp_path, monkeypatch, capsys):
@@ -314,9 +296,9 @@ def test_the_command_explains_by_a_method(photo, tmp_path, monkeypatch, capsys):
     expected = model.explain(photo, model.caption(photo), "grad-cam").weights
     exported = np.array([word["weights"] for word in record["words"]])
     np.testing.assert_allclose(exported, expected, atol=1e-6)
-    of_layers = [*command, "--model", "transformer", "--layer", "1"]
-    assert main([*of_layers, "--method", "grad-cam"]) == 2
-    assert "leave out --method" in capsys.readouterr().err
+    command.append("--overwrite")
+    assert main([*command, "--layer", "1", "--method", "grad-cam"]) == 2
+    assert "leave out layer and head" in capsys.readouterr().err
     assert main([*command, "--method", "grad-cam", "--sign", "negative"]) == 2
     assert "--sign is for methods with negative values" in capsys.readouterr().err
 

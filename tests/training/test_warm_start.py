@@ -6,7 +6,7 @@ import torch
 import runs
 from captioner.cli.main import main
 from captioner.data.module import CaptionDataModule
-from captioner.errors import CheckpointError, UsageError
+from captioner.errors import UsageError
 from captioner.language.vocabulary import SPECIALS
 from captioner.search.options import Decoding
 from captioner.store import checkpoint
@@ -92,22 +92,12 @@ def test_weights_of_other_shapes_are_refused_or_left_out(tmp_path, caplog):
 
 
 def test_the_vocabulary_of_a_model_can_be_kept(tmp_path):
-    """The weights of the model are not read."""
     _, name = stored(tmp_path / "old", ["zebra", "red", "okapi"])
-    (tmp_path / "old" / "model.safetensors").write_bytes(b"no weights")
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "a.jpg").touch()
     (tmp_path / "train" / "a.txt").write_text("a red kite\na red boat\na kite\n")
     data = CaptionDataModule("folder", str(tmp_path), min_count=2, keep_vocabulary=name)
     assert data.words == ["zebra", "red", "okapi", "a", "kite"]
-
-
-def test_the_words_of_a_run_and_its_checkpoint_are_those_of_its_model(run_folder):
-    words = checkpoint.load(run_folder).captioner.vocabulary.plain_words
-    for source in (run_folder, run_folder / "checkpoints" / "best.ckpt"):
-        assert checkpoint.words_of(source) == words
-    with pytest.raises(CheckpointError, match=r"unknown model 'luong-dat'.*luong-dot"):
-        checkpoint.words_of("luong-dat")
 
 
 def test_fit_starts_from_a_model_of_other_words(run_folder, shapes_cache, tmp_path, capsys):
