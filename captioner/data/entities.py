@@ -1,9 +1,7 @@
 """Flickr30k Entities: boxes for the phrases of captions (Plummer et al. 2015, arXiv 1505.04870).
 
-    Annotations/ID.xml + Sentences/ID.txt ─▶ read_photo() ─▶ EntityPhoto ── phrases_of(caption) ─▶ Phrase
-
-``ID`` is the number before the first ``_`` of a photo's name. A phrase belongs to a coreference chain,
-whose number identifies its boxes. Phrases without boxes (``scene``, ``nobndbox``) are counted.
+A photo has the files Annotations/ID.xml and Sentences/ID.txt, where ``ID`` is the number before the
+first ``_`` of its name. A phrase belongs to a coreference chain, whose number identifies its boxes.
 """
 
 import re
@@ -26,7 +24,6 @@ TYPES = ("people", "clothing", "bodyparts", "animals", "vehicles", "instruments"
 
 SIMILAR = 0.7  # smallest share of equal words for a sentence and a caption to count as the same
 
-_NOT_VISUAL = "0"  # the chain of phrases that do not name anything visible
 _PHRASE = re.compile(r"\[/EN#(\d+)/(\S+) ([^\]]*)\]")
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
@@ -103,8 +100,7 @@ def check(folder: Path, paths: Iterable[str]) -> None:
     """Raise ``DataError`` unless at least one of these photos has annotations."""
     if not any(has(folder, path) for path in paths):
         raise DataError(
-            f"'{folder}' has no annotations of these photos: expected the folder of Flickr30k Entities, "
-            "with Annotations/ID.xml and Sentences/ID.txt for photos whose names begin with ID_"
+            f"'{folder}' has no annotations of these photos: expected the folder of Flickr30k Entities"
         )
 
 
@@ -148,15 +144,12 @@ def _read_boxes(
 ) -> tuple[tuple[int, int], dict[str, list[Box]], dict[str, str]]:
     """Read the size of a photo, the boxes of every chain, and why the other chains have none."""
     boxes: dict[str, list[Box]] = defaultdict(list)
-    reasons = defaultdict(lambda: "no_box", {_NOT_VISUAL: "not_visual"})
+    reasons = defaultdict(lambda: "no_box", {"0": "not_visual"})
     try:
         root = ElementTree.fromstring("\n".join(read_lines(file)))
         width, height = _numbers(root.find("size"), ("width", "height"))
     except (ElementTree.ParseError, ValueError) as error:
-        raise DataError(
-            f"'{file}' cannot be used: {error}; expected an annotation of Flickr30k Entities with "
-            "the size of its photo"
-        ) from error
+        raise DataError(f"'{file}' cannot be used: {error}") from error
     for entity in root.iter("object"):
         chains = [(name.text or "").strip() for name in entity.findall("name")]
         if (outline := entity.find("bndbox")) is None:
@@ -174,7 +167,7 @@ def _read_boxes(
 
 
 def _clipped(corners: Sequence[int], size: tuple[int, int]) -> Box:
-    """Convert corners, which are inclusive and count from 1, to edges clipped to the photo."""
+    """Convert inclusive corners, counted from 1, to edges clipped to the photo."""
     left, top, right, bottom = corners
     box = max(left - 1, 0), max(top - 1, 0), min(right, size[0]), min(bottom, size[1])
     if box[0] >= box[2] or box[1] >= box[3]:

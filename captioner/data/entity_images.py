@@ -118,9 +118,8 @@ def read(folder: Path, records: Sequence[Record]) -> EntityImages:
         left_out.update(photo.left_out)
         photos.append((record, photo.size, captions))
     if not photos:
-        raise DataError(
-            f"none of {plural(len(records), 'photo')} can be used; the first: {failed[0]}"
-        )
+        count = plural(len(records), "photo")
+        raise DataError(f"none of {count} can be used; the first: {failed[0]}")
     left_out["boxes_dropped"] = len(problems)
     object_words = ObjectWords(captions for *_, captions in photos)
     found = [_image(*photo, object_words) for photo in photos]
@@ -155,8 +154,5 @@ def _image(
         sides = [(x, y, right - x, bottom - y) for x, y, right, bottom in boxes]
         masks.append(rle.merge(rle.frPyObjects(np.array(sides, np.float64), height, width)))
     categories = tuple(category for category, _ in instances)
-    image = MaskedImage(
-        *(record.image_id, record.path, size, record.captions, categories),
-        *(tuple(masks), (), frozenset(categories)),
-    )
-    return image, mentions
+    known = record.image_id, record.path, size, record.captions
+    return MaskedImage(*known, categories, tuple(masks), (), frozenset(categories)), mentions

@@ -1,9 +1,5 @@
 """The objects of generated scenes, and a small grammar for generating and parsing their captions.
 
-objects ──────────▶ captions_of()   ─▶ different true captions
-caption, objects ─▶ true_of()       ─▶ whether the caption is true of the scene
-words, objects ───▶ find_mentions() ─▶ which words name which objects
-
 caption  = [opening] (list | relation)
 opening  = "there is" | "there are" | "a picture of" | "the picture shows"
 list     = phrase | phrase {", " phrase} " and " phrase

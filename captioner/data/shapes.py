@@ -1,9 +1,7 @@
 """Generated scenes of coloured objects: images, true captions and exact object masks.
 
-    seed, index ──▶ scene() ──▶ Scene(image, objects, masks, captions)
-
-Scenes need no download, and a small captioner learns them within minutes. Because a scene is known
-completely, a caption can be checked for truth, and attention can be compared with exact masks.
+Because a scene is known completely, a caption can be checked for truth, and attention can be compared
+with exact masks.
 """
 
 import colorsys
@@ -72,7 +70,6 @@ def scene(seed: int, index: int, *, image_size: int = 224, max_objects: int = 3)
     options = {"seed": seed, "image_size": image_size, "max_objects": max_objects}
     for name, value in options.items():
         limits.check(name, value, limits.SCENE[name])
-    limits.check("index", index, limits.Number(0))
     rng = np.random.default_rng(np.random.SeedSequence([seed, index]))
     count = int(rng.integers(1, max_objects + 1))
     objects = _layout(rng, count, image_size)
