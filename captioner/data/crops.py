@@ -60,8 +60,7 @@ class FixedCrop:
     """Gives each image one crop of its own that never changes, so that its vectors can be cached.
 
     The crop depends only on the attributes below and on the names of the file and its folder. If new
-    code or a new NumPy release draws other crops, change the version in ``__str__``. Otherwise, the
-    cached vectors would be those of the old crops, and the targets of attention those of the new ones.
+    code or a new NumPy release draws other crops, change the version in ``__str__``.
     """
 
     least: float  # the smallest fraction of the area that a crop keeps

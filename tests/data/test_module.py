@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from captioner.data.module import CaptionDataModule, _progress
+from captioner.data.module import CaptionDataModule
 from captioner.data.records import TEST, TRAIN, VAL
 from captioner.data.scene_grammar import CAPTIONS
 from captioner.errors import DataError
@@ -119,11 +119,6 @@ def test_the_error_for_an_empty_split_names_the_others(photos):
 def test_wrong_options(options, message):
     with pytest.raises(DataError, match=message):
         CaptionDataModule(**options)
-
-
-def test_no_bar_is_printed_into_a_pipe(capfd):
-    assert list(_progress([1, 2], total=2)) == [1, 2]
-    assert capfd.readouterr() == ("", "")
 
 
 def test_captions_without_spaces_need_the_tokenizer_of_characters(photos):

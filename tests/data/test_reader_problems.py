@@ -20,28 +20,22 @@ def problems(name: str, root: Path) -> dict[str, list[str]]:
     return scan(name, root)[1].found
 
 
-def refused(name: str, root: Path, *parts: str) -> str:
+def refused(name: str, root: Path, *parts: str) -> None:
     with pytest.raises(DataError) as error:
         read(name, root)
     message = str(error.value)
     assert message.isprintable(), message  # so it is one line
     for part in parts:
         assert part in message
-    return message
 
 
 # ── Which data set, and where ─────────────────────────────────────────────────────────────────────
 
 
-def test_unknown_data_set(tmp_path):
-    refused("flickr9k", tmp_path, "unknown data set 'flickr9k'; known: flickr8k", "coco")
-
-
 @pytest.mark.parametrize("name", READERS)
 def test_no_such_folder_and_an_empty_one(name, tmp_path):
-    start = f"'{tmp_path}/nowhere' is not a folder; expected the folder of a {name} data set: "
-    message = refused(name, tmp_path / "nowhere", start)
-    assert len(message) > message.index(start) + len(start) + 20  # a description follows
+    expected = f"expected the folder of a {name} data set"
+    refused(name, tmp_path / "nowhere", f"'{tmp_path}/nowhere' is not a folder; {expected}")
     refused(name, tmp_path, str(tmp_path))
 
 
@@ -139,7 +133,6 @@ def test_all_problems_of_flickr8k(tmp_path):
         f"'{tmp_path / TOKENS}': ",
         "images in two splits: 1 (2.jpg)",
         f"images that do not exist: 3 ({tmp_path}/Flicker8k_Dataset/1.jpg, ",
-        "; repair the files or remove",
     )
     assert problems("flickr8k", tmp_path)["no-captions"] == ["3.jpg", "5.jpg"]
 

@@ -108,8 +108,7 @@ def _read(root: Path, suffix: str, problems: Problems) -> Iterator[Record]:
         if (files != in_splits and len(files) != 1) or not files:
             names = ", ".join(file.name for file in files[:3]) or "none"
             raise DataError(
-                f"expected one .{suffix} file in '{root}', found {names}; give the file itself with "
-                "--data.root FILE"
+                f"expected one .{suffix} file in '{root}', found {names}; give --data.root FILE"
             )
     problems.sources += files
     captions: dict[str, list[str]] = defaultdict(list)
