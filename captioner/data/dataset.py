@@ -176,7 +176,8 @@ class EpochSampler(DistributedSampler[Any]):
         self.local_batch_size, rest = divmod(batch_size, self.num_replicas)
         if rest:
             raise DataError(
-                f"data.batch_size {batch_size} must be a multiple of {self.num_replicas} processes"
+                f"data.batch_size counts the images of all processes: {batch_size} cannot be divided "
+                f"among {self.num_replicas}"
             )
 
     def __len__(self) -> int:
@@ -217,7 +218,6 @@ class ResumableLoader(DataLoader[Any]):
         yield from super().__iter__()
 
     # Lightning warns about a loader without these two, and counts the batches itself.
-
     def state_dict(self) -> dict[str, int]:
         """Return an empty state."""
         return {}

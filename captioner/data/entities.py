@@ -40,25 +40,17 @@ class Phrase(NamedTuple):
 
 
 class EntityPhoto(NamedTuple):
-    """The annotations of one photo.
+    """The annotations of one photo."""
 
-    Attributes:
-        size: (width, height) of the photo that was annotated. The photo at hand may have been resized.
-        captions: the phrases of every sentence, by the sentence's words.
-        problems: a line for each box that cannot be used.
-        left_out: the number of phrases without boxes, by reason.
-    """
-
-    size: tuple[int, int]
-    captions: dict[tuple[str, ...], tuple[Phrase, ...]]
-    problems: list[str]
-    left_out: Counter[str]
+    size: tuple[int, int]  # (width, height) when it was annotated; it may have been resized since
+    captions: dict[tuple[str, ...], tuple[Phrase, ...]]  # the phrases, by the words of the sentence
+    problems: list[str]  # a line for each box that cannot be used
+    left_out: Counter[str]  # the number of phrases without boxes, by reason
 
     def phrases_of(self, words: Sequence[str]) -> Sequence[Phrase] | None:
-        """Return the phrases of a caption; None if no sentence is similar to it.
+        """Return the phrases of the sentence most similar to a caption; None if none is similar.
 
-        The sentences of the data set are corrected captions of Flickr30k. If none equals the
-        caption, the phrases of the most similar one are used, without the words that differ.
+        The sentences are corrected captions of Flickr30k. Words that differ are left out.
         """
         if (phrases := self.captions.get(tuple(words))) is not None:
             return phrases
@@ -97,7 +89,7 @@ def has(folder: Path, path: str) -> bool:
 
 
 def check(folder: Path, paths: Iterable[str]) -> None:
-    """Raise ``DataError`` unless at least one of these photos has annotations."""
+    """Raise DataError unless at least one of these photos has annotations."""
     if not any(has(folder, path) for path in paths):
         raise DataError(
             f"'{folder}' has no annotations of these photos: expected the folder of Flickr30k Entities"
@@ -110,11 +102,7 @@ def _file(folder: Path, part: str, path: str) -> Path:
 
 
 def read_photo(folder: Path, path: str, tokenizer: Callable[[str], list[str]]) -> EntityPhoto:
-    """Read the annotations of the photo at ``path``; ``tokenizer`` splits the sentences into words.
-
-    Raises:
-        DataError: a file is missing or malformed.
-    """
+    """Read the annotations of a photo; DataError if a file is missing or malformed."""
     problems: list[str] = []
     size, boxes, reasons = _read_boxes(_file(folder, "Annotations", path), problems)
     left_out: Counter[str] = Counter()
@@ -142,7 +130,7 @@ def read_photo(folder: Path, path: str, tokenizer: Callable[[str], list[str]]) -
 def _read_boxes(
     file: Path, problems: list[str]
 ) -> tuple[tuple[int, int], dict[str, list[Box]], dict[str, str]]:
-    """Read the size of a photo, the boxes of every chain, and why the other chains have none."""
+    """The size of a photo, the boxes of every chain, and why the other chains have none."""
     boxes: dict[str, list[Box]] = defaultdict(list)
     reasons = defaultdict(lambda: "no_box", {"0": "not_visual"})
     try:

@@ -149,7 +149,10 @@ def _instances(
     dropped["empty"] += len(single) - len(masked)
     masks = tuple(mask for _, mask in masked)
     if is_scene:
-        objects = tuple(SceneObject.from_json(a["thing"]) for a, _ in masked)
+        things = [a["thing"] for a, _ in masked]
+        objects = tuple(
+            SceneObject(**thing | {"centre": tuple(thing["centre"])}) for thing in things
+        )
         categories = tuple(o.category for o in objects)
         return categories, masks, objects, frozenset(categories)
     categories = tuple(names[a["category_id"]] for a, _ in masked)

@@ -59,13 +59,8 @@ class Scene:
 def scene(seed: int, index: int, *, image_size: int = 224, max_objects: int = 3) -> Scene:
     """Generate scene number ``index`` of the series ``seed``; equal arguments give equal scenes.
 
-    Args:
-        seed, index: 0 or more.
-        image_size: the side of the image in pixels, from 32 to 4096.
-        max_objects: the scene has 1 to this many objects; at most 6.
-
-    Raises:
-        UsageError: an argument is outside its range.
+    The image has ``image_size`` pixels a side, from 32 to 4096, and the scene 1 to ``max_objects``
+    objects, at most 6. UsageError if an argument is outside its range.
     """
     options = {"seed": seed, "image_size": image_size, "max_objects": max_objects}
     for name, value in options.items():

@@ -40,17 +40,16 @@ def write(
         root/annotations/instances_train.json   run-length masks, boxes, and each SceneObject as "thing"
         root/shapes.json                        the arguments, which identify the data set
 
-    Several processes may call it together.
+    Several processes may call it together. Splits never share a scene, and enlarging one does not
+    change the others.
 
     Args:
         seed, image_size, max_objects: see `scene`.
-        sizes: the number of scenes per split. Splits never share a scene, and enlarging one does not
-            change the others.
-        progress: wraps the list of image ids, to show a progress bar.
+        sizes: the number of scenes per split.
+        progress: wraps the list of image ids.
 
     Raises:
         DataError: ``root`` contains something else.
-        UsageError: an argument is outside its range.
     """
     for split, size in sizes.items():
         limits.check(f"the scenes of {split}", size, limits.SCENES)

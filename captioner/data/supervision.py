@@ -38,11 +38,10 @@ class Supervision:
     def __call__(
         self, record: Record, number: int, ids: Sequence[int]
     ) -> Float32[np.ndarray, "T L"]:
-        """Return the target of each token: the fraction of every region that its object covers.
+        """Return the fraction of every region that the object of each token covers.
 
         ``number`` is the index of the caption. ``ids`` begins with ``<start>`` and may be cut.
-        Tokens without a target, and ``<unk>``, get zeros. A target that fills the image is left out,
-        because it carries no information.
+        Tokens without a target, and ``<unk>``, get zeros, and so does an object that fills the image.
         """
         found = self._targets.get((record.image_id, number))
         if found is None:
@@ -65,8 +64,8 @@ class Supervision:
 class MaskSupervision(Supervision):
     """The target of a word that names an object is the object's mask.
 
-    The masks are in COCO's layout, which generated scenes share: ``annotations/instances_X.json`` for
-    the images in folder ``X``. The masks of an image that was rotated after annotation are left out.
+    The file ``annotations/instances_X.json`` has the masks of the images in folder ``X``. The masks of
+    an image that was rotated after annotation are left out.
     """
 
     def __init__(self, records: Sequence[Record], grid: tuple[int, int]) -> None:
