@@ -163,12 +163,6 @@ def test_captions_without_spaces_are_named(tmp_path, capsys):
     assert sorted(item[0] for item in problem["items"]) == ["0", "1", "2"]
 
 
-def test_real_photos(shared_data, capsys):
-    status, report = check(shared_data / "coco", capsys, "--data.max_words=60", name="coco2017")
-    assert (status, report["problems"]) == (0, [])
-    assert sum(report["images"].values()) == 80
-
-
 # ── Numbers ───────────────────────────────────────────────────────────────────────────────────────
 
 
