@@ -12,7 +12,7 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader
 
-from captioner import distributed, limits
+from captioner import distributed
 from captioner.data import shapes_dataset
 from captioner.data.cache import AnnotationCache, PixelEncoder, default_folder
 from captioner.data.crops import FixedCrop
@@ -108,10 +108,6 @@ class CaptionDataModule(pl.LightningDataModule):
         tokenizer: Literal["words", "characters"] = "words",
     ) -> None:
         super().__init__()
-        numbers = (batch_size, captions_per_image, max_words, min_count, mirror, crop, cached_crops)
-        for (option, expected), value in zip(limits.DATA.items(), numbers, strict=True):
-            if not expected.accepts(value):
-                raise DataError(f"data.{option} must be {expected}, got {value}")
         self.name = " + ".join([name, *(source.name for source in sources or [])])
         self.test_split, self.num_workers = test_split, num_workers
         self.batch_size, self.captions_per_image = batch_size, captions_per_image

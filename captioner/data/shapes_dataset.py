@@ -14,7 +14,6 @@ import numpy as np
 from joblib import Parallel, delayed
 from pycocotools import mask as rle
 
-from captioner import limits
 from captioner.data.scene_grammar import SHAPES
 from captioner.data.shapes import scene
 from captioner.errors import DataError
@@ -51,8 +50,6 @@ def write(
     Raises:
         DataError: ``root`` contains something else.
     """
-    for split, size in sizes.items():
-        limits.check(f"the scenes of {split}", size, limits.SCENES)
     options = {"image_size": image_size, "max_objects": max_objects}
     # The splits as pairs, because their order determines the scenes of each.
     splits = [list(item) for item in sizes.items()]

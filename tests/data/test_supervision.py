@@ -22,7 +22,6 @@ from captioner.data.supervision import MaskSupervision
 from captioner.errors import UsageError
 from captioner.language.vocabulary import END, START, UNK, Tokenizer
 from captioner.models.decoder import Decoded
-from captioner.models.distributions import Soft
 from captioner.training.likelihood import Likelihood
 from captioner.training.objective import cross_entropy, negative_log_mass
 from data_modules import prepared
@@ -188,20 +187,10 @@ def test_supervision_is_a_term_of_the_loss():
     assert sampled.terms["supervision"].item() == pytest.approx(2 * mean)
 
 
-class SparseSoft(Soft, abstract=True):
-    sparse = True
-
-
 def test_attention_that_sets_weights_to_zero_is_refused():
     for name in ("Sparsemax", "Entmax", "LocalM", "LocalP", "LocalP2D"):
         with pytest.raises(UsageError, match=f"{name} sets some to 0"):
             Likelihood(supervision=1.0).check(make("LSTMDecoder", None, "Attention", name))
-    decoder = make("LSTMDecoder")
-    decoder.attention.distribution = SparseSoft(query_dim=8)
-    with pytest.raises(UsageError, match="SparseSoft sets some to 0"):
-        Likelihood(supervision=1.0).check(decoder)
-    with pytest.raises(UsageError, match="must be a number from 0 to 1,000,000, got -1"):
-        Likelihood(supervision=-1.0).check(make("LSTMDecoder"))
 
 
 @pytest.fixture(scope="module")
