@@ -34,7 +34,14 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass
 class ShapesOptions:
-    """The generated scenes of ``data.name: shapes``: their numbers, size in pixels, and objects."""
+    """The generated scenes of ``data.name: shapes``.
+
+    Attributes:
+        train, val, test: numbers of scenes.
+        image_size: side of a scene in pixels.
+        max_objects: largest number of objects in a scene.
+        seed: another seed gives other scenes.
+    """
 
     train: int = 2000
     val: int = 200
