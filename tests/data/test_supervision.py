@@ -131,23 +131,6 @@ def test_a_batch_has_the_masks_of_its_captions(shapes, mirror, cached):
     assert compared > 50
 
 
-def test_masks_are_cropped_with_their_images(shapes):
-    def drawn(crop):
-        data = prepared(shapes(mirror=0.5, crop=crop, cache="images"), supervision=0.5)
-        loader = data.train_dataloader()
-        loader.sampler.set_epoch(0)
-        batches = list(loader)
-        tokens = torch.cat([batch.tokens.flatten() for batch in batches])
-        return tokens, torch.cat([batch.masks.flatten() for batch in batches])
-
-    (tokens, whole), (same, cropped), again = drawn(1.0), drawn(0.5), drawn(0.5)
-    assert torch.equal(tokens, same), "the captions are those without crops"
-    assert torch.equal(cropped, again[1])
-    assert ((cropped - whole).abs() > 0.01)[whole > 0].float().mean() > 0.3
-    assert cropped.min() == 0
-    assert 0.2 < cropped.max() <= 1
-
-
 def plain_cross_entropy(mask, alpha):
     return -sum(m / sum(mask) * np.log(a) for m, a in zip(mask, alpha, strict=True))
 

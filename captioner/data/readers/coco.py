@@ -30,9 +30,8 @@ def read_coco(root: Path, problems: Problems, year: str = "") -> Iterator[Record
     """A folder with annotations/captions_*.json and one image folder per JSON (train2014, val2014, …).
 
     The part of a file's name after ``captions_`` is the name of its image folder and begins with the
-    split. If there is only one split, it is split by hash.
-    ``year`` is ``2014`` or ``2017``; by default it is 2014 if both exist. The years are never mixed,
-    because they are different splits of the same photos.
+    split. ``year`` is by default 2014 if both exist. The years are never mixed, because they are
+    different splits of the same photos.
     """
     files = {
         file: split
@@ -81,10 +80,8 @@ def _read(root: Path, file: Path, split: str | None, problems: Problems) -> Iter
 def read_karpathy(root: Path, problems: Problems, dataset: str = "") -> Iterator[Record]:
     """dataset_coco.json, dataset_flickr8k.json or dataset_flickr30k.json, beside the images.
 
-    The file may be in ``root`` or one of its folders. COCO's images are in ``train2014`` and
-    ``val2014``, Flickr's in the folders of their own data sets. ``restval`` joins ``train``, as in the
-    papers: 113,287, 5,000 and 5,000 images.
-    ``dataset`` is one of the three; it is required if ``root`` contains several.
+    ``restval`` joins ``train``, as in the papers: 113,287, 5,000 and 5,000 images. ``dataset`` is one of
+    the three; it is required if ``root`` contains several.
     """
     files = {s: f for s in SETS if (f := find_file(root, f"dataset_{s}.json"))}
     if not dataset and len(files) > 1:

@@ -33,8 +33,7 @@ _CAPTION = ("captions?", "text", "comment")  # also caption_1, caption_2, …
 def read_jsonl(root: Path, problems: Problems) -> Iterator[Record]:
     """A .jsonl file, or a folder with one: {"image": …, "caption" or "captions": …} on each line.
 
-    ``caption`` and ``captions`` are one text or a list of texts. If no line has a ``split``, images are
-    split by a hash of their paths. Other keys are ignored.
+    If no line has a ``split``, images are split by a hash of their paths. Other keys are ignored.
     """
     return _read(root, "jsonl", problems)
 
