@@ -34,7 +34,7 @@ from captioner.data.crops import FixedCrop
 from captioner.data.pixels import PixelBatch, read_batches
 from captioner.errors import DataError, ImageError, plural
 from captioner.fast.malloc import give_back_memory
-from captioner.files import atomic
+from captioner.files import atomic, remove_parts
 from captioner.models.annotations import Annotations
 from captioner.models.encoder import Preprocessing
 from captioner.photos import images
@@ -123,6 +123,7 @@ class AnnotationCache:
                 give_back_memory()
             for lock in folder.glob("*.lock"):
                 lock.unlink(missing_ok=True)
+            remove_parts(folder)
         except OSError as error:
             advice = "choose another folder with --data.cache_dir or the variable CAPTIONER_CACHE"
             message = f"cannot write the annotation cache '{folder}': {error}; {advice}"
