@@ -77,13 +77,6 @@ WORD_SAMPLING = {
     "seed": SEED,
 }
 SAMPLING = ("temperature", "top_k", "top_p", "seed")  # those that only sampling has
-# The options of the data module, in the order of its arguments.
-DATA = {
-    **dict.fromkeys(("batch_size", "captions_per_image", "max_words", "min_count"), Number(1)),
-    "mirror": SHARE,
-    "crop": Number(0, 1, whole=False, above=True),
-    "cached_crops": Number(0),
-}
 # The options of a generated scene, and the number of scenes of a split.
 SCENE = {"seed": Number(0), "image_size": Number(32, 4096), "max_objects": Number(1, 6)}
 SCENES = Number(1, 999_999)

@@ -30,8 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     words = "words of a caption that training keeps; longer captions are listed"
     count = "how often a word must occur in the training captions to be in the vocabulary"
     processes = "processes that decode the images"
-    kinds = "format of the data set (default: auto, which detects your own photos or COCO): "
-    kinds += ", ".join(READERS)
+    kinds = f"format of the data set (default: auto, which detects it): {', '.join(READERS)}"
     add("--data.name", dest="name", metavar="NAME", default="auto", choices=[*READERS], help=kinds)
     add("--data.root", dest="root", metavar="DIR", required=True, help="folder of the data set")
     add("--data.max_words", dest="max_words", default=24, help=words, **number)

@@ -4,7 +4,7 @@
                                    for an encoder of two streams also the keys and their grid
     CACHE/KEY/00000.lock           held while a process computes the shard
 
-The whole images share one KEY. Crop 1 of the training images has another KEY, crop 2 a third, and so on.
+Each crop of the training images has a KEY of its own.
 
 A shard is written under another name and renamed when it is complete. The operating system releases
 the lock of a killed process, so a killed process loses only the shard that it was computing.
@@ -34,7 +34,7 @@ from captioner.data.crops import FixedCrop
 from captioner.data.pixels import PixelBatch, read_batches
 from captioner.errors import DataError, ImageError, plural
 from captioner.fast.malloc import give_back_memory
-from captioner.files import atomic
+from captioner.files import atomic, remove_parts
 from captioner.models.annotations import Annotations
 from captioner.models.encoder import Preprocessing
 from captioner.photos import images
@@ -51,7 +51,7 @@ class PixelEncoder:
         self.preprocessing = preprocessing
 
     def fingerprint(self) -> str:
-        """A text that depends on the size and the interpolation only."""
+        """Identify the pixels in the key of the cache."""
         size = self.preprocessing
         return f"pixels of {size.height} × {size.width} {size.interpolation}"
 
@@ -98,10 +98,9 @@ class AnnotationCache:
         the folder. They share the work, and each returns when the cache is complete.
 
         Args:
-            folder: the folder of all caches; each cache has a sub-folder named by its key.
-            paths: the images.
-            encoder: an ``Encoder`` or a `PixelEncoder`, which computes what is missing.
-            progress: wraps the batches, given their number, to show the progress.
+            folder: the folder of all caches.
+            encoder: an ``Encoder`` or a `PixelEncoder`.
+            progress: wraps the batches, given their number.
             verify: compute the shards again whose checksum is wrong.
             crop: how each image is cropped before it is encoded; None encodes whole images.
 
@@ -124,31 +123,21 @@ class AnnotationCache:
                 give_back_memory()
             for lock in folder.glob("*.lock"):
                 lock.unlink(missing_ok=True)
+            remove_parts(folder)
         except OSError as error:
-            raise DataError(
-                f"cannot write the annotation cache '{folder}': {error}; choose another folder with "
-                "--data.cache_dir or the environment variable CAPTIONER_CACHE"
-            ) from error
+            advice = "choose another folder with --data.cache_dir or the variable CAPTIONER_CACHE"
+            message = f"cannot write the annotation cache '{folder}': {error}; {advice}"
+            raise DataError(message) from error
         notes = [shard.notes() or {"grid": None, "failed": {}} for shard in shards]
         failed = {paths[int(row)]: message for n in notes for row, message in n["failed"].items()}
         if len(failed) == len(set(paths)):
-            first = next(iter(failed.values()))
-            raise DataError(
-                f"none of {plural(len(paths), 'photo')} could be read; the first: {first}"
-            )
+            count, first = plural(len(paths), "photo"), next(iter(failed.values()))
+            raise DataError(f"none of {count} could be read; the first: {first}")
         rows = {path: row for row, path in enumerate(paths) if path not in failed}
         # Pixels have no grid, and a shard without a readable image has none either.
         grids = next((n for n in notes if n["grid"]), {})
-        grid, key_grid = (grids.get(name) for name in ("grid", "key_grid"))
-        return cls(
-            folder,
-            rows,
-            tuple(grid) if grid else None,
-            failed,
-            shard_size,
-            tuple(key_grid) if key_grid else None,
-            crop,
-        )
+        grid, key_grid = (tuple(grids.get(name) or ()) or None for name in ("grid", "key_grid"))
+        return cls(folder, rows, grid, failed, shard_size, key_grid, crop)
 
     @property
     def bytes(self) -> int:
@@ -232,7 +221,6 @@ class _Work:
     crop: FixedCrop | None
 
     def batches(self, paths: Sequence[str]) -> Iterator[PixelBatch]:
-        """Read images in batches; crop them if ``crop`` is given."""
         for batch in read_batches(paths, self.batch_size, self.encoder.preprocessing):
             if self.crop is not None:
                 for pixels, index in zip(batch.pixels, batch.indices, strict=True):

@@ -4,7 +4,8 @@ import hashlib
 import os
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
@@ -26,14 +27,9 @@ def inspect(
     workers: int,
     progress: Callable[[Iterable[Any], int], Iterable[Any]] = lambda images, _: images,
 ) -> None:
-    """Decode all existing images in ``workers`` processes.
-
-    ``problems`` receives images that cannot be decoded, and files with the same contents in one split or
-    in two. ``progress`` takes an iterable over images and their number.
-    """
+    """Find images that cannot be decoded, and files with the same contents, with some processes."""
     existing = records.take([i for i, r in enumerate(records) if os.path.exists(r.path)])  # noqa: PTH110
-    decode = delayed(_decode)
-    results = Parallel(workers, return_as="generator")(decode(r.path) for r in existing)
+    results = _decoded([record.path for record in existing], workers)
     same: dict[bytes, list[int]] = defaultdict(list)  # the indices of the files with each digest
     for index, result in enumerate(progress(results, len(existing))):
         if isinstance(result, bytes):
@@ -46,6 +42,21 @@ def inspect(
             # Copies in two splits are worse, because the model is then tested on training images.
             kind = "leaked-content" if len({r.split for r in copies}) > 1 else "duplicate-content"
             problems.add(kind, " = ".join(f"{r.path} ({r.split})" for r in copies))
+
+
+def _decoded(paths: Sequence[str], workers: int) -> Iterator[bytes | str]:
+    """The digest or the error of each file, in order."""
+    workers = max(workers, 2)  # with one, joblib would decode in this process
+    for start in range(0, len(paths), 8 * workers):
+        part = paths[start : start + 8 * workers]
+        try:
+            yield from Parallel(workers)(map(delayed(_decode), part))
+        except BrokenProcessPool:  # a file ended the process that decoded it: find out which
+            if len(part) > 1:
+                for path in part:
+                    yield from _decoded([path], workers)
+            else:
+                yield f"{part[0]} ends the process that decodes it"
 
 
 def _decode(path: str) -> bytes | str:
@@ -62,11 +73,7 @@ def _decode(path: str) -> bytes | str:
 def statistics(
     records: Records, problems: Problems, max_words: int, min_count: int
 ) -> dict[str, Any]:
-    """Count images, captions and words, for the JSON report; splits without images are left out.
-
-    ``problems`` receives the captions of more than ``max_words`` words. A word of the vocabulary occurs
-    ``min_count`` times or more in the training captions.
-    """
+    """Count images, captions and words, and find captions that training would cut."""
     images: dict[str, int] = {}
     captions: dict[str, int] = {}
     per_image: Counter[int] = Counter()

@@ -26,8 +26,7 @@ class Crop:
     def draw(cls, least: float, size: tuple[int, int], rng: np.random.Generator) -> "Crop":
         """Draw a crop of at least this fraction of the area of an image of (height, width) pixels.
 
-        It has the image's aspect ratio, so that nothing gets thinner or wider. Its sides are rounded to
-        whole pixels.
+        It has the image's aspect ratio, so that nothing gets thinner or wider.
         """
         height, width = size
         side = float(np.sqrt(rng.uniform(least, 1)))
@@ -45,8 +44,8 @@ class Crop:
     def of_target(self, target: Float32[Tensor, "T r c"]) -> Float32[Tensor, "T r c"]:
         """Return the fraction of every cell of the cropped grid that an object covers.
 
-        ``target`` holds these fractions for the whole image. The object is assumed to cover each cell
-        evenly. An object that fills the crop gives zeros, because it carries no information.
+        The object is assumed to cover each cell of ``target`` evenly. An object that fills the crop
+        gives zeros, because it carries no information.
         """
         rows = _shares(target.shape[1], self.top, self.height)
         columns = _shares(target.shape[2], self.left, self.width)
@@ -60,8 +59,7 @@ class FixedCrop:
     """Gives each image one crop of its own that never changes, so that its vectors can be cached.
 
     The crop depends only on the attributes below and on the names of the file and its folder. If new
-    code or a new NumPy release draws other crops, change the version in ``__str__``. Otherwise, the
-    cached vectors would be those of the old crops, and the targets of attention those of the new ones.
+    code or a new NumPy release draws other crops, change the version in ``__str__``.
     """
 
     least: float  # the smallest fraction of the area that a crop keeps

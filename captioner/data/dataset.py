@@ -67,17 +67,14 @@ class CaptionDataset(Dataset[Item | None]):
     """The images of one split with their captions as token ids.
 
     Args:
-        records: the images.
         captions: the token ids of each image's captions.
         source: reads the annotation vectors or the pixels of a path.
         rows: R, the number of captions per image in a batch.
         mirror: the probability of mirroring an image in training, unless one of its captions contains
             "left" or "right". Colours are not augmented, because captions name them.
-        crop: the smallest fraction of the area that a random crop of pixels keeps; 1 disables cropping.
-            It has no effect if ``source`` gives vectors.
+        crop: the smallest fraction of the area that a random crop of pixels keeps.
         supervision: gives the targets of attention, which are mirrored and cropped like the image.
-        cropped: caches of cropped images; in training, each image is read from one of them or from
-            ``source``, at random.
+        cropped: caches of cropped images, read at random instead of ``source`` in training.
     """
 
     def __init__(
@@ -152,7 +149,6 @@ class CaptionDataset(Dataset[Item | None]):
 
 
 def _mirrored(image: Tensor | Annotations) -> Any:
-    """The pixels or the grid of an image, left to right."""
     if isinstance(image, Tensor):
         return image.flip(-1)
     vectors = torch.unflatten(image.vectors, 1, image.grid).flip(2).flatten(1, 2)
@@ -164,12 +160,12 @@ class EpochSampler(DistributedSampler[Any]):
     """All images once; the processes share every batch.
 
     Without a seed, they are in order. With one, the order depends on (seed, epoch) only, so that a
-    resumed run repeats it. Batch b holds images b·B … b·B + B − 1 of this order, whatever the number of
-    processes N; each process takes every N-th of them. An uneven last batch is padded with None, where
-    PyTorch's ``DistributedSampler`` would repeat images. Lightning keeps a sampler that derives from it.
+    resumed run repeats it. Batches do not depend on the number of processes N; each process takes every
+    N-th image of a batch. An uneven last batch is padded with None, where PyTorch's
+    ``DistributedSampler`` would repeat images. Lightning keeps a sampler that derives from it.
 
     Raises:
-        DataError: B, the ``batch_size``, is not a multiple of N.
+        DataError: ``batch_size`` is not a multiple of N.
     """
 
     def __init__(self, dataset: Sized, batch_size: int, seed: int | None = None) -> None:
@@ -181,7 +177,7 @@ class EpochSampler(DistributedSampler[Any]):
         if rest:
             raise DataError(
                 f"data.batch_size counts the images of all processes: {batch_size} cannot be divided "
-                f"among {self.num_replicas} processes; give a multiple"
+                f"among {self.num_replicas}"
             )
 
     def __len__(self) -> int:
@@ -222,7 +218,6 @@ class ResumableLoader(DataLoader[Any]):
         yield from super().__iter__()
 
     # Lightning warns about a loader without these two, and counts the batches itself.
-
     def state_dict(self) -> dict[str, int]:
         """Return an empty state."""
         return {}

@@ -1,9 +1,7 @@
 """Flickr30k Entities: boxes for the phrases of captions (Plummer et al. 2015, arXiv 1505.04870).
 
-    Annotations/ID.xml + Sentences/ID.txt ─▶ read_photo() ─▶ EntityPhoto ── phrases_of(caption) ─▶ Phrase
-
-``ID`` is the number before the first ``_`` of a photo's name. A phrase belongs to a coreference chain,
-whose number identifies its boxes. Phrases without boxes (``scene``, ``nobndbox``) are counted.
+A photo has the files Annotations/ID.xml and Sentences/ID.txt, where ``ID`` is the number before the
+first ``_`` of its name. A phrase belongs to a coreference chain, whose number identifies its boxes.
 """
 
 import re
@@ -26,7 +24,6 @@ TYPES = ("people", "clothing", "bodyparts", "animals", "vehicles", "instruments"
 
 SIMILAR = 0.7  # smallest share of equal words for a sentence and a caption to count as the same
 
-_NOT_VISUAL = "0"  # the chain of phrases that do not name anything visible
 _PHRASE = re.compile(r"\[/EN#(\d+)/(\S+) ([^\]]*)\]")
 _CORNERS = ("xmin", "ymin", "xmax", "ymax")
 
@@ -43,25 +40,17 @@ class Phrase(NamedTuple):
 
 
 class EntityPhoto(NamedTuple):
-    """The annotations of one photo.
+    """The annotations of one photo."""
 
-    Attributes:
-        size: (width, height) of the photo that was annotated. The photo at hand may have been resized.
-        captions: the phrases of every sentence, by the sentence's words.
-        problems: a line for each box that cannot be used.
-        left_out: the number of phrases without boxes, by reason.
-    """
-
-    size: tuple[int, int]
-    captions: dict[tuple[str, ...], tuple[Phrase, ...]]
-    problems: list[str]
-    left_out: Counter[str]
+    size: tuple[int, int]  # (width, height) when it was annotated; it may have been resized since
+    captions: dict[tuple[str, ...], tuple[Phrase, ...]]  # the phrases, by the words of the sentence
+    problems: list[str]  # a line for each box that cannot be used
+    left_out: Counter[str]  # the number of phrases without boxes, by reason
 
     def phrases_of(self, words: Sequence[str]) -> Sequence[Phrase] | None:
-        """Return the phrases of a caption; None if no sentence is similar to it.
+        """Return the phrases of the sentence most similar to a caption; None if none is similar.
 
-        The sentences of the data set are corrected captions of Flickr30k. If none equals the
-        caption, the phrases of the most similar one are used, without the words that differ.
+        The sentences are corrected captions of Flickr30k. Words that differ are left out.
         """
         if (phrases := self.captions.get(tuple(words))) is not None:
             return phrases
@@ -100,11 +89,10 @@ def has(folder: Path, path: str) -> bool:
 
 
 def check(folder: Path, paths: Iterable[str]) -> None:
-    """Raise ``DataError`` unless at least one of these photos has annotations."""
+    """Raise DataError unless at least one of these photos has annotations."""
     if not any(has(folder, path) for path in paths):
         raise DataError(
-            f"'{folder}' has no annotations of these photos: expected the folder of Flickr30k Entities, "
-            "with Annotations/ID.xml and Sentences/ID.txt for photos whose names begin with ID_"
+            f"'{folder}' has no annotations of these photos: expected the folder of Flickr30k Entities"
         )
 
 
@@ -114,11 +102,7 @@ def _file(folder: Path, part: str, path: str) -> Path:
 
 
 def read_photo(folder: Path, path: str, tokenizer: Callable[[str], list[str]]) -> EntityPhoto:
-    """Read the annotations of the photo at ``path``; ``tokenizer`` splits the sentences into words.
-
-    Raises:
-        DataError: a file is missing or malformed.
-    """
+    """Read the annotations of a photo; DataError if a file is missing or malformed."""
     problems: list[str] = []
     size, boxes, reasons = _read_boxes(_file(folder, "Annotations", path), problems)
     left_out: Counter[str] = Counter()
@@ -146,17 +130,14 @@ def read_photo(folder: Path, path: str, tokenizer: Callable[[str], list[str]]) -
 def _read_boxes(
     file: Path, problems: list[str]
 ) -> tuple[tuple[int, int], dict[str, list[Box]], dict[str, str]]:
-    """Read the size of a photo, the boxes of every chain, and why the other chains have none."""
+    """The size of a photo, the boxes of every chain, and why the other chains have none."""
     boxes: dict[str, list[Box]] = defaultdict(list)
-    reasons = defaultdict(lambda: "no_box", {_NOT_VISUAL: "not_visual"})
+    reasons = defaultdict(lambda: "no_box", {"0": "not_visual"})
     try:
         root = ElementTree.fromstring("\n".join(read_lines(file)))
         width, height = _numbers(root.find("size"), ("width", "height"))
     except (ElementTree.ParseError, ValueError) as error:
-        raise DataError(
-            f"'{file}' cannot be used: {error}; expected an annotation of Flickr30k Entities with "
-            "the size of its photo"
-        ) from error
+        raise DataError(f"'{file}' cannot be used: {error}") from error
     for entity in root.iter("object"):
         chains = [(name.text or "").strip() for name in entity.findall("name")]
         if (outline := entity.find("bndbox")) is None:
@@ -174,7 +155,7 @@ def _read_boxes(
 
 
 def _clipped(corners: Sequence[int], size: tuple[int, int]) -> Box:
-    """Convert corners, which are inclusive and count from 1, to edges clipped to the photo."""
+    """Convert inclusive corners, counted from 1, to edges clipped to the photo."""
     left, top, right, bottom = corners
     box = max(left - 1, 0), max(top - 1, 0), min(right, size[0]), min(bottom, size[1])
     if box[0] >= box[2] or box[1] >= box[3]:

@@ -31,19 +31,14 @@ Captions = dict[tuple[str, ...], Sequence[Phrase]]
 
 @dataclass(frozen=True)
 class EntityImages(MaskedImages):
-    """Photos with boxes; an instance is a coreference chain under one category.
-
-    Attributes:
-        phrases: the mentions in the captions of each photo, by its id and the caption's words.
-        problems: a line for each box that could not be used.
-        failed: a line for each photo that was left out.
-    """
+    """Photos with boxes; an instance is a coreference chain under one category."""
 
     exhaustive = False
     max_overlap = 0.25  # boxes are larger than their objects
+    # The mentions in the captions of each photo, by its id and the caption's words.
     phrases: Mapping[int | str, Mapping[tuple[str, ...], list[Mention]]]
-    problems: list[str]
-    failed: list[str]
+    problems: list[str]  # a line for each box that could not be used
+    failed: list[str]  # a line for each photo that was left out
 
     def mentions(self, words: Sequence[str], image: MaskedImage) -> list[Mention]:
         """The phrases of a reference caption that have boxes."""
@@ -91,11 +86,7 @@ class ObjectWords:
 
 
 def read(folder: Path, records: Sequence[Record]) -> EntityImages:
-    """Read the annotations of some photos; a photo whose annotations cannot be read is left out.
-
-    Raises:
-        DataError: no photo is left.
-    """
+    """Read annotations; photos without readable ones are left out; DataError if none remains."""
     entities.check(folder, (record.path for record in records))
     tokenizer = lru_cache(1 << 16)(Tokenizer())  # "a man" is tokenized once
     problems: list[str] = []
@@ -118,21 +109,20 @@ def read(folder: Path, records: Sequence[Record]) -> EntityImages:
         left_out.update(photo.left_out)
         photos.append((record, photo.size, captions))
     if not photos:
-        raise DataError(
-            f"none of {plural(len(records), 'photo')} can be used; the first: {failed[0]}"
-        )
+        count = plural(len(records), "photo")
+        raise DataError(f"none of {count} can be used; the first: {failed[0]}")
     left_out["boxes_dropped"] = len(problems)
     object_words = ObjectWords(captions for *_, captions in photos)
     found = [_image(*photo, object_words) for photo in photos]
     return EntityImages(
-        tuple(image for image, _ in found),
-        object_words.find,
-        "Flickr30k Entities",
-        left_out,
-        object_words.types,
-        {image.image_id: mentions for image, mentions in found},
-        problems,
-        failed,
+        images=tuple(image for image, _ in found),
+        find_names=object_words.find,
+        source="Flickr30k Entities",
+        left_out=left_out,
+        types=object_words.types,
+        phrases={image.image_id: mentions for image, mentions in found},
+        problems=problems,
+        failed=failed,
     )
 
 
@@ -155,8 +145,5 @@ def _image(
         sides = [(x, y, right - x, bottom - y) for x, y, right, bottom in boxes]
         masks.append(rle.merge(rle.frPyObjects(np.array(sides, np.float64), height, width)))
     categories = tuple(category for category, _ in instances)
-    image = MaskedImage(
-        *(record.image_id, record.path, size, record.captions, categories),
-        *(tuple(masks), (), frozenset(categories)),
-    )
-    return image, mentions
+    known = record.image_id, record.path, size, record.captions
+    return MaskedImage(*known, categories, tuple(masks), (), frozenset(categories)), mentions

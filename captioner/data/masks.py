@@ -1,9 +1,6 @@
-"""Images with object masks, and the masks on the annotation grid.
+"""Images with object masks in COCO's instances format, and the masks on the annotation grid.
 
-    instances JSON + captions JSON + images ─▶ read() ─▶ MaskedImage ── truth() ─▶ (L,)
-
-Reads COCO's instances format: polygons or run-length encodings, decoded by COCO's own library. Crowd
-regions (``iscrowd``), which outline many objects at once, and empty masks are dropped.
+Crowd regions (``iscrowd``), which outline many objects at once, and empty masks are dropped.
 """
 
 from collections import Counter, defaultdict
@@ -102,17 +99,14 @@ def read(
     captions: dict[Any, list[str]] | None = None,
     limit: int | None = None,
 ) -> MaskedImages:
-    """Read the images of an instances file.
+    """Read an instances file, whose images are in ``folder``.
 
     Args:
-        instances: a JSON file in COCO's format.
-        folder: the folder of the image files.
         captions: reference captions by image id; images without captions are left out.
         limit: read the masks of the first ``limit`` images only.
 
     Raises:
-        DataError: the file is missing or is not a COCO instances file, a mask does not fit its image,
-            or no image is left.
+        DataError: the file cannot be used, or no image is left.
     """
     content = read_json(instances)
     dropped: Counter[str] = Counter()
@@ -133,14 +127,10 @@ def read(
         find = None if is_scene else CategoryWords(names.values()).find
     except MALFORMED as error:
         raise DataError(
-            f"'{instances}' cannot be used: {type(error).__name__} {error}; expected COCO instances: "
-            "images (id, file_name, height, width), categories (id, name), and annotations (image_id, "
-            "category_id, segmentation)"
+            f"'{instances}' cannot be used: {type(error).__name__} {error}; expected COCO instances"
         ) from error
     if not images:
-        raise DataError(
-            f"'{instances}' and the captions have no photo in common; give files of the same data set"
-        )
+        raise DataError(f"'{instances}' and the captions have no photo in common")
     counts = {"crowds_dropped": dropped["crowd"], "empty_masks_dropped": dropped["empty"]}
     return MaskedImages(tuple(images), find, str(instances), counts, {})
 
@@ -159,7 +149,10 @@ def _instances(
     dropped["empty"] += len(single) - len(masked)
     masks = tuple(mask for _, mask in masked)
     if is_scene:
-        objects = tuple(SceneObject.from_json(a["thing"]) for a, _ in masked)
+        things = [a["thing"] for a, _ in masked]
+        objects = tuple(
+            SceneObject(**thing | {"centre": tuple(thing["centre"])}) for thing in things
+        )
         categories = tuple(o.category for o in objects)
         return categories, masks, objects, frozenset(categories)
     categories = tuple(names[a["category_id"]] for a, _ in masked)
@@ -177,10 +170,8 @@ def _mask(annotation: Any, size: tuple[int, int]) -> Any:
             return rle.encode(np.zeros((height, width), np.uint8, order="F"))
         return rle.merge(rle.frPyObjects(polygons, height, width))
     if list(segmentation["size"]) != [height, width]:
-        raise ValueError(
-            f"mask {annotation.get('id')} has {segmentation['size']} pixels, its photo "
-            f"{[height, width]}"
-        )
+        found = f"mask {annotation.get('id')} has {segmentation['size']} pixels"
+        raise ValueError(f"{found}, its photo {[height, width]}")
     counts = segmentation["counts"]
     if isinstance(counts, list):
         return rle.frPyObjects(segmentation, height, width)

@@ -12,7 +12,7 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader
 
-from captioner import distributed, limits
+from captioner import distributed
 from captioner.data import shapes_dataset
 from captioner.data.cache import AnnotationCache, PixelEncoder, default_folder
 from captioner.data.crops import FixedCrop
@@ -64,15 +64,11 @@ class ShapesOptions:
 class CaptionDataModule(pl.LightningDataModule):
     """Images with captions, ready for training.
 
-    With a frozen encoder, annotation vectors are computed once and kept on disk. Later epochs, runs and
-    models with the same encoder read them from there.
-
     Args:
         name: the data set: coco, flickr8k, flickr30k, karpathy, jsonl, csv, folder, auto
             (what lies in the folder), or shapes (generated, needs no files); see docs/data.md.
         root: its folder, as downloaded; for shapes, the folder to which scenes are written.
-        batch_size: images per batch, over all processes. A training step uses ``captions_per_image``
-            captions of each image.
+        batch_size: images per batch, over all processes.
         captions_per_image: captions drawn per image and epoch; images with fewer use all.
         max_words: longer training captions are cut to this length and get no end token.
         tokenizer: ``characters`` for captions in a script without spaces between words, such as Chinese.
@@ -80,13 +76,11 @@ class CaptionDataModule(pl.LightningDataModule):
         mirror: probability of mirroring a training image left to right. Images whose captions say left
             or right are never mirrored.
         crop: least fraction of a training image's area that a random crop keeps; 1 does not crop.
-            Masks and boxes that supervise attention are cropped, too. Every epoch
-            draws new crops if the encoder is trainable, or if ``cache`` is images or false.
-        cached_crops: the number of crops of each training image whose annotation vectors are cached.
-            A number above 0 needs ``crop`` below 1, a frozen encoder and ``cache`` true. In every epoch,
-            training reads either the whole image or one of its crops, with equal probabilities.
-        cache: true keeps the annotation vectors of a frozen encoder on disk; images keeps resized
-            images, for a trainable encoder; false reads the image files in every epoch.
+            Every epoch draws new crops.
+        cached_crops: the number of crops of each training image whose annotation vectors are cached;
+            training reads the whole image or one of its crops, with equal probabilities.
+        cache: true keeps the annotation vectors of a frozen encoder on disk, for later epochs and runs;
+            images keeps resized images, for a trainable encoder; false keeps nothing.
         cache_dir: the cache folder; by default ``$CAPTIONER_CACHE``, or ``captioner`` in the user's
             cache folder.
         test_split: the split used by ``test`` and ``predict``.
@@ -121,10 +115,6 @@ class CaptionDataModule(pl.LightningDataModule):
         tokenizer: Literal["words", "characters"] = "words",
     ) -> None:
         super().__init__()
-        numbers = (batch_size, captions_per_image, max_words, min_count, mirror, crop, cached_crops)
-        for (option, expected), value in zip(limits.DATA.items(), numbers, strict=True):
-            if not expected.accepts(value):
-                raise DataError(f"data.{option} must be {expected}, got {value}")
         self.name = " + ".join([name, *(source.name for source in sources or [])])
         self.test_split, self.num_workers = test_split, num_workers
         self.batch_size, self.captions_per_image = batch_size, captions_per_image
@@ -158,16 +148,13 @@ class CaptionDataModule(pl.LightningDataModule):
 
     def _found(self, root: Path) -> str:
         found = detect(root)
-        what = {"folder": "text files beside photos", "coco": "COCO annotations"}.get(
-            found.name, str(found.source.name)
-        )
+        kinds = {"folder": "text files beside photos", "coco": "COCO annotations"}
+        what = kinds.get(found.name, found.source.name)
         sizes = ", ".join(f"{len(self.records.of_split(split)):,} for {split}" for split in SPLITS)
-        captions = sum(len(record.captions) for record in self.records)
-        left_aside = "".join(f"\nleft aside: {reason}" for reason in found.left_aside)
-        return (
-            f"found {plural(len(self.records), 'photo')} with {plural(captions, 'caption')} in {what} "
-            f"(data.name {found.name}): {sizes}{left_aside}"
-        )
+        captions = plural(sum(len(record.captions) for record in self.records), "caption")
+        line = f"found {plural(len(self.records), 'photo')} with {captions} in {what}"
+        left_aside = (f"left aside: {reason}" for reason in found.left_aside)
+        return "\n".join([f"{line} (data.name {found.name}): {sizes}", *left_aside])
 
     @property
     def words(self) -> list[str]:
@@ -191,7 +178,7 @@ class CaptionDataModule(pl.LightningDataModule):
         return {record.image_id: list(record.captions) for record in self.of_split(split)}
 
     def in_order(self, captions: Mapping[int | str, str]) -> dict[int | str, str]:
-        """Captions by image id, in the order of the records."""
+        """Sort captions by the order of the records."""
         return {r.image_id: captions[r.image_id] for r in self.records if r.image_id in captions}
 
     def fill_cache(
@@ -245,8 +232,8 @@ class CaptionDataModule(pl.LightningDataModule):
         vectors = self.cache is True and not trainable
         if self.crop < 1 and vectors and not self.cached_crops:
             raise DataError(
-                "cached annotation vectors cannot be cropped: give --data.cached_crops 3 to cache 3 "
-                "crops of each training photo, or --data.cache images to run the encoder in every epoch"
+                "cached annotation vectors cannot be cropped: give --data.cached_crops 3, or "
+                "--data.cache images to run the encoder in every epoch"
             )
         if self.cached_crops and not (self.crop < 1 and vectors):
             raise DataError(
@@ -263,8 +250,8 @@ class CaptionDataModule(pl.LightningDataModule):
         crops = self.crop < 1 or self.cached_crops
         if regions and (self.mirror or crops or self.cache == "images" or supervised):
             raise DataError(
-                "region features are of whole photos and not of a grid: give --data.mirror 0, and leave "
-                "out data.crop, data.cached_crops, data.cache images and the objective's supervision"
+                "region features are of whole photos: give --data.mirror 0, and leave out data.crop, "
+                "data.cached_crops, data.cache images and the objective's supervision"
             )
         device, training = self.trainer.strategy.root_device, stage == "fit"
         if training:
@@ -302,7 +289,6 @@ class CaptionDataModule(pl.LightningDataModule):
         return CaptionDataset(records, captions, self._source, rows, *augmentation)
 
     def _options(self, dataset: CaptionDataset, seed: int | None = None) -> dict[str, Any]:
-        """The options of a loader; without a seed, in order."""
         sampler = EpochSampler(dataset, self.batch_size, seed)
         if self.num_workers:
             give_back_memory()
@@ -318,7 +304,6 @@ class CaptionDataModule(pl.LightningDataModule):
         }
 
     def _completed_batches(self) -> int:
-        """The number of batches of this epoch that a resumed run has completed."""
         assert self.trainer is not None
         return self.trainer.fit_loop.epoch_loop.batch_progress.current.ready
 

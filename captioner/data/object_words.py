@@ -14,11 +14,7 @@ FindNames = Callable[[Sequence[str]], list[tuple[tuple[int, ...], str]]]
 
 
 class CategoryWords:
-    """Finds the names of categories in captions; the longest match wins.
-
-    COCO's categories have synonyms. Any other category is found by its own name, in the singular and the
-    plural.
-    """
+    """Finds the names of categories and COCO's synonyms in captions; the longest match wins."""
 
     def __init__(self, categories: Iterable[str]) -> None:
         table = _table()

@@ -50,11 +50,7 @@ def _size(path: str) -> tuple[int, int]:
 def to_input(
     source: images.Source, image: Image.Image, preprocessing: Preprocessing | RegionFiles
 ) -> UInt8[Tensor, "3 H W"] | Float32[Tensor, "N D5"]:
-    """Return what an encoder reads of an image: the resized pixels, or its region features.
-
-    Raises:
-        ImageError: the image has no region features.
-    """
+    """Return the resized pixels of an image, or its region features; ImageError if it has none."""
     if isinstance(preprocessing, RegionFiles):
         return torch.from_numpy(preprocessing.read(source, image.size))
     size = preprocessing.height, preprocessing.width
@@ -77,7 +73,7 @@ def check_upright(source: images.Source, size: tuple[int, int], expected: tuple[
     if size == expected[::-1] != expected:
         raise ImageError(
             f"{source!s}: found {size[0]} × {size[1]} pixels, expected {size[1]} × {size[0]} like its "
-            "masks; rotate the photo back to its orientation at annotation"
+            "masks; rotate the photo back"
         )
 
 
@@ -89,8 +85,8 @@ def read_batch(
 ) -> PixelBatch:
     """Read and resize some images of a list.
 
-    ``expected`` is the (width, height) at which each image of the list was annotated. An image with
-    exchanged sides has been rotated since and counts as unreadable.
+    ``expected`` is the (width, height) at which each image was annotated. An image that has been
+    rotated since counts as unreadable.
     """
     read, sizes, pixels, failed = [], [], [], {}
     for index in indices:

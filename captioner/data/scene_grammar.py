@@ -1,9 +1,5 @@
 """The objects of generated scenes, and a small grammar for generating and parsing their captions.
 
-objects ──────────▶ captions_of()   ─▶ different true captions
-caption, objects ─▶ true_of()       ─▶ whether the caption is true of the scene
-words, objects ───▶ find_mentions() ─▶ which words name which objects
-
 caption  = [opening] (list | relation)
 opening  = "there is" | "there are" | "a picture of" | "the picture shows"
 list     = phrase | phrase {", " phrase} " and " phrase
@@ -16,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -67,12 +63,6 @@ class SceneObject:
     def category(self) -> str:
         """Colour and shape, such as "red circle"."""
         return f"{self.colour} {self.shape}"
-
-    @classmethod
-    def from_json(cls, fields: dict[str, Any]) -> "SceneObject":
-        """Build an object from the attributes above, read from JSON."""
-        x, y = fields["centre"]
-        return cls(fields["shape"], fields["colour"], fields["size"], (x, y), fields["radius"])
 
 
 @dataclass(frozen=True)
@@ -222,9 +212,8 @@ def find_mentions(words: Sequence[str], objects: Sequence[SceneObject]) -> list[
 def true_of(caption: str, objects: Sequence[SceneObject]) -> bool:
     """Whether a caption follows the grammar above and is true of a scene.
 
-    Every phrase must match exactly as many objects as it says ("a red ring" is false of two rings), no
-    object may be named twice, and the relation must clearly hold. A caption need not name every
-    object. Case and punctuation are ignored; any other deviation makes the caption false.
+    Every phrase must match exactly as many objects as it says, no object may be named twice, and the
+    relation must clearly hold. A caption need not name every object. Case and punctuation are ignored.
     """
     text = _normalised(caption)
     phrases = tuple(map(_parse_phrase, _PHRASE.finditer(text)))

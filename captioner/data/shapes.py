@@ -1,9 +1,7 @@
 """Generated scenes of coloured objects: images, true captions and exact object masks.
 
-    seed, index ──▶ scene() ──▶ Scene(image, objects, masks, captions)
-
-Scenes need no download, and a small captioner learns them within minutes. Because a scene is known
-completely, a caption can be checked for truth, and attention can be compared with exact masks.
+Because a scene is known completely, a caption can be checked for truth, and attention can be compared
+with exact masks.
 """
 
 import colorsys
@@ -61,18 +59,12 @@ class Scene:
 def scene(seed: int, index: int, *, image_size: int = 224, max_objects: int = 3) -> Scene:
     """Generate scene number ``index`` of the series ``seed``; equal arguments give equal scenes.
 
-    Args:
-        seed, index: 0 or more.
-        image_size: the side of the image in pixels, from 32 to 4096.
-        max_objects: the scene has 1 to this many objects; at most 6.
-
-    Raises:
-        UsageError: an argument is outside its range.
+    The image has ``image_size`` pixels a side, from 32 to 4096, and the scene 1 to ``max_objects``
+    objects, at most 6. UsageError if an argument is outside its range.
     """
     options = {"seed": seed, "image_size": image_size, "max_objects": max_objects}
     for name, value in options.items():
         limits.check(name, value, limits.SCENE[name])
-    limits.check("index", index, limits.Number(0))
     rng = np.random.default_rng(np.random.SeedSequence([seed, index]))
     count = int(rng.integers(1, max_objects + 1))
     objects = _layout(rng, count, image_size)

@@ -14,7 +14,6 @@ import numpy as np
 from joblib import Parallel, delayed
 from pycocotools import mask as rle
 
-from captioner import limits
 from captioner.data.scene_grammar import SHAPES
 from captioner.data.shapes import scene
 from captioner.errors import DataError
@@ -33,36 +32,28 @@ def write(
     max_objects: int = 3,
     progress: Callable[[Iterable[int]], Iterable[int]] = iter,
 ) -> None:
-    """Write a data set in COCO's layout, completely or not at all.
+    """Write a data set in COCO's layout, completely or not at all, unless ``root`` contains it.
 
         root/train/train_000001.png             scene(seed, image id)
         root/annotations/captions_train.json
         root/annotations/instances_train.json   run-length masks, boxes, and each SceneObject as "thing"
         root/shapes.json                        the arguments, which identify the data set
 
-    Returns at once if ``root`` contains this data set. Several processes may call it together.
+    Several processes may call it together. Splits never share a scene, and enlarging one does not
+    change the others.
 
     Args:
-        root: the folder.
         seed, image_size, max_objects: see `scene`.
-        sizes: the number of scenes per split. Splits never share a scene, and enlarging one does not
-            change the others.
-        progress: wraps the list of image ids, to show a progress bar.
+        sizes: the number of scenes per split.
+        progress: wraps the list of image ids.
 
     Raises:
         DataError: ``root`` contains something else.
-        UsageError: an argument is outside its range.
     """
-    for split, size in sizes.items():
-        limits.check(f"the scenes of {split}", size, limits.SCENES)
     options = {"image_size": image_size, "max_objects": max_objects}
     # The splits as pairs, because their order determines the scenes of each.
-    stamp = {
-        "format": FORMAT,
-        "seed": seed,
-        "splits": list(map(list, sizes.items())),
-        "options": options,
-    }
+    splits = [list(item) for item in sizes.items()]
+    stamp = {"format": FORMAT, "seed": seed, "splits": splits, "options": options}
     if _contains(root, stamp):
         return
     root.parent.mkdir(parents=True, exist_ok=True)

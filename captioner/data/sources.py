@@ -43,9 +43,8 @@ def join(records: Records, sources: Sequence[FurtherData]) -> Records:
         training = len(found) - source.held_out
         if source.held_out < 0 or training < 1:
             raise DataError(
-                f"the source {source.name!r} in '{source.root}' has {plural(len(found), 'photo')} in "
-                f"{', '.join(source.splits)}, of which {source.held_out:,} cannot be held out: some "
-                "must be left for training"
+                f"'{source.root}' has {plural(len(found), 'photo')} in {', '.join(source.splits)}, of "
+                f"which {source.held_out:,} cannot be held out"
             )
         everything += [replace(record, split=TRAIN) for record in found[:training]]
         everything += [replace(record, split=TEST) for record in found[training:]]
@@ -55,8 +54,5 @@ def join(records: Records, sources: Sequence[FurtherData]) -> Records:
     ):
         (value, count), *_ = values.most_common(1)
         if count > 1:
-            raise DataError(
-                f"two sources have a photo with the {what} {value!r}: each photo may come from one "
-                "source only"
-            )
+            raise DataError(f"two sources have a photo with the {what} {value!r}")
     return Records(everything)

@@ -1,8 +1,5 @@
 """Targets of attention: the region of the image that a word names.
 
-    record, caption ─ mentions of objects ─▶ their masks on the annotation grid
-                    ─ phrases with boxes ──▶ their boxes on the annotation grid
-
 Liu et al. 2017, "Attention Correctness in Neural Image Captioning" (arXiv 1605.09553), supervise
 attention with the boxes of phrases (§3.2.1) and with segments whose category a word names (§3.2.2).
 """
@@ -41,20 +38,16 @@ class Supervision:
     def __call__(
         self, record: Record, number: int, ids: Sequence[int]
     ) -> Float32[np.ndarray, "T L"]:
-        """Return the target of each token: the fraction of every region that its object covers.
+        """Return the fraction of every region that the object of each token covers.
 
         ``number`` is the index of the caption. ``ids`` begins with ``<start>`` and may be cut.
-        Tokens without a target, and ``<unk>``, get zeros. A target that fills the image is left out,
-        because it carries no information.
+        Tokens without a target, and ``<unk>``, get zeros, and so does an object that fills the image.
         """
         found = self._targets.get((record.image_id, number))
         if found is None:
             words = self._tokenizer(record.captions[number])
-            found = [
-                (at, mask.astype(np.float32))
-                for at, mask in self.find(record, words)
-                if mask.min() < 1
-            ]
+            targets_of = self.find(record, words)
+            found = [(at, mask.astype(np.float32)) for at, mask in targets_of if mask.min() < 1]
             if len(self._targets) < MAX_CACHED:
                 self._targets[record.image_id, number] = found
         targets = np.zeros((len(ids), self.grid[0] * self.grid[1]), np.float32)
@@ -71,8 +64,8 @@ class Supervision:
 class MaskSupervision(Supervision):
     """The target of a word that names an object is the object's mask.
 
-    The masks are in COCO's layout, which generated scenes share: ``annotations/instances_X.json`` for
-    the images in folder ``X``. The masks of an image that was rotated after annotation are left out.
+    The file ``annotations/instances_X.json`` has the masks of the images in folder ``X``. The masks of
+    an image that was rotated after annotation are left out.
     """
 
     def __init__(self, records: Sequence[Record], grid: tuple[int, int]) -> None:
@@ -96,8 +89,7 @@ class MaskSupervision(Supervision):
 class BoxSupervision(Supervision):
     """The target of a content word is the boxes of its phrase in Flickr30k Entities.
 
-    Images without annotations get no targets; a line is logged for each whose annotations cannot be
-    read.
+    Images without annotations, or with annotations that cannot be read, get no targets.
     """
 
     def __init__(self, folder: Path, grid: tuple[int, int]) -> None:
@@ -139,9 +131,8 @@ def masks_of(records: Sequence[Record]) -> dict[Path, list[Record]]:
     for file in files:
         if not file.is_file():
             raise DataError(
-                f"attention supervised by masks needs '{file}', which does not exist: train on data "
-                "with object masks (shapes, or coco with its instances files), give the boxes of "
-                "Flickr30k Entities as data.entities, or leave the objective's supervision at 0"
+                f"attention supervised by masks needs '{file}', which does not exist: train on shapes "
+                "or coco, or give the boxes of Flickr30k Entities as data.entities"
             )
     return files
 

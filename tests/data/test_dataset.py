@@ -112,15 +112,12 @@ def test_a_target_is_cropped_like_its_pixels():
     torch.testing.assert_close(Crop(0.0, 0.0, 1.0, 1.0).of_target(target), target)
 
 
-def test_a_target_that_fills_the_crop_is_left_out():
+def test_an_object_that_fills_the_crop_or_lies_outside_has_no_target():
+    """The crops in the loop end where the object begins, up to a rounding error."""
     target = torch.zeros(1, 4, 6)
     target[:, 1:, 2:] = 1
     assert Crop(0.25, 0.5, 0.5, 0.5).of_target(target).abs().max() == 0
     assert Crop(0.1, 0.5, 0.5, 0.5).of_target(target).max() == 1
-
-
-def test_an_object_outside_the_crop_has_no_target():
-    """The crops in the loop end where the object begins, up to a rounding error."""
     target = torch.zeros(1, 7, 7)
     target[:, -1] = 1
     for height in range(60, 192):  # of 224; the last cell begins at 192
@@ -220,7 +217,6 @@ def test_caches_of_crops_are_used_again_and_not_mixed(shapes, tmp_path):
     [
         ({"crop": 0.8}, r"give --data\.cached_crops 3 .* or --data\.cache images"),
         ({"cached_crops": 2}, r"data\.cached_crops needs data\.crop below 1, a frozen encoder"),
-        ({"crop": 0.8, "cached_crops": 2, "cache": False}, r"needs .* data\.cache true"),
     ],
 )
 def test_crops_that_cannot_be_made(photos, options, message):
@@ -239,22 +235,6 @@ def test_only_training_reads_crops(photos, tmp_path):
     assert len(list((tmp_path / "cache" / "annotations").iterdir())) == 3
     read = [values(epoch(data, number))["a.jpg"].numpy().tobytes() for number in range(20)]
     assert len(set(read)) == 3
-
-
-def test_keys_are_those_of_the_crop(photos):
-    class Numbered(ImageFiles):
-        def __init__(self, number):
-            vectors = torch.full((1, 1, 2), float(number))
-            self.annotations = Annotations(vectors, (1, 1), keys=Annotations(vectors, (1, 1)))
-
-        def __getitem__(self, path):
-            return self.annotations
-
-    record, caches = Record("a", "a.jpg", ("a dog",), TRAIN), [Numbered(n) for n in range(3)]
-    data = CaptionDataset([record], [[[1, 5, 2]]], caches[0], 1, 1.0, 0.5, None, caches[1:])
-    found = [data[Draw(0, seed)].image for seed in range(30)]
-    assert all(torch.equal(image.keys.vectors, image.vectors) for image in found)
-    assert {int(image.vectors[0, 0, 0]) for image in found} == {0, 1, 2}
 
 
 # ── Unreadable images ──────────────────────────────────────────────────────────────────

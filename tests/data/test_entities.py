@@ -79,18 +79,20 @@ def test_a_caption_that_was_corrected_keeps_the_words_that_agree(root):
     assert photo.phrases_of(["two", "dogs", "run"]) is None
 
 
-def test_boxes_are_cut_to_the_photo(tmp_path):
+def test_boxes_are_cut_to_the_photo_or_left_out(tmp_path):
     objects = [
         entity(["18"], (50, 1, 60, 10)),
         entity(["19"], (-3, 15, 60, 99)),
         entity(["20"], (-9, -9, -3, -3)),
+        entity(["19"], ("many", 1, 2, 3)),
     ]
     photo = read_photo(write(tmp_path, objects), PHOTO, Tokenizer())
     outside, cut, before, *_ = (photo.coverage(p.boxes, (20, 40)) for p in photo.phrases_of(WORDS))
     assert not outside.any()
     assert not before.any()
-    assert len(photo.problems) == 2
+    assert len(photo.problems) == 3
     assert "7.xml', chain 18: the box (50, 1, 60, 10) lies outside its photo" in photo.problems[0]
+    assert "chain 19: expected whole numbers xmin, ymin, xmax, ymax" in photo.problems[2]
     assert photo.left_out["no_box"] == 3
     assert cut[14:].all()
     assert not cut[:14].any()
@@ -112,14 +114,6 @@ def test_a_malformed_annotation_is_one_line_and_gives_no_targets(root, xml, reas
     for number in (0, 1):
         assert not supervision(record, number, [START, 4, 5, END]).any()
     assert caplog.text.count("left out: ") == 1
-
-
-def test_a_malformed_box_costs_that_box(tmp_path):
-    objects = [entity(["18"], ("many", 1, 2, 3)), entity(["18"], (1, 1, 20, 20))]
-    photo = read_photo(write(tmp_path, objects), PHOTO, Tokenizer())
-    assert photo.phrases_of(WORDS)[0].boxes == ((0, 0, 20, 20),)
-    [problem] = photo.problems
-    assert "chain 18: expected whole numbers xmin, ymin, xmax, ymax" in problem
 
 
 def test_content_words_of_a_phrase_get_its_boxes(root):

@@ -234,8 +234,8 @@ def test_the_command(folder, tiny_folder, tmp_path, capsys, monkeypatch):
     def ground(*options, status):
         output = tmp_path / "report.json"
         files = ["--entities", str(folder), "--data=flickr8k", "--root", str(root)]
-        arguments = [*files, "--model", str(tiny_folder), "--output", str(output), *options]
-        assert main(["ground", *arguments]) == status
+        arguments = [*files, "--model", str(tiny_folder), "--output", str(output), "--overwrite"]
+        assert main(["ground", *arguments, *options]) == status
         return json.loads(output.read_text()), capsys.readouterr()
 
     outside = entity(["1"], (200, 1, 210, 9))

@@ -98,16 +98,13 @@ def test_crowds_and_empty_masks_are_dropped_and_counted(tmp_path):
     assert (horse.category, horse.instances) == ("horse", ())
 
 
-def test_images_without_captions_are_left_out(tmp_path):
-    with pytest.raises(DataError, match="no photo in common"):
-        read(write(tmp_path, []), tmp_path, {8: ["a dog"]})
-
-
 def test_other_files_are_refused(tmp_path):
     file = tmp_path / "instances.json"
     file.write_text('{"images": [], "annotations": []}')
     with pytest.raises(DataError, match=r"categories.*expected COCO instances"):
         read(file, tmp_path)
+    with pytest.raises(DataError, match="no photo in common"):
+        read(write(tmp_path, []), tmp_path, {8: ["a dog"]})
     with pytest.raises(DataError, match=r"mask 0 has \[10, 10\] pixels, its photo \[80, 40\]"):
         annotated(tmp_path, {"size": [10, 10], "counts": [100]})
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from captioner.data.module import CaptionDataModule, _progress
+from captioner.data.module import CaptionDataModule
 from captioner.data.records import TEST, TRAIN, VAL
 from captioner.data.scene_grammar import CAPTIONS
 from captioner.errors import DataError
@@ -113,17 +113,11 @@ def test_the_error_for_an_empty_split_names_the_others(photos):
     [
         ({"name": "flickr9k", "root": "."}, "unknown data set 'flickr9k'; known: flickr8k"),
         ({"name": "coco"}, r"data set 'coco' needs its folder: give --data\.root DIR"),
-        ({"crop": 0.0}, r"data\.crop must be a number above 0 and at most 1, got 0"),
     ],
 )
 def test_wrong_options(options, message):
     with pytest.raises(DataError, match=message):
         CaptionDataModule(**options)
-
-
-def test_no_bar_is_printed_into_a_pipe(capfd):
-    assert list(_progress([1, 2], total=2)) == [1, 2]
-    assert capfd.readouterr() == ("", "")
 
 
 def test_captions_without_spaces_need_the_tokenizer_of_characters(photos):

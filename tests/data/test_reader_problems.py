@@ -13,35 +13,28 @@ FLICKR = {TRAIN: {"2.jpg": ["a dog"]}, VAL: {"3.jpg": ["a man"]}, TEST: {"1.jpg"
 TOKENS, LIST = "Flickr8k_text/Flickr8k.token.txt", "Flickr8k_text/Flickr_8k.devImages.txt"
 LATIN = "a café\n".encode("latin-1")
 BAR_HEADER = b"image_name| comment_number| comment\n1.jpg| 0| a dog\n"
-COMMAS = b"image_name,comment_number,comment\n1.jpg,0,a dog\n"
 
 
 def problems(name: str, root: Path) -> dict[str, list[str]]:
     return scan(name, root)[1].found
 
 
-def refused(name: str, root: Path, *parts: str) -> str:
+def refused(name: str, root: Path, *parts: str) -> None:
     with pytest.raises(DataError) as error:
         read(name, root)
     message = str(error.value)
     assert message.isprintable(), message  # so it is one line
     for part in parts:
         assert part in message
-    return message
 
 
 # ── Which data set, and where ─────────────────────────────────────────────────────────────────────
 
 
-def test_unknown_data_set(tmp_path):
-    refused("flickr9k", tmp_path, "unknown data set 'flickr9k'; known: flickr8k", "coco")
-
-
 @pytest.mark.parametrize("name", READERS)
 def test_no_such_folder_and_an_empty_one(name, tmp_path):
-    start = f"'{tmp_path}/nowhere' is not a folder; expected the folder of a {name} data set: "
-    message = refused(name, tmp_path / "nowhere", start)
-    assert len(message) > message.index(start) + len(start) + 20  # a description follows
+    expected = f"expected the folder of a {name} data set"
+    refused(name, tmp_path / "nowhere", f"'{tmp_path}/nowhere' is not a folder; {expected}")
     refused(name, tmp_path, str(tmp_path))
 
 
@@ -86,7 +79,6 @@ BROKEN = [
         BAR_HEADER + b"1.jpg| a dog\n",
         "line 3: expected 'image_name| co",
     ),
-    ("flickr30k", "captions.txt", COMMAS + b"1.jpg,0\n", "line 3: expected 'image_name,comment_nu"),
     ("flickr30k", "captions.txt", b"image|comment\n1.jpg|a", "header with image and caption"),
     ("coco", COCO, b'{"images": [', "is not readable JSON: "),
     ("coco", COCO, b'{"images": [{"file_name": "a.jpg"}], "annotations": []}', "(KeyError: 'id')"),
@@ -95,7 +87,6 @@ BROKEN = [
     ("csv", "a.csv", b'image,caption\na.jpg,"a\nb.jpg,"b"\n', "line 3: expected CSV"),
     ("csv", "a.csv", b"image;caption\na.jpg;a, b\n", "separated by semicolons, expected commas"),
     ("csv", "a.csv", b"image,caption,split\na.jpg,a,train\na.jpg,b,val\n", "a.jpg: 'train', 'val'"),
-    ("csv", "a.csv", b"image,caption,split\na.jpg,a,train\nb.jpg,b,\n", "b.jpg: none"),
 ]
 
 
@@ -139,7 +130,6 @@ def test_all_problems_of_flickr8k(tmp_path):
         f"'{tmp_path / TOKENS}': ",
         "images in two splits: 1 (2.jpg)",
         f"images that do not exist: 3 ({tmp_path}/Flicker8k_Dataset/1.jpg, ",
-        "; repair the files or remove",
     )
     assert problems("flickr8k", tmp_path)["no-captions"] == ["3.jpg", "5.jpg"]
 

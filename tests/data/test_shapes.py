@@ -97,14 +97,3 @@ def test_every_caption_is_true_of_its_scene(scenes):
             # As a tokenizer returns them, or a person writes them.
             assert true_of(" ".join(re.findall("[a-z]+", caption)), drawn.objects)
             assert true_of(caption.capitalize().replace(",", " ,") + " .", drawn.objects)
-
-
-def test_captions_are_short_lower_case_and_diverse(scenes):
-    captions = [c for s in scenes for c in s.captions]
-    assert all(re.fullmatch("[a-z, ]+", c) and 2 < len(c.split()) <= 20 for c in captions)
-    for part in ("there is", "a picture of", "the picture shows", "large", "small"):
-        assert sum(part in c for c in captions) > 5
-    for relation in scene_grammar.RELATIONS:
-        assert sum(relation in c for c in captions) > 15
-    pairs = itertools.pairwise(scenes)
-    assert np.mean([true_of(c, b.objects) for a, b in pairs for c in a.captions]) < 0.05

@@ -58,18 +58,8 @@ def test_the_vocabulary_has_the_words_of_all_training_photos(main_data, other):
     assert list(data.references("val")) == ["2_b.jpg"]
 
 
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ({"held_out": 9}, "has 9 photos in train, of which 9 cannot be held out"),
-        ({"held_out": 1, "splits": ["test"]}, "has 1 photo in test, of which 1 cannot be held out"),
-    ],
-)
-def test_a_source_that_cannot_be_used(main_data, other, source, message):
-    with pytest.raises(DataError, match=message):
-        join(read("flickr8k", main_data), [FurtherData("csv", other, **source)])
-
-
-def test_a_photo_comes_from_one_source_only(main_data, other):
+def test_sources_that_cannot_be_used(main_data, other):
+    with pytest.raises(DataError, match="has 9 photos in train, of which 9 cannot be held out"):
+        join(read("flickr8k", main_data), [FurtherData("csv", other, held_out=9)])
     with pytest.raises(DataError, match="two sources have a photo with the id"):
         join(read("flickr8k", main_data), [FurtherData("csv", other)] * 2)

@@ -1,8 +1,5 @@
 """Readers of data sets as their authors distribute them.
 
-    data.root ─ one of READERS ─▶ records + problems ─▶ read(): records, or one error with all problems
-                                                     └▶ `captioner data check`: both
-
 A reader takes the data set's folder, yields records, and collects problems instead of stopping at the
 first. An image that exists but cannot be decoded is only noticed when it is used, and then left out.
 """
@@ -35,17 +32,11 @@ class Reader(NamedTuple):
 
 
 class Found(NamedTuple):
-    """The kind of data set in a folder.
+    """The kind of data set in a folder."""
 
-    Attributes:
-        name: the reader in ``READERS``.
-        source: what the reader takes: the folder or a table in it.
-        left_aside: why other tables are not used.
-    """
-
-    name: str
-    source: Path
-    left_aside: list[str]
+    name: str  # of the reader
+    source: Path  # what it reads: the folder or a table in it
+    left_aside: list[str]  # why other tables are not used
 
 
 def read_auto(root: Path, problems: Problems) -> Iterator[Record]:
@@ -55,14 +46,11 @@ def read_auto(root: Path, problems: Problems) -> Iterator[Record]:
 
 
 def detect(root: Path) -> Found:
-    """Find out which kind of data set lies in a folder, or is this file.
+    """Find out which kind of data set lies in a folder, or is this file; DataError if there is none.
 
     A table named ``captions`` or ``metadata`` counts before other tables, tables before the data sets
     that ``READERS`` recognises, and these before text files. A table counts only if it has the columns
     of a table of captions.
-
-    Raises:
-        DataError: there is nothing that a reader reads.
     """
     used: list[Path] = []
     left_aside: dict[Path, str] = {}
@@ -137,20 +125,14 @@ def read(name: str, root: str | Path) -> Records:
 
 
 def scan(name: str, root: str | Path) -> tuple[Records, Problems]:
-    """The records of a data set and all its problems.
-
-    Raises:
-        DataError: unknown name, no such folder, or nothing in it that belongs to such a data set.
-    """
+    """The records of a data set and all its problems; DataError if no such data set is there."""
     if name not in READERS:
         raise DataError(unknown("data set", name, READERS))
     root, reader = Path(os.path.expanduser(root)), READERS[name].read  # noqa: PTH111 - never raises
     is_table = name in ("jsonl", "csv", "auto") and root.is_file()
     if not root.is_dir() and not is_table:
-        expected = (reader.func if isinstance(reader, partial) else reader).__doc__ or ""
         raise DataError(
-            f"data.root {str(root)!r} is not a folder; expected the folder of a {name} data set: "
-            f"{expected.splitlines()[0]}"
+            f"data.root {str(root)!r} is not a folder; expected the folder of a {name} data set"
         )
     problems = Problems()
     records = Records(reader(root, problems))

@@ -30,9 +30,8 @@ def read_coco(root: Path, problems: Problems, year: str = "") -> Iterator[Record
     """A folder with annotations/captions_*.json and one image folder per JSON (train2014, val2014, …).
 
     The part of a file's name after ``captions_`` is the name of its image folder and begins with the
-    split. If there is only one split, it is split by hash.
-    ``year`` is ``2014`` or ``2017``; by default it is 2014 if both exist. The years are never mixed,
-    because they are different splits of the same photos.
+    split. ``year`` is by default 2014 if both exist. The years are never mixed, because they are
+    different splits of the same photos.
     """
     files = {
         file: split
@@ -44,9 +43,8 @@ def read_coco(root: Path, problems: Problems, year: str = "") -> Iterator[Record
     if year or len(years) > 1:
         files = {f: split for f, split in files.items() if f.stem.endswith(year or years[0])}
     if not files:
-        others = f"; there are those of {' and '.join(years)}" if years else ""
         raise DataError(
-            f"no 'annotations/captions_*{year}.json' (train…, val…, test…) under '{root}'{others}"
+            f"no 'annotations/captions_*{year}.json' (train…, val…, test…) under '{root}'"
         )
     problems.sources += files
     for file, split in files.items():
@@ -61,12 +59,16 @@ def _read(root: Path, file: Path, split: str | None, problems: Problems) -> Iter
     if folder is None:
         raise DataError(f"'{file}' needs the image folder '{root / part}', which does not exist")
     content = read_json(file)
+    captions: dict[int | str, list[str]] = defaultdict(list)
     try:
-        names, captions = parse_captions(content)
+        names = [
+            (parse_id(entry["id"]), str(Path(entry["file_name"]))) for entry in content["images"]
+        ]
+        for entry in content["annotations"]:
+            captions[parse_id(entry["image_id"])].append(entry["caption"].strip())
     except MALFORMED as error:
         raise DataError(
-            f"'{file}' is not a COCO captions file: expected images with id and file_name, and "
-            f"annotations with image_id and caption ({type(error).__name__}: {error})"
+            f"'{file}' is not a COCO captions file ({type(error).__name__}: {error})"
         ) from error
     known = {image_id for image_id, _ in names}
     problems.add("no-image", *(image_id for image_id in captions if image_id not in known))
@@ -75,22 +77,11 @@ def _read(root: Path, file: Path, split: str | None, problems: Problems) -> Iter
         yield from problems.record(image_id, folder, name, texts, split or hash_split(name))
 
 
-def parse_captions(content: Any) -> tuple[list[tuple[int | str, str]], dict[int | str, list[str]]]:
-    """The (id, file name) of every image, and the captions by image id; raises one of MALFORMED."""
-    names = [(parse_id(image["id"]), str(Path(image["file_name"]))) for image in content["images"]]
-    captions: dict[int | str, list[str]] = defaultdict(list)
-    for annotation in content["annotations"]:
-        captions[parse_id(annotation["image_id"])].append(annotation["caption"].strip())
-    return names, captions
-
-
 def read_karpathy(root: Path, problems: Problems, dataset: str = "") -> Iterator[Record]:
     """dataset_coco.json, dataset_flickr8k.json or dataset_flickr30k.json, beside the images.
 
-    The file may be in ``root`` or one of its folders. COCO's images are in ``train2014`` and
-    ``val2014``, Flickr's in the folders of their own data sets. ``restval`` joins ``train``, as in the
-    papers: 113,287, 5,000 and 5,000 images.
-    ``dataset`` is one of the three; it is required if ``root`` contains several.
+    ``restval`` joins ``train``, as in the papers: 113,287, 5,000 and 5,000 images. ``dataset`` is one of
+    the three; it is required if ``root`` contains several.
     """
     files = {s: f for s in SETS if (f := find_file(root, f"dataset_{s}.json"))}
     if not dataset and len(files) > 1:
@@ -111,8 +102,7 @@ def read_karpathy(root: Path, problems: Problems, dataset: str = "") -> Iterator
             rows = list(map(_row, content["images"]))
         except MALFORMED as error:
             raise DataError(
-                f"'{file}' is not one of Karpathy's files: expected images with filename, split, "
-                f"imgid and sentences, each with raw ({type(error).__name__}: {error})"
+                f"'{file}' is not one of Karpathy's files ({type(error).__name__}: {error})"
             ) from error
     folder = root
     if rows and "/" not in rows[0][1]:  # names of COCO include their folder

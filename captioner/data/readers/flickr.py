@@ -1,7 +1,4 @@
-"""Flickr8k (Hodosh, Young, Hockenmaier 2013) and Flickr30k (Young et al. 2014) as distributed.
-
-docs/data.md shows the files of both.
-"""
+"""Flickr8k (Hodosh, Young, Hockenmaier 2013) and Flickr30k (Young et al. 2014) as distributed."""
 
 import re
 from collections import defaultdict
@@ -25,11 +22,7 @@ _BAR_LINE = re.compile(r"([^|]+)\|\s*\d+(?:\s*\|\s*|\s+)(\S.*)")
 
 
 def read_flickr8k(root: Path, problems: Problems) -> Iterator[Record]:
-    """An image folder beside Flickr8k.token.txt with Flickr_8k.*Images.txt, or beside captions.txt.
-
-    The first is the original archive, the second is repackaged. Without split lists, images are
-    split by a hash of their names.
-    """
+    """An image folder beside Flickr8k.token.txt with Flickr_8k.*Images.txt, or beside captions.txt."""
     parts = {TRAIN: "train", VAL: "dev", TEST: "test"}
     lists = {split: f"Flickr_8k.{part}Images.txt" for split, part in parts.items()}
     return _read(root, ("Flickr8k.token.txt", "captions.txt"), lists, problems)

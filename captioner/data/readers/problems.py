@@ -129,10 +129,7 @@ class Problems:
         """Raise one DataError for all problems that prevent training, with three items of each kind."""
         if fatal := self.summary(FATAL):
             sources = ", ".join(f"'{source}'" for source in self.sources)
-            raise DataError(
-                f"{sources}: {fatal}; repair the files or remove the entries (captioner data check "
-                "lists all)"
-            )
+            raise DataError(f"{sources}: {fatal} (captioner data check lists all)")
 
     def summary(self, kinds: Iterable[str]) -> str:
         """The problems of some kinds in one line, with three items of each; empty without problems."""

@@ -33,8 +33,7 @@ _CAPTION = ("captions?", "text", "comment")  # also caption_1, caption_2, …
 def read_jsonl(root: Path, problems: Problems) -> Iterator[Record]:
     """A .jsonl file, or a folder with one: {"image": …, "caption" or "captions": …} on each line.
 
-    ``caption`` and ``captions`` are one text or a list of texts. If no line has a ``split``, images are
-    split by a hash of their paths. Other keys are ignored.
+    If no line has a ``split``, images are split by a hash of their paths. Other keys are ignored.
     """
     return _read(root, "jsonl", problems)
 
@@ -108,8 +107,7 @@ def _read(root: Path, suffix: str, problems: Problems) -> Iterator[Record]:
         if (files != in_splits and len(files) != 1) or not files:
             names = ", ".join(file.name for file in files[:3]) or "none"
             raise DataError(
-                f"expected one .{suffix} file in '{root}', found {names}; give the file itself with "
-                "--data.root FILE"
+                f"expected one .{suffix} file in '{root}', found {names}; give --data.root FILE"
             )
     problems.sources += files
     captions: dict[str, list[str]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Functions that all readers share: text, CSV and JSON files, image folders, ids and splits."""
+"""Text, CSV and JSON files, image folders, ids and splits of data sets."""
 
 import csv
 import hashlib
@@ -39,8 +39,7 @@ def read_csv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
     header = next(filter(None, lines), "")
     if ";" in header and "," not in header:  # Excel writes this in many languages
         raise DataError(
-            f"'{file}': its columns are separated by semicolons, expected commas ({header!r:.80}); save "
-            "it again with the comma as separator"
+            f"'{file}': its columns are separated by semicolons, expected commas ({header!r:.80})"
         )
     # Strict, because an unclosed quotation mark would include the following lines.
     rows = csv.reader((f"{line}\n" for line in lines), strict=True, skipinitialspace=True)
@@ -98,8 +97,7 @@ def find_file(root: Path, *names: str) -> Path | None:
 def find_image_folder(root: Path, example: str) -> Path:
     """The image folder of Flickr8k or Flickr30k that contains the file ``example``.
 
-    It is ``root`` itself, or lies in ``root`` or one of its folders, or is nested in a folder of the
-    same name, as some archives unpack. DataError if there is none.
+    It may be nested in a folder of the same name, as some archives unpack. DataError if there is none.
     """
     folders = [
         folder
