@@ -64,11 +64,8 @@ class LuongDecoder(RecurrentDecoder):
         width = annotation_dim + self.hidden
         self.attentional = nn.Linear(width, self.embedding.embedding_dim, bias=False)
         self.sentinel = Sentinel(self.input_dim, self.hidden, annotation_dim) if sentinel else None
-        require(
-            not (sentinel and any(isinstance(p, Location) for p in self.attention.modules())),
-            "the Location score ignores keys, so a sentinel has no score: choose another score, or "
-            "set sentinel: false",
-        )
+        positional = any(isinstance(part, Location) for part in self.attention.modules())
+        require(not (sentinel and positional), "a sentinel needs a score that reads keys, not Location")
 
     @property
     def mechanism(self) -> str:

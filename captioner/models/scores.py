@@ -40,15 +40,15 @@ class Score(Component, kind="score"):
         prepared = self.prepare(keys.flatten(0, 1).unsqueeze(1))
         return self(queries.flatten(0, 1).unsqueeze(1), prepared).view(queries.shape[:2])
 
-    def same_width(self, query_dim: int, key_dim: int) -> int:
-        """Return the common width of queries and keys; ModelError if there is none."""
-        require(
-            query_dim == key_dim,
-            f"the {type(self).__name__} score has no projections and needs queries and keys of equal "
-            f"width, got {query_dim} and {key_dim}: make the decoder's hidden and the neck's dim "
-            "equal, or choose a score with projections (General, ScaledDot, Additive)",
-        )
-        return key_dim
+
+def same_width(query_dim: int, key_dim: int) -> int:
+    """Return the common width of queries and keys; ModelError if there is none."""
+    require(
+        query_dim == key_dim,
+        f"a score without projections needs queries and keys of equal width, got {query_dim} and "
+        f"{key_dim}: make the decoder's hidden and the neck's dim equal, or choose General",
+    )
+    return key_dim
 
 
 class Additive(Score):
@@ -56,14 +56,14 @@ class Additive(Score):
 
     Args:
         dim: A, the width of the projections W q and U k.
-        project: False drops W, U and b, so that n must equal D and ``dim`` is ignored:
-            ``vᵀ tanh(q + k)``, the ``AdditiveAttention`` of Keras with its learned scale.
+        project: False drops W, U and b, and ignores ``dim``: ``vᵀ tanh(q + k)`` with n = D, the
+            ``AdditiveAttention`` of Keras with its learned scale.
     """
 
     def __init__(self, query_dim: int, key_dim: int, dim: int = 512, project: bool = True) -> None:
         super().__init__()
         if not project:
-            dim = self.same_width(query_dim, key_dim)
+            dim = same_width(query_dim, key_dim)
         self.query = nn.Linear(query_dim, dim, bias=False) if project else nn.Identity()
         self.key = nn.Linear(key_dim, dim) if project else nn.Identity()
         self.energy = nn.Linear(dim, 1, bias=False)
@@ -119,7 +119,7 @@ class Dot(Product):
     def __init__(self, query_dim: int, key_dim: int, scale: ScaleName = "none") -> None:
         super().__init__()
         self.query, self.key = nn.Identity(), nn.Identity()
-        self.scale = Scale(scale, self.same_width(query_dim, key_dim))
+        self.scale = Scale(scale, same_width(query_dim, key_dim))
 
 
 class General(Product):
@@ -140,23 +140,15 @@ class ScaledDot(Product):
 
     Args:
         dim: d, the width of the projections W_q q and W_k k.
-        project: False drops W_q and W_k, so that n must equal D and ``dim`` is ignored.
         scale: as for ``Dot``.
     """
 
     def __init__(
-        self,
-        query_dim: int,
-        key_dim: int,
-        dim: int = 512,
-        project: bool = True,
-        scale: ScaleName = "sqrt",
+        self, query_dim: int, key_dim: int, dim: int = 512, scale: ScaleName = "sqrt"
     ) -> None:
         super().__init__()
-        if not project:
-            dim = self.same_width(query_dim, key_dim)
-        self.query = nn.Linear(query_dim, dim, bias=False) if project else nn.Identity()
-        self.key = nn.Linear(key_dim, dim, bias=False) if project else nn.Identity()
+        self.query = nn.Linear(query_dim, dim, bias=False)
+        self.key = nn.Linear(key_dim, dim, bias=False)
         self.scale = Scale(scale, dim)
 
 
@@ -176,8 +168,7 @@ class Location(Score):
         expected, given = self.positions.out_features, keys.shape[1]
         require(
             expected == given,
-            f"the Location score was made for {expected} positions and got {given}: set its option "
-            "positions to rows × columns of the encoder's grid",
+            f"the Location score has {expected} positions and the grid {given} cells: make them equal",
         )
         return keys
 
@@ -242,7 +233,7 @@ class Cosine(Score):
 
 
 class Scale(nn.Module):
-    """Multiply scores by 1, 1/√d, or a learned number that starts at 1."""
+    """Multiply by 1, 1/√d, or a learned number that starts at 1."""
 
     def __init__(self, name: ScaleName, dim: int) -> None:
         super().__init__()

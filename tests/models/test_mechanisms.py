@@ -83,16 +83,6 @@ def test_every_design_of_the_photos_has_two_streams_and_its_own_attention(name, 
     assert model["objective"]["class_path"] == alone["objective"]["class_path"]
 
 
-def test_the_commands_of_the_scenes_name_every_mechanism(capsys, tmp_path):
-    mechanisms_table.main(["commands", "scenes", "--runs", str(tmp_path)])
-    lines = capsys.readouterr().out.splitlines()
-    names = list(mechanisms_table.TABLES["scenes"])
-    assert len(lines) == 3 * len(names)
-    for name, fit in zip(names, lines[::3], strict=True):
-        assert fit.startswith("captioner fit --config configs/shapes.yaml")
-        assert f"--trainer.default_root_dir={tmp_path / name} " in f"{fit} "
-
-
 def test_the_time_of_a_step_is_that_of_a_run(tiny_folder, tmp_path):
     run_folder = shutil.copytree(tiny_folder, tmp_path / "run")
     objective = {"class_path": "Likelihood", "init_args": {}}
