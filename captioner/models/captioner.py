@@ -40,7 +40,9 @@ class Captioner(nn.Module):
 
         Raises ModelError if a part is missing, unknown or cannot be built.
         """
-        require(set(config) == set(PARTS), f"expected the parts {', '.join(PARTS)}, got {list(config)}")
+        require(
+            set(config) == set(PARTS), f"expected the parts {', '.join(PARTS)}, got {list(config)}"
+        )
         encoder = build("encoder", config["encoder"])
         neck = build("neck", config["neck"], in_dim=encoder.out_dim, key_dim=encoder.key_dim)
         decoder = build(

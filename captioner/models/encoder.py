@@ -264,7 +264,7 @@ class TwoStreamEncoder(Encoder):
 
 
 def _last_layers(backbone: nn.Module, number: int) -> list[nn.Module]:
-    """Return the last ``number`` layers with a weight matrix, and all layers after the first of these."""
+    """Return the last ``number`` layers with a weight matrix, and all layers after the first of them."""
     if number is True:
         return [backbone]
     layers = [module for module in backbone.modules() if not list(module.children())]

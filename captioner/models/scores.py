@@ -179,30 +179,22 @@ class Location(Score):
 class Distance(Score):
     """``e = 1 / (1 + ‖W q − U k‖)`` (the match score of ABCNN: Yin et al. 2016, §3).
 
-    Scores lie in (0, 1], so that a softmax over many positions is nearly uniform without a scale.
+    Scores lie in (0, 1], so that a softmax over many positions is nearly uniform.
 
     Args:
         dim: A, the width of the projections W q and U k.
-        scale: ``none`` as in the paper; ``learned`` multiplies by a learned number that starts at 1.
     """
 
-    def __init__(
-        self,
-        query_dim: int,
-        key_dim: int,
-        dim: int = 512,
-        scale: Literal["none", "learned"] = "none",
-    ) -> None:
+    def __init__(self, query_dim: int, key_dim: int, dim: int = 512) -> None:
         super().__init__()
         self.query = nn.Linear(query_dim, dim, bias=False)
         self.key = nn.Linear(key_dim, dim, bias=False)
-        self.scale = Scale(scale, dim)
 
     def forward(self, query: Queries, keys: PreparedKeys) -> Scores:
         """Subtract in at least float32: ‖q‖² + ‖k‖² − 2 qᵀk is inexact for vectors that are close."""
         query, keys = at_least_float32(self.query(query)), at_least_float32(keys)
         distance = torch.cdist(query, keys, compute_mode="donot_use_mm_for_euclid_dist")
-        return self.scale(1 / (1 + distance))
+        return 1 / (1 + distance)
 
 
 class Cosine(Score):

@@ -189,19 +189,24 @@ def test_sampling_reaches_hard_attention(name, inputs):
     ("score", "options", "message"),
     [
         ("Dot", {}, "equal width, got 6 and 5"),
-        ("Location", {"positions": 4}, "has 4 positions and the grid 6 cells"),
+        ("Location", {"init_args": {"positions": 4}}, "has 4 positions and the grid 6 cells"),
     ],
 )
 def test_scores_that_do_not_fit_are_refused(score, options, message):
+    part = {"class_path": "Attention", "init_args": {"score": {"class_path": score, **options}}}
     with pytest.raises(ModelError, match=message):
-        part = build("score", {"class_path": score, "init_args": options}, query_dim=6, key_dim=5)
-        part.prepare(torch.zeros(1, L, 5))
+        attend(
+            build("attention", part, query_dim=6, key_dim=5),
+            torch.zeros(1, 1, 6),
+            torch.zeros(1, L, 5),
+        )
 
 
 def test_monotonic_attention_needs_the_step(inputs):
+    module = make("Attention", "Dot", "LocalM")
+    keys = module.prepare(Annotations(inputs[1], (ROWS, COLUMNS)))
     with pytest.raises(UsageError, match="step=t"):
-        module = make("Attention", "Dot", "LocalM")
-        module(inputs[0], module.prepare(Annotations(inputs[1], (ROWS, COLUMNS))))
+        module(inputs[0], keys)
 
 
 def test_mean_annotation_ignores_masked_regions(inputs):

@@ -179,7 +179,10 @@ def test_googlenet_with_pretrained_weights_normalises_its_input_itself():
     ("options", "message"),
     [
         ({"name": "resnet18x"}, "unknown timm model 'resnet18x'; known: resnet18, "),
-        ({"name": "resnet18", "stride": 64}, "encoder 'resnet18' has feature maps of the strides ["),
+        (
+            {"name": "resnet18", "stride": 64},
+            "encoder 'resnet18' has feature maps of the strides [",
+        ),
         ({"extra_strides": [32]}, "extra_strides=[32]: expected strides below "),
         ({"weights": "V3"}, "unknown weights of efficientnet_lite0 'V3'; known: DEFAULT"),
         (
@@ -207,15 +210,12 @@ def test_constructing_never_touches_the_network(name, offline):
         encoder.load_pretrained()
         assert len(encoder.fingerprint()) == 64
     assert not offline
-
-
-def test_weights_that_cannot_be_fetched(offline):
-    encoder = CNNEncoder("torchvision/resnet18", image_size=64)
-    with pytest.raises(ModelError) as caught:
-        encoder.load_pretrained()
-    assert "the pretrained weights of 'resnet18' cannot be fetched" in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert offline  # the attempt
+    if "torchvision" in name:
+        with pytest.raises(
+            ModelError, match=r"weights of 'resnet18' cannot be fetched: .*touched$"
+        ):
+            encoder.load_pretrained()
+        assert offline  # the attempt
 
 
 def test_torchvision_weights_are_loaded(monkeypatch):

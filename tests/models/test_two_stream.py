@@ -354,5 +354,3 @@ def test_a_trainable_encoder_must_start_from_the_weights_of_the_frozen_one(tmp_p
     tree["init_args"]["weights"] = None
     with pytest.raises(UsageError, match="another encoder: its weights differ"):
         start_from(captioner(tree), str(tmp_path / "frozen"))
-
-
