@@ -2,7 +2,7 @@
 
 torch multiplies float32 matrices with MKL, which uses only AVX2 on processors not made by Intel.
 oneDNN, which is part of torch, is twice as fast there, and slower on Intel's (docs/speed.md). torch
-calls it if the first factor is in oneDNN's layout, ``Tensor.to_mkldnn``.
+calls it for convolutions, and if the first factor is in oneDNN's layout, ``Tensor.to_mkldnn``.
 """
 
 import platform
@@ -21,6 +21,8 @@ Rows = Float[Tensor, "_ k"]
 Weight = Float[Tensor, "n k"]
 
 NARROW = 16  # with fewer outputs (the gate of a decoder has one), torch's own product is faster
+MANY = 256  # from this number of rows on, a convolution is the fastest
+IMAGES = 16  # torch does not give a convolution of fewer images to oneDNN
 
 
 class Linear(nn.Linear):
@@ -36,19 +38,25 @@ def linear(rows: Tensor, weight: Weight, bias: Tensor | None = None) -> Float[Te
     if len(weight) < NARROW or not _use_onednn(rows, weight):
         return F.linear(rows, weight, bias)
     flat = rows.flatten(0, -2)
-    constant = None if bias is None else bias.detach()
-    product = F.linear(_pad(flat).to_mkldnn(), weight.detach(), constant)
-    product = product.to_dense()[: len(flat)]
-    if torch.is_grad_enabled() and weight.requires_grad:
-        product = _WeightGradient.apply(product, flat.detach(), weight, bias)
+    if len(flat) >= MANY:
+        product = _convolved(_pad(flat), weight, bias)[: len(flat)]
+    else:
+        constant = None if bias is None else bias.detach()
+        product = F.linear(_pad(flat).to_mkldnn(), weight.detach(), constant)
+        product = product.to_dense()[: len(flat)]
+        if torch.is_grad_enabled() and weight.requires_grad:
+            product = _WeightGradient.apply(product, flat.detach(), weight, bias)
     return product.view(*rows.shape[:-1], -1)
 
 
-class _WeightGradient(torch.autograd.Function):
-    """Return a product unchanged, and compute the gradient of its weight and bias by ``outer``.
+def _convolved(rows: Rows, weight: Weight, bias: Tensor | None) -> Float[Tensor, "_ n"]:
+    """Compute the product as a 1 × 1 convolution; the rows are the pixels of ``IMAGES`` images."""
+    images = rows.contiguous().view(IMAGES, -1, 1, rows.shape[1]).permute(0, 3, 1, 2)
+    return F.conv2d(images, weight[:, :, None, None], bias).permute(0, 2, 3, 1).flatten(0, 2)
 
-    torch's own gradient of a weight in oneDNN's layout is slow for few rows.
-    """
+
+class _WeightGradient(torch.autograd.Function):
+    """Return a product unchanged; compute the gradient of its weight and bias by ``outer``."""
 
     @staticmethod
     def forward(ctx: Any, product: Tensor, rows: Tensor, *_: Tensor | None) -> Tensor:
