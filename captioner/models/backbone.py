@@ -1,4 +1,4 @@
-"""CNNs of timm and torchvision without their classifiers; they return feature maps of given strides."""
+"""CNNs by name, without their classifiers: images → feature maps of given strides."""
 
 import copy
 import importlib
@@ -65,7 +65,7 @@ class Backbone(nn.Module):
 
 
 class _TimmBackbone(Backbone):
-    """A timm model without its head."""
+    """Any CNN of timm."""
 
     def __init__(
         self, name: str, weights: str | None, image_size: int, strides: Sequence[int]
@@ -142,7 +142,7 @@ class _PackagedBackbone(Backbone):
 
 
 class _TorchvisionBackbone(Backbone):
-    """A torchvision classification model without its head."""
+    """A classification CNN of torchvision."""
 
     def __init__(
         self, name: str, weights: str | None, image_size: int, strides: Sequence[int]
@@ -162,15 +162,14 @@ class _TorchvisionBackbone(Backbone):
             self._create().eval(), self.where, suppress_diff_warning=True
         )
 
-    def _create(self, preset: Any = None) -> nn.Module:
+    def _create(self, preset: Any = None) -> Any:
         from torchvision.models import get_model
 
         options = {}
         if preset is None and self.name in ("googlenet", "inception_v3"):
             # torchvision sets these itself, but only when it loads the weights.
             options = {"init_weights": False, "transform_input": self.preset is not None}
-        model: nn.Module = get_model(self.name, weights=preset, **options)
-        return model
+        return get_model(self.name, weights=preset, **options)
 
     def _cuts(self, image_size: int) -> Cuts:
         """Find every square feature map before the head, on the meta device."""

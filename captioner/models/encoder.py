@@ -148,10 +148,8 @@ class BackboneEncoder(Encoder, abstract=True):
         return kwargs.get("destination", {})
 
     def _check_ready(self) -> None:
-        require(
-            self._ready,
-            f"encoder {self.name!r} has no weights yet: call load_pretrained() or load a state dict",
-        )
+        message = f"encoder {self.name!r} has no weights yet: call load_pretrained()"
+        require(self._ready, message)
 
 
 class CNNEncoder(BackboneEncoder):

@@ -88,17 +88,17 @@ class MultiHead(AttentionBase):
         weights = alpha.weights
         heads = self.dropout(weights).to(value.dtype) @ value
         if sentinels is not None:  # every head has its own β
-            keys_s, values_s = (
+            sentinel_key, sentinel_value = (
                 split_heads(part, self.heads) for part in self.project(sentinels, sentinels)
             )  # (B, h, T, d/h)
-            score = (query * keys_s).sum(-1) / math.sqrt(query.shape[-1])
+            score = (query * sentinel_key).sum(-1) / math.sqrt(query.shape[-1])
             beta = sentinel_weight(score, scores, mask)
-            heads = mix(beta, values_s, heads)
+            heads = mix(beta, sentinel_value, heads)
             weights = (1 - beta) * weights
         context = self.output(join_heads(heads))
         choice = None if alpha.choice is None else alpha.choice.joint(1)
-        of_heads = weights.transpose(1, 2)
-        return AttentionOutput(context, weights.mean(1), choice=choice, heads=of_heads)
+        by_query = weights.transpose(1, 2)  # (B, T, h, L)
+        return AttentionOutput(context, weights.mean(1), choice=choice, heads=by_query)
 
 
 class SelfAttention(nn.Module):

@@ -98,11 +98,16 @@ class Concat(Score):
 class Product(Score, abstract=True):
     """Base of the scores that are one matrix product: ``e = query(q)ᵀ key(k)``, times a scale."""
 
-    query: nn.Module
-    scale: "Scale"
+    def __init__(self, query: nn.Module, key: nn.Module, scale: ScaleName, width: int) -> None:
+        super().__init__()
+        check_choice("scale", scale, ScaleName)
+        self.query, self.key = query, key
+        self.factor: float | nn.Parameter = 1 / math.sqrt(width) if scale == "sqrt" else 1.0
+        if scale == "learned":
+            self.factor = nn.Parameter(torch.ones(()))
 
     def prepare(self, keys: Vectors) -> PreparedKeys:
-        return self.scale(self.key(keys))
+        return self.factor * self.key(keys)
 
     def forward(self, query: Queries, keys: PreparedKeys) -> Scores:
         return self.query(query) @ keys.mT
@@ -117,9 +122,7 @@ class Dot(Product):
     """
 
     def __init__(self, query_dim: int, key_dim: int, scale: ScaleName = "none") -> None:
-        super().__init__()
-        self.query, self.key = nn.Identity(), nn.Identity()
-        self.scale = Scale(scale, same_width(query_dim, key_dim))
+        super().__init__(nn.Identity(), nn.Identity(), scale, same_width(query_dim, key_dim))
 
 
 class General(Product):
@@ -130,9 +133,8 @@ class General(Product):
     """
 
     def __init__(self, query_dim: int, key_dim: int, scale: ScaleName = "none") -> None:
-        super().__init__()
-        self.query, self.key = nn.Identity(), nn.Linear(key_dim, query_dim, bias=False)
-        self.scale = Scale(scale, query_dim)
+        key = nn.Linear(key_dim, query_dim, bias=False)
+        super().__init__(nn.Identity(), key, scale, query_dim)
 
 
 class ScaledDot(Product):
@@ -146,10 +148,8 @@ class ScaledDot(Product):
     def __init__(
         self, query_dim: int, key_dim: int, dim: int = 512, scale: ScaleName = "sqrt"
     ) -> None:
-        super().__init__()
-        self.query = nn.Linear(query_dim, dim, bias=False)
-        self.key = nn.Linear(key_dim, dim, bias=False)
-        self.scale = Scale(scale, dim)
+        query, key = (nn.Linear(width, dim, bias=False) for width in (query_dim, key_dim))
+        super().__init__(query, key, scale, dim)
 
 
 class Location(Score):
@@ -222,17 +222,3 @@ class Cosine(Score):
     def forward(self, query: Queries, keys: PreparedKeys) -> Scores:
         query = F.normalize(at_least_float32(self.query(query)), dim=-1)
         return self.temperature * (query @ keys.mT)
-
-
-class Scale(nn.Module):
-    """Multiply by 1, 1/√d, or a learned number that starts at 1."""
-
-    def __init__(self, name: ScaleName, dim: int) -> None:
-        super().__init__()
-        check_choice("scale", name, ScaleName)
-        self.factor: float | nn.Parameter = 1 / math.sqrt(dim) if name == "sqrt" else 1.0
-        if name == "learned":
-            self.factor = nn.Parameter(torch.ones(()))
-
-    def forward(self, values: Tensor) -> Tensor:
-        return values * self.factor

@@ -211,9 +211,7 @@ def test_constructing_never_touches_the_network(name, offline):
         assert len(encoder.fingerprint()) == 64
     assert not offline
     if "torchvision" in name:
-        with pytest.raises(
-            ModelError, match=r"weights of 'resnet18' cannot be fetched: .*touched"
-        ):
+        with pytest.raises(ModelError, match=r"weights of 'resnet18' cannot be fetched: .*touched"):
             encoder.load_pretrained()
         assert offline  # the attempt
 
