@@ -235,17 +235,15 @@ def test_torchvision_weights_are_loaded(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "weights", "fetched", "mean"),
+    ("weights", "fetched", "mean"),
     [
-        ("tf_efficientnet_b0", "DEFAULT", "tf_efficientnet_b0", (0.485, 0.456, 0.406)),
+        ("DEFAULT", "tf_efficientnet_b0", (0.485, 0.456, 0.406)),
         # Trained with another normalisation than the default weights of the same network.
-        ("tf_efficientnet_b0", "ap_in1k", "tf_efficientnet_b0.ap_in1k", (0.5, 0.5, 0.5)),
+        ("ap_in1k", "tf_efficientnet_b0.ap_in1k", (0.5, 0.5, 0.5)),
     ],
 )
-def test_timm_weights_are_loaded_with_their_normalisation(
-    name, weights, fetched, mean, monkeypatch
-):
-    encoder = CNNEncoder(f"timm/{name}", image_size=64, weights=weights)
+def test_timm_weights_are_loaded_with_their_normalisation(weights, fetched, mean, monkeypatch):
+    encoder = CNNEncoder("timm/tf_efficientnet_b0", image_size=64, weights=weights)
     assert encoder.preprocessing.mean == mean
     create, requested = timm.create_model, []
 
