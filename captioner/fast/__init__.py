@@ -1,8 +1,7 @@
 """Faster versions of parts of a model, swapped in from outside.
 
-``captioner.models`` defines the computation and never imports this package. ``accelerate(model)``
-swaps in faster modules with the same parameters, names and results up to rounding. Set the environment
-variable ``CAPTIONER_FAST=0`` to keep the plain modules. docs/speed.md lists the gain of each.
+``captioner.models`` defines the computation and never imports this package. Results are the same up to
+rounding. docs/speed.md lists the gain of each replacement.
 """
 
 import os
@@ -13,22 +12,15 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-def enabled() -> bool:
-    """Return False if the environment variable ``CAPTIONER_FAST`` is ``0``."""
-    return os.environ.get("CAPTIONER_FAST", "1") != "0"
-
-
 def accelerate(model: "nn.Module") -> "dict[str, type[nn.Module]]":
-    """Swap in the faster versions of a model's modules, in place.
+    """Swap in the faster versions of a model's modules, in place, unless ``CAPTIONER_FAST=0``.
 
     A faster version is a subclass of the plain module with the same parameters, so only the class of
-    an existing module changes. It is registered in ``captioner.fast.replacements``.
-
-    Returns the plain class of every replaced module by its name; empty if ``CAPTIONER_FAST=0``.
+    an existing module changes. Returns the plain class of every replaced module by its name.
     """
     from captioner.fast.replacements import REPLACEMENTS
 
-    if not enabled():
+    if os.environ.get("CAPTIONER_FAST") == "0":
         return {}
     replaced = {}
     for name, module in model.named_modules():

@@ -2,12 +2,11 @@
 
 torch multiplies float32 matrices with MKL, which uses only AVX2 on processors not made by Intel.
 oneDNN, which is part of torch, is twice as fast there, and slower on Intel's (docs/speed.md). torch
-calls it if the first factor is in oneDNN's layout, ``Tensor.to_mkldnn``.
+calls it for convolutions, and if the first factor is in oneDNN's layout, ``Tensor.to_mkldnn``.
 """
 
 import platform
 from functools import cache
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,10 +20,12 @@ Rows = Float[Tensor, "_ k"]
 Weight = Float[Tensor, "n k"]
 
 NARROW = 16  # with fewer outputs (the gate of a decoder has one), torch's own product is faster
+MANY = 256  # from this number of rows on, a convolution is the fastest
+IMAGES = 16  # torch does not give a convolution of fewer images to oneDNN
 
 
 class Linear(nn.Linear):
-    """``nn.Linear`` with a faster CPU matrix product; no double backward."""
+    """``nn.Linear`` with a faster CPU matrix product."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Compute ``input @ weight.T + bias``."""
@@ -32,34 +33,28 @@ class Linear(nn.Linear):
 
 
 def linear(rows: Tensor, weight: Weight, bias: Tensor | None = None) -> Float[Tensor, "*rows n"]:
-    """Compute ``rows @ weight.T + bias``, differentiable once."""
+    """Compute ``rows @ weight.T + bias``."""
     if len(weight) < NARROW or not _use_onednn(rows, weight):
         return F.linear(rows, weight, bias)
     flat = rows.flatten(0, -2)
-    constant = None if bias is None else bias.detach()
-    product = F.linear(_pad(flat).to_mkldnn(), weight.detach(), constant)
-    product = product.to_dense()[: len(flat)]
-    if torch.is_grad_enabled() and weight.requires_grad:
-        product = _WeightGradient.apply(product, flat.detach(), weight, bias)
+    many = len(flat) >= MANY
+    trained = torch.is_grad_enabled() and weight.requires_grad
+    if trained and not many:  # oneDNN's gradient of the weight is slow
+        return F.linear(rows, weight, bias)
+    padded = _pad(flat)
+    if many:
+        product = _convolved(padded, weight, bias)
+    else:
+        product = F.linear(padded.to_mkldnn(), weight, bias).to_dense()
+    if len(padded) > len(flat):  # the gradient of a slice is a copy
+        product = product[: len(flat)]
     return product.view(*rows.shape[:-1], -1)
 
 
-class _WeightGradient(torch.autograd.Function):
-    """Return a product unchanged, and compute the gradient of its weight and bias by ``outer``.
-
-    torch's own gradient of a weight in oneDNN's layout is slow for few rows.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, product: Tensor, rows: Tensor, *_: Tensor | None) -> Tensor:
-        ctx.save_for_backward(rows)
-        return product.view_as(product)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        (rows,) = ctx.saved_tensors
-        return grad, None, outer(grad, rows), grad.sum(0) if ctx.needs_input_grad[3] else None
+def _convolved(rows: Rows, weight: Weight, bias: Tensor | None) -> Float[Tensor, "_ n"]:
+    """Compute the product as a 1 × 1 convolution; the rows are the pixels of ``IMAGES`` images."""
+    images = rows.contiguous().view(IMAGES, -1, 1, rows.shape[1]).permute(0, 3, 1, 2)
+    return F.conv2d(images, weight[:, :, None, None], bias).permute(0, 2, 3, 1).flatten(0, 2)
 
 
 def outer(grad: Float[Tensor, "m n"], rows: Rows) -> Float[Tensor, "n k"]:

@@ -1,7 +1,7 @@
 """The parts of a captioner and the whole; independent of Lightning.
 
-Importing this package imports every module in its folder. A class in a new file is therefore
-registered, and its name can be used in configurations, without an import line here.
+Importing this package imports every module in its folder, so that configurations can name a class in a
+new file without an import line here.
 """
 
 from importlib import import_module

@@ -56,8 +56,8 @@ class AttentionBase(Component, kind="attention"):
 
     @property
     def mechanism(self) -> str:
-        """The name shown to users, such as ``Additive × Soft``."""
-        return f"{type(getattr(self, 'score', self)).__name__} × {self.distribution.name}"
+        """The name shown to users, such as ``MultiHead × Soft``."""
+        return f"{type(self).__name__} × {self.distribution.name}"
 
     def prepare(
         self,
@@ -89,9 +89,8 @@ class AttentionBase(Component, kind="attention"):
     ) -> AttentionOutput:
         """Compute the context vector of one query per image, (B, n), or of T of them, (B, T, n).
 
-        ``step`` is the index of the word that each query predicts, as in ``QueryContext``. A
-        ``sentinel`` per query competes with the regions, see ``Sentinel``; the weights then sum to
-        1 - β.
+        ``step`` is that of ``QueryContext``. A ``sentinel`` per query competes with the regions, see
+        ``Sentinel``; the weights then sum to 1 - β.
         """
         if query.ndim == 3:
             return self.attend(query, keys, step, sentinel)
@@ -140,6 +139,10 @@ class Attention(AttentionBase):
         super().__init__()
         self.score = score(query_dim, key_dim)
         self.distribution = distribution(query_dim)
+
+    @property
+    def mechanism(self) -> str:
+        return f"{type(self.score).__name__} × {self.distribution.name}"
 
     def project(self, keys: Vectors, values: Vectors) -> tuple[PreparedKeys, Vectors]:
         return self.score.prepare(keys), values

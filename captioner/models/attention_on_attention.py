@@ -22,10 +22,7 @@ from captioner.models.scores import Queries
 
 
 class InformationGate(nn.Module):
-    """``σ(W_g [q; ẑ] + b_g) ⊙ (W_i [q; ẑ] + b_i)`` (Huang et al. 2019, arXiv 1908.06954, eq. 3 to 5).
-
-    q is a query and ẑ its context vector. Both factors are one matrix product here.
-    """
+    """``σ(W_g [q; ẑ] + b_g) ⊙ (W_i [q; ẑ] + b_i)`` (Huang et al. 2019, arXiv 1908.06954, eq. 3 to 5)."""
 
     def __init__(self, query_dim: int, context_dim: int) -> None:
         super().__init__()
@@ -40,9 +37,8 @@ class InformationGate(nn.Module):
 class AttentionOnAttention(WrappedAttention):
     """Any attention, followed by ``InformationGate`` (Huang et al. 2019, §3.1).
 
-    The decoder of AoANet (§3.2.2) is a ``LuongDecoder`` with input feeding, ``global_feature`` and this
-    attention with ``MultiHead``. Its h̃ takes the place of the paper's context vector in the input and
-    in the output layer.
+    The decoder of AoANet (§3.2.2) is a ``LuongDecoder`` with this attention and ``global_feature``. Its
+    h̃ takes the place of the paper's context vector.
 
     Args:
         attention: makes the attention whose result is gated.
@@ -62,7 +58,6 @@ class AttentionOnAttention(WrappedAttention):
     def attend(
         self, queries: Queries, keys: Keys, step: Step, sentinels: Sentinels = None
     ) -> AttentionOutput:
-        """Attend, then gate the context vector."""
         output = self.attention.attend(queries, keys, step, sentinels)
         return replace(output, context=self.gate(queries, output.context))
 
@@ -82,8 +77,7 @@ class GatedSelfAttention(nn.Module):
 class AoARefiner(TransformerNeck):
     """``x = x + AoA(MultiHead(norm x))`` in every layer (Huang et al. 2019, §3.2.1).
 
-    The refining module of AoANet, with the two-dimensional positions of ``TransformerNeck``. As in the
-    paper, the gate replaces the feed-forward network.
+    As in the paper, the gate replaces the feed-forward network of ``TransformerNeck``.
 
     Args:
         layers: number of layers; 6 in the paper.

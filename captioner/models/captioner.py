@@ -36,17 +36,15 @@ class Captioner(nn.Module):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], vocabulary: Vocabulary) -> "Captioner":
-        """Build the parts from their trees, each with the sizes of the one before; see ``build``.
+        """Build the parts from their trees without downloading anything; see ``build``.
 
-        Nothing is downloaded.
-
-        Raises:
-            ModelError: a part is missing, unknown or cannot be built.
+        Raises ModelError if a part is missing, unknown or cannot be built.
         """
-        message = f"a captioner has the parts {', '.join(PARTS)}, got {', '.join(map(str, config))}"
-        require(set(config) == set(PARTS), message)
+        require(
+            set(config) == set(PARTS), f"expected the parts {', '.join(PARTS)}, got {list(config)}"
+        )
         encoder = build("encoder", config["encoder"])
-        neck = build("neck", config["neck"], **encoder.widths)
+        neck = build("neck", config["neck"], in_dim=encoder.out_dim, key_dim=encoder.key_dim)
         decoder = build(
             "decoder", config["decoder"], vocab_size=len(vocabulary), annotation_dim=neck.out_dim
         )

@@ -22,8 +22,7 @@ StepResult = tuple[Float[Tensor, "B R V"], Float[Tensor, "B R L"], Any]
 class Decoded:
     """All steps of teacher-forced captions; the axis R exists if the tokens had it.
 
-    A caption has ended at a step if all its inputs from there on are ``<end>`` or ``<pad>``. The
-    values at such steps are undefined but finite.
+    Values at steps whose inputs, from there on, are all ``<end>`` or ``<pad>`` are undefined but finite.
     """
 
     # Logits of the next word at the N steps where ``valid_mask`` is True; at all without a mask.

@@ -23,13 +23,13 @@ STEPS = 16
 
 @dataclass(frozen=True)
 class Sampling:
-    """How hard attention chooses positions, see ``Hard``; deterministic distributions ignore it."""
+    """How ``Hard`` chooses positions; other distributions ignore it."""
 
     # None for the distribution's options: ``gradient`` in training mode, else ``test_time``.
     mode: SamplingMode | None = None
     # From probabilities (B, *h, T, L) to drawn indices (B, *h, T, 1); None choices rows independently.
     sampler: Callable[[Tensor], Tensor] | None = None
-    # True for the images whose samples are replaced by their expectation in training.
+    # True for images whose samples are replaced by their expectation in training.
     expected: Bool[Tensor, " B"] | None = None
 
 
@@ -169,13 +169,13 @@ class Hard(Distribution):
 
     ``gradient`` selects how the scores are trained:
 
-    - ``score_function``: the one-hot weights carry no gradient; an objective (``Reinforce``) trains
-      the scores through ``Choice.log_prob`` and ``Choice.entropy``.
-    - ``straight_through``: the gradient of a softmax of scores plus Gumbel noise replaces that of
-      the one-hot weights (Jang et al. 2017, arXiv 1611.01144; Maddison et al. 2017, arXiv
-      1611.00712). Biased, with less variance.
-    - ``gumbel_softmax``: that softmax itself is the training weights, so that a decoder is trained
-      on mixtures of regions and evaluated on single ones. Its gradient is exact for these weights.
+    - ``score_function``: the one-hot weights have no gradient; an objective (``Reinforce``) trains the
+      scores through ``Choice.log_prob`` and ``Choice.entropy``.
+    - ``straight_through``: the one-hot weights get the gradient of a softmax of scores plus Gumbel
+      noise (Jang et al. 2017, arXiv 1611.01144; Maddison et al. 2017, arXiv 1611.00712). It is biased
+      and has less variance.
+    - ``gumbel_softmax``: this softmax itself gives the weights in training, with an exact gradient. In
+      use, the decoder gets single regions.
 
     Args:
         test_time: the mode outside training: ``argmax``, the most probable position; ``sample``;
@@ -311,10 +311,9 @@ def block_masked(scores: Tensor, mask: Tensor | None) -> Tensor:
 def entmax(scores: Rows, curvature: Float[Tensor, "*heads"]) -> Rows:
     """Compute the entmax of every row; ``curvature`` is α − 1 of each head, above 0 and at most 1.
 
-    Newton's method finds τ, without gradients; the papers use bisection, which takes more steps. Σ p
-    is convex and falls as τ rises, so steps that start below the solution never pass it. One more
-    step with gradients differentiates τ as an implicit function of e and α. This gives the ∂p/∂e of
-    Peters et al. and the ∂p/∂α of Correia et al.
+    Newton's method finds τ; the papers use bisection, which takes more steps. Σ p is convex and falls
+    as τ rises, so steps that start below the solution never pass it. The last step has gradients: it
+    differentiates τ as an implicit function of e and α, as Peters et al. and Correia et al. do.
     """
     # Shifting all scores of a row changes no weight. -inf would turn the gradient of α into NaN.
     scores = scores - scores.amax(-1, keepdim=True).detach()

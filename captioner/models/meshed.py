@@ -29,9 +29,7 @@ from captioner.models.transformer import TransformerDecoder
 class MemorySlots(nn.Module):
     """Self-attention to the vectors and to m learned keys and values (arXiv 1912.08226, eq. 2)::
 
-        K = [W_k X; M_k]     V = [W_v X; M_v]
-
-    The slots hold what the training images have in common and a single image does not show.
+    K = [W_k X; M_k]     V = [W_v X; M_v]
     """
 
     def __init__(self, attention: SelfAttention, slots: int) -> None:
@@ -51,7 +49,7 @@ class MemoryNeck(TransformerNeck):
     """The encoder of the meshed-memory Transformer (Cornia et al. 2020, arXiv 1912.08226, §3.1).
 
     A ``TransformerNeck`` with ``MemorySlots`` in every layer. Its vectors are the outputs of all
-    layers, concatenated, for ``MeshedDecoder``. The keys of a second stream are those of every layer.
+    layers, concatenated, for ``MeshedDecoder``.
 
     Args:
         layers: N; 3 in the paper.
@@ -67,10 +65,11 @@ class MemoryNeck(TransformerNeck):
 
     def forward(self, annotations: Annotations) -> Annotations:
         refined = super().forward(annotations)
-        if (keys := refined.keys) is None:
+        if refined.keys is None:
             return refined
-        repeated = keys.vectors.repeat(1, 1, len(self.stack))
-        return replace(refined, keys=replace(keys, vectors=repeated))
+        # The keys of a second stream are those of every layer.
+        keys = refined.keys.map(lambda vectors: vectors.repeat(1, 1, len(self.stack)))
+        return replace(refined, keys=keys)
 
     def read_out(self, outputs: list[Float[Tensor, "B L d"]]) -> Float[Tensor, "B L Nd"]:
         return torch.cat([self.norm(output) for output in outputs], -1)
@@ -101,7 +100,6 @@ class MeshedAttention(WrappedAttention, abstract=True):
         return f"meshed {self.attention.mechanism}"
 
     def project(self, keys: Vectors, values: Vectors) -> tuple[PreparedKeys, Vectors]:
-        """Project the parts of every encoder layer; the results are concatenated."""
         levels = zip(self._split(keys), self._split(values), strict=True)
         projected = [self.attention.project(*level) for level in levels]
         prepared, averaged = (torch.cat(parts, -1) for parts in zip(*projected, strict=True))
@@ -145,8 +143,8 @@ class MeshedDecoder(TransformerDecoder):
     ) -> None:
         require(
             annotation_dim % levels == 0,
-            f"{levels} levels do not divide annotations of width {annotation_dim}: make the decoder's "
-            "levels equal to the layers of MemoryNeck",
+            f"{levels} levels do not divide annotations of width {annotation_dim}; MemoryNeck has as "
+            "many layers as the decoder has levels",
         )
         meshed = partial(MeshedAttention, attention=attention, levels=levels)
         super().__init__(vocab_size, annotation_dim // levels, meshed, **options)

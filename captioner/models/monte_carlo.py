@@ -19,8 +19,7 @@ class StratifiedSampler:
 
     A random permutation assigns strata to paths at every step (Latin hypercube sampling, McKay et
     al. 1979). Each path alone is an ordinary sample, and the mean over the paths has less variance.
-    All images and rows use the same random numbers, which do not depend on the global seed, so that
-    results depend on the image alone.
+    All images and rows use the same random numbers, so that results depend on the image alone.
     """
 
     def __init__(self, paths: int) -> None:
@@ -103,7 +102,7 @@ def check_samples(samples: int, decoder: Decoder) -> None:
     if samples > 1 and not samples_locations(decoder):
         raise UsageError(
             f"samples: {samples} averages over sampled locations, but {decoder.mechanism} samples "
-            "none: set test_time: sample in the distribution Hard, or samples to 1"
+            "none: set samples to 1, or test_time: sample in Hard"
         )
 
 

@@ -25,10 +25,7 @@ Mask = Bool[Tensor, "#N #T P"] | None
 
 def check_heads(heads: int, dim: int) -> None:
     """Raise ModelError if the heads do not divide the width."""
-    require(
-        heads >= 1 and dim % heads == 0,
-        f"{heads} heads do not divide a width of {dim}: choose heads that do, or another dim",
-    )
+    require(heads >= 1 and dim % heads == 0, f"{heads} heads do not divide a width of {dim}")
 
 
 def split_heads(vectors: Float[Tensor, "N T d"], heads: int) -> Float[Tensor, "N h T e"]:
@@ -91,20 +88,17 @@ class MultiHead(AttentionBase):
         weights = alpha.weights
         heads = self.dropout(weights).to(value.dtype) @ value
         if sentinels is not None:  # every head has its own β
-            keys_s, values_s = (
+            sentinel_key, sentinel_value = (
                 split_heads(part, self.heads) for part in self.project(sentinels, sentinels)
             )  # (B, h, T, d/h)
-            score = (query * keys_s).sum(-1) / math.sqrt(query.shape[-1])
+            score = (query * sentinel_key).sum(-1) / math.sqrt(query.shape[-1])
             beta = sentinel_weight(score, scores, mask)
-            heads = mix(beta, values_s, heads)
+            heads = mix(beta, sentinel_value, heads)
             weights = (1 - beta) * weights
+        context = self.output(join_heads(heads))
         choice = None if alpha.choice is None else alpha.choice.joint(1)
-        return AttentionOutput(
-            self.output(join_heads(heads)),
-            weights.mean(1),
-            choice=choice,
-            heads=weights.transpose(1, 2),
-        )
+        by_query = weights.transpose(1, 2)  # (B, T, h, L)
+        return AttentionOutput(context, weights.mean(1), choice=choice, heads=by_query)
 
 
 class SelfAttention(nn.Module):
@@ -113,15 +107,16 @@ class SelfAttention(nn.Module):
     Args:
         dim: d, the width of the vectors; a multiple of ``heads``.
         heads: h.
-        head_window: number of neighbouring heads on either side that a head attends to as well,
-            under one softmax (Yang et al. 2019, arXiv 1904.03107, §3).
     """
 
-    def __init__(self, dim: int, heads: int, head_window: int = 0) -> None:
+    # The number of neighbouring heads on either side that a head attends to as well, under one softmax
+    # (Yang et al. 2019, arXiv 1904.03107, §3).
+    head_window = 0
+
+    def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         check_heads(heads, dim)
         self.heads = heads
-        self.head_window = head_window
         self.query = nn.Linear(dim, dim, bias=False)
         self.key_value = nn.Linear(dim, 2 * dim, bias=False)
         self.output = nn.Linear(dim, dim, bias=False)

@@ -181,7 +181,6 @@ class TransformerNeck(Projection):
         layers: N.
         heads: number of self-attention heads.
         feed_forward: the width of the feed-forward networks' hidden layer; 0 for no such networks.
-        head_window: number of neighbouring heads on either side that a head attends to as well.
         options: as for ``Projection``.
     """
 
@@ -195,13 +194,13 @@ class TransformerNeck(Projection):
         layers: int = 2,
         heads: int = 8,
         feed_forward: int = 1024,
-        head_window: int = 0,
         **options: Any,
     ) -> None:
         super().__init__(in_dim, dim, dropout, **options)
         require(dim % 4 == 0, f"{type(self).__name__} needs a dim divisible by 4, got {dim}")
-        shape = dim, heads, head_window, feed_forward, dropout
-        self.stack = nn.ModuleList(EncoderLayer(*shape) for _ in range(layers))  # type: ignore[assignment]
+        self.stack = nn.ModuleList(  # type: ignore[assignment]
+            EncoderLayer(dim, heads, feed_forward, dropout) for _ in range(layers)
+        )
         self.norm = nn.LayerNorm(dim)
 
     def forward(self, annotations: Annotations) -> Annotations:
@@ -210,13 +209,12 @@ class TransformerNeck(Projection):
         if projected.mask is not None:
             valid = projected.mask.unsqueeze(1)  # (B, 1, L)
             mask = valid if mask is None else valid & mask
-        vectors = projected.vectors
-        width, boxes = vectors.shape[-1], projected.boxes
-        vectors = vectors + grid_sinusoids(projected.grid, width, vectors, boxes)
+        x, boxes = projected.vectors, projected.boxes
+        x = x + grid_sinusoids(projected.grid, x.shape[-1], x, boxes)
         outputs = []
         for layer in self.stack:
-            vectors = layer(vectors, mask)
-            outputs.append(vectors)
+            x = layer(x, mask)
+            outputs.append(x)
         return replace(projected, vectors=self.read_out(outputs))
 
     def read_out(self, outputs: list[Float[Tensor, "B L d"]]) -> Float[Tensor, "B L _"]:
@@ -232,7 +230,7 @@ class Convolutional(TransformerNeck):
     """Each region attends to its neighbours, in neighbouring heads too (Yang et al. 2019).
 
     Convolutional self-attention of arXiv 1904.03107, §3, with a window over both axes of the grid.
-    The grid of a CNN is small: all scores are computed and those outside the window are masked.
+    All scores are computed, and those outside the window are masked.
 
     Args:
         window: cells to either side, along both axes, that a region attends to; 1 or more.
@@ -243,8 +241,10 @@ class Convolutional(TransformerNeck):
     needs_grid = True
 
     def __init__(self, in_dim: int, window: int = 1, head_window: int = 1, **options: Any) -> None:
-        super().__init__(in_dim, head_window=head_window, **options)
+        super().__init__(in_dim, **options)
         self.window = window
+        for layer in self.stack:
+            layer.attention.head_window = head_window
 
     def reach(self, row: Axis, column: Axis) -> Bool[Tensor, "1 L L"]:
         near = [(axis[:, None] - axis).abs() <= self.window for axis in (row, column)]
@@ -255,11 +255,10 @@ class Local2D(TransformerNeck):
     """Blocks of regions attend to a larger block around them (Parmar et al. 2018).
 
     Two-dimensional local attention of the Image Transformer, arXiv 1802.05751, §3.2, without
-    causality: the grid is divided into blocks of queries, and each block attends to itself and
-    ``margin`` cells on every side. All scores are computed and those outside are masked.
+    causality. All scores are computed, and those outside the larger block are masked.
 
     Args:
-        block: the side of a block of queries, in cells; 1 or more.
+        block: the side of a block of regions, in cells; 1 or more.
         margin: cells on every side of a block that it attends to as well; 0 or more.
         options: as for ``TransformerNeck``.
     """
@@ -285,12 +284,10 @@ class EncoderLayer(nn.Module):
     Without the feed-forward network if its width is 0.
     """
 
-    def __init__(
-        self, dim: int, heads: int, head_window: int, feed_forward: int, dropout: float
-    ) -> None:
+    def __init__(self, dim: int, heads: int, feed_forward: int, dropout: float) -> None:
         super().__init__()
         self.norms = nn.ModuleList(nn.LayerNorm(dim) for _ in range(2 if feed_forward else 1))
-        self.attention: Any = SelfAttention(dim, heads, head_window)  # some necks wrap it
+        self.attention: Any = SelfAttention(dim, heads)  # some necks wrap it
         self.feed_forward = (
             feed_forward_network(dim, feed_forward, dropout) if feed_forward else None
         )

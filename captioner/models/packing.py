@@ -8,10 +8,7 @@ from captioner.language.vocabulary import END, PAD
 
 
 class Packing:
-    """Convert between padded steps, packed steps and steps grouped by image.
-
-    ``valid_mask`` is True for the N steps to keep.
-    """
+    """Convert between padded steps, the N packed steps of ``valid_mask``, and steps grouped by image."""
 
     def __init__(self, valid_mask: Bool[Tensor, "B *R T"]) -> None:
         self.valid_mask = valid_mask
@@ -31,10 +28,7 @@ class Packing:
         return _scatter(values, self._steps, self.valid_mask)
 
     def group_by_image(self, values: Shaped[Tensor, " N *dims"]) -> Shaped[Tensor, "B W *dims"]:
-        """Collect the steps of all captions of an image, padded with zeros to the largest number W.
-
-        Attention then processes all words of an image at once.
-        """
+        """Collect the steps of all captions of an image, padded with zeros to the largest number W."""
         return _scatter(values, self._places, self._group_mask)
 
     def ungroup(self, values: Shaped[Tensor, "B W *dims"]) -> Shaped[Tensor, " N *dims"]:
@@ -75,8 +69,7 @@ def pad_to_multiple(valid_mask: Bool[Tensor, "B *R T"]) -> Bool[Tensor, "B *R T"
 def batch_sizes(unfinished: Bool[Tensor, "B R T"]) -> list[int]:
     """Return, for every step, how many leading rows per image include all unfinished captions.
 
-    As in torch's ``PackedSequence``, the sizes shrink if captions are sorted longest first. They are
-    at least 1.
+    At least 1. As in torch's ``PackedSequence``, the sizes shrink if captions are sorted longest first.
     """
     numbers = torch.arange(1, unfinished.shape[1] + 1, device=unfinished.device)
     return (unfinished.any(0) * numbers.unsqueeze(1)).amax(0).clamp(min=1).tolist()

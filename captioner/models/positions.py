@@ -42,8 +42,8 @@ def grid_sinusoids(
 ) -> Float[Tensor, "*B L dim"]:
     """Compute ``sinusoids`` of the row in one half of the components, of the column in the other.
 
-    ``dim`` is a multiple of 4; the result has dtype and device of ``like`` and is in raster order. A
-    box has the row and the column of its centre on a grid of ``BOX_CELLS`` rows and columns.
+    ``dim`` is a multiple of 4; ``like`` gives dtype and device. A box has the row and the column of its
+    centre on a grid of ``BOX_CELLS`` rows and columns.
     """
     axes: tuple[Tensor, ...] = cells(grid, like.device)
     if boxes is not None:
@@ -56,9 +56,8 @@ def grid_cosines(
 ) -> Float[Tensor, "*B L twice"]:
     """Compute the first cosines of the discrete cosine transform along both axes.
 
-    With r the row of R, component k - 1 is ``cos(π k (r + 1/2) / R)`` for k = 1 … count; the
-    cosines of the column follow. The result has dtype and device of ``like`` and is in raster order.
-    For boxes, (r + 1/2) / R is the centre of the box.
+    With r the row of R, component k - 1 is ``cos(π k (r + 1/2) / R)`` for k = 1 … count; the cosines of
+    the column follow. For boxes, (r + 1/2) / R is the centre. ``like`` gives dtype and device.
     """
     waves = math.pi * torch.arange(1, count + 1, device=like.device)
     axes = centres(grid, boxes, like.device)

@@ -1,4 +1,4 @@
-"""The common part of the LSTM decoders: memory, attention to earlier memories, loop over time."""
+"""The base of the LSTM decoders: memory, attention to earlier memories, loop over time."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -79,8 +79,7 @@ class IntraAttention(nn.Module):
         s = softmax_i(vᵀ tanh(W_h h_i + W_x x_t + W_h̃ h̃_{t-1}))      over i = 1 … t-1
         h̃_t = Σ s_i h_i     c̃_t = Σ s_i c_i
 
-    and (h̃_t, c̃_t) replace (h_{t-1}, c_{t-1}) in the update of the LSTM. The first update uses the
-    initial memory, since there is no earlier one.
+    and (h̃_t, c̃_t) replace (h_{t-1}, c_{t-1}) in the update of the LSTM, except in the first one.
     """
 
     def __init__(self, input_dim: int, hidden: int) -> None:
@@ -88,7 +87,7 @@ class IntraAttention(nn.Module):
         self.attention = Attention(input_dim + hidden, hidden, partial(Additive, dim=hidden))
 
     def summarize(self, inputs: Tensor, memory: LSTMMemory) -> tuple[Tensor, Tensor, Tensor]:
-        """Return h̃_t, c̃_t and the weights of the t earlier memories."""
+        """Return h̃_t, c̃_t and the weights of the earlier memories."""
         tape, rows = memory.tape, inputs.shape[:-1]
         if tape is None:
             return memory.hidden, memory.cell, inputs.new_zeros(*rows, 0)
@@ -176,9 +175,10 @@ class RecurrentDecoder(WordDecoder, abstract=True):
         output = self.unroll(embedded, active, state)
         logits = self.read_out(packing.pack(embedded), map_tensors(packing.pack, output))
         attention, layers, past = output.attention, None, None
-        if details:  # one layer; intra-attention has one head
-            layers = None if attention.heads is None else attention.heads.unsqueeze(3)
-            past = None if output.past_weights is None else output.past_weights[..., None, None, :]
+        if details and attention.heads is not None:
+            layers = attention.heads.unsqueeze(3)  # one layer
+        if details and output.past_weights is not None:
+            past = output.past_weights[..., None, None, :]  # one layer with one head
         shown = attention.weights, attention.centre, attention.choice
         return Decoded(logits, *shown, layers, past, packing.valid_mask)
 
@@ -230,10 +230,9 @@ class RecurrentDecoder(WordDecoder, abstract=True):
 
 def run_cell(cell: Cell, inputs: Float[Tensor, "B R i"], memory: Memory) -> Memory:
     """Run a cell for all rows (B, R, n) of its memory h and c."""
-    hidden, cells = memory
-    updated = cell(inputs.flatten(0, 1), (hidden.flatten(0, 1), cells.flatten(0, 1)))
-    rows = inputs.shape[:2]
-    return torch.unflatten(updated[0], 0, rows), torch.unflatten(updated[1], 0, rows)
+    flat = map_tensors(lambda part: part.flatten(0, 1), memory)
+    updated = cell(inputs.flatten(0, 1), flat)
+    return map_tensors(lambda part: torch.unflatten(part, 0, inputs.shape[:2]), updated)
 
 
 def append_mean(

@@ -16,14 +16,13 @@ from captioner.photos.region_files import RegionFiles
 class RegionFeatures(Encoder):
     """The regions of an object detector as annotations, with their boxes (Anderson et al. 2018, §3.1).
 
-    The number of regions varies between photos; a mask marks the padding. Attention to regions is
-    "bottom-up": the detector proposes them, and the decoder chooses among them. Nothing is trained, and
+    The number of regions varies between photos; a mask marks the padding. Nothing is trained, and
     photos without features cannot be captioned.
 
     Args:
         features: the folder of the features, one file for each photo, see ``RegionFiles``; None if each
-            file lies beside its photo. The environment variable ``CAPTIONER_FEATURES`` replaces it, so
-            that a model can be used on a machine where the features lie elsewhere.
+            file lies beside its photo. The environment variable ``CAPTIONER_FEATURES`` replaces it on a
+            machine where the features lie elsewhere.
         boxes: the folder of the boxes, if they are not in the files of the features. The variable
             ``CAPTIONER_BOXES`` replaces it.
         dim: the width of a vector.
@@ -41,12 +40,8 @@ class RegionFeatures(Encoder):
         regions: int = 100,
     ) -> None:
         super().__init__()
-        folders = (
-            os.environ.get(f"CAPTIONER_{name}") or given
-            for name, given in (("FEATURES", features), ("BOXES", boxes))
-        )
-        of_vectors, of_boxes = (Path(f).expanduser() if f else None for f in folders)
         self.out_dim = dim
+        of_vectors, of_boxes = _folder("FEATURES", features), _folder("BOXES", boxes)
         self.preprocessing = RegionFiles(of_vectors, of_boxes, regions, dim)
 
     def load_pretrained(self) -> None:
@@ -66,3 +61,8 @@ class RegionFeatures(Encoder):
         """Split the rows of ``RegionFiles.read``."""
         vectors, boxes, exists = torch.split(images, [self.out_dim, 4, 1], -1)
         return Annotations(vectors, (1, images.shape[1]), exists[..., 0] > 0, boxes=boxes)
+
+
+def _folder(name: str, given: str | None) -> Path | None:
+    folder = os.environ.get(f"CAPTIONER_{name}") or given
+    return Path(folder).expanduser() if folder else None

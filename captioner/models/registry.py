@@ -21,12 +21,9 @@ _TABLE: dict[str, dict[str, type["Component"]]] = {}
 class Component(nn.Module):
     """A named, configurable part of a captioner; defining a subclass registers it.
 
-    The base class of each kind passes ``kind="…"``, other classes that cannot be used directly pass
+    The base class of each kind passes ``kind="…"``. Other classes that cannot be used directly pass
     ``abstract=True``. A part receives an inner part as a factory, in a parameter named after its kind
     (``attention=``, ``score=``) or listed in ``parts``, and calls it with the sizes.
-
-    Raises:
-        ModelError: another file defines a class of the same kind and name.
     """
 
     kind: ClassVar[str]
@@ -41,11 +38,8 @@ class Component(nn.Module):
             return
         known = _TABLE[cls.kind].get(cls.__name__)
         if not abstract:
-            require(
-                known is None or known.__module__ == cls.__module__,
-                f"two classes of the kind {cls.kind} are named {cls.__name__}, in "
-                f"{known and known.__module__} and {cls.__module__}: rename one of them",
-            )
+            if known is not None and known.__module__ != cls.__module__:
+                raise ModelError(f"two classes of the kind {cls.kind} are named {cls.__name__}")
             _TABLE[cls.kind][cls.__name__] = cls
         elif known is not None:
             # A faster version has the name of the plain class. It becomes private, so that
@@ -91,11 +85,8 @@ def check_choice(option: str, value: object, choices: Any) -> None:
 def build(kind: str, tree: object, /, *leading: Any, **sizes: Any) -> Any:
     """Build the part that a tree describes; other parts determine ``sizes``, such as ``in_dim``.
 
-    ``leading`` gives the first parameters of the class without their names.
-
-    Raises:
-        ModelError: a malformed tree, an unknown name or option (with the nearest known ones), or a
-            value that the class refuses.
+    ``leading`` gives the first parameters of the class without their names. Raises ModelError for a
+    malformed tree, an unknown name or option, or a value that the class refuses.
     """
     if not isinstance(tree, Mapping) or not isinstance(tree.get("class_path"), str):
         raise ModelError(
@@ -105,8 +96,6 @@ def build(kind: str, tree: object, /, *leading: Any, **sizes: Any) -> Any:
     name, init_args = cls.__name__, tree.get("init_args") or {}
     require(isinstance(init_args, Mapping), f"init_args of {name} must map options to values")
     sizes |= zip(inspect.signature(cls).parameters, leading, strict=False)
-    for fixed in sorted(set(init_args) & set(sizes)):
-        raise ModelError(f"option {fixed} of {name} is determined by the other parts: leave it out")
     known, given = set(arguments(cls)) - set(sizes), dict(init_args)
     for option, value in init_args.items():
         if option not in known:

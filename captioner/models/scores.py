@@ -40,15 +40,15 @@ class Score(Component, kind="score"):
         prepared = self.prepare(keys.flatten(0, 1).unsqueeze(1))
         return self(queries.flatten(0, 1).unsqueeze(1), prepared).view(queries.shape[:2])
 
-    def same_width(self, query_dim: int, key_dim: int) -> int:
-        """Return the common width of queries and keys; ModelError if there is none."""
-        require(
-            query_dim == key_dim,
-            f"the {type(self).__name__} score has no projections and needs queries and keys of equal "
-            f"width, got {query_dim} and {key_dim}: make the decoder's hidden and the neck's dim "
-            "equal, or choose a score with projections (General, ScaledDot, Additive)",
-        )
-        return key_dim
+
+def same_width(query_dim: int, key_dim: int) -> int:
+    """Return the common width of queries and keys; ModelError if there is none."""
+    require(
+        query_dim == key_dim,
+        f"a score without projections needs queries and keys of equal width, got {query_dim} and "
+        f"{key_dim}: make the decoder's hidden and the neck's dim equal, or choose General",
+    )
+    return key_dim
 
 
 class Additive(Score):
@@ -56,14 +56,14 @@ class Additive(Score):
 
     Args:
         dim: A, the width of the projections W q and U k.
-        project: False drops W, U and b, so that n must equal D and ``dim`` is ignored:
-            ``vᵀ tanh(q + k)``, the ``AdditiveAttention`` of Keras with its learned scale.
+        project: False drops W, U and b, and ignores ``dim``: ``vᵀ tanh(q + k)`` with n = D, the
+            ``AdditiveAttention`` of Keras with its learned scale.
     """
 
     def __init__(self, query_dim: int, key_dim: int, dim: int = 512, project: bool = True) -> None:
         super().__init__()
         if not project:
-            dim = self.same_width(query_dim, key_dim)
+            dim = same_width(query_dim, key_dim)
         self.query = nn.Linear(query_dim, dim, bias=False) if project else nn.Identity()
         self.key = nn.Linear(key_dim, dim) if project else nn.Identity()
         self.energy = nn.Linear(dim, 1, bias=False)
@@ -98,11 +98,16 @@ class Concat(Score):
 class Product(Score, abstract=True):
     """Base of the scores that are one matrix product: ``e = query(q)ᵀ key(k)``, times a scale."""
 
-    query: nn.Module
-    scale: "Scale"
+    def __init__(self, query: nn.Module, key: nn.Module, scale: ScaleName, width: int) -> None:
+        super().__init__()
+        check_choice("scale", scale, ScaleName)
+        self.query, self.key = query, key
+        self.factor: float | nn.Parameter = 1 / math.sqrt(width) if scale == "sqrt" else 1.0
+        if scale == "learned":
+            self.factor = nn.Parameter(torch.ones(()))
 
     def prepare(self, keys: Vectors) -> PreparedKeys:
-        return self.scale(self.key(keys))
+        return self.factor * self.key(keys)
 
     def forward(self, query: Queries, keys: PreparedKeys) -> Scores:
         return self.query(query) @ keys.mT
@@ -117,9 +122,7 @@ class Dot(Product):
     """
 
     def __init__(self, query_dim: int, key_dim: int, scale: ScaleName = "none") -> None:
-        super().__init__()
-        self.query, self.key = nn.Identity(), nn.Identity()
-        self.scale = Scale(scale, self.same_width(query_dim, key_dim))
+        super().__init__(nn.Identity(), nn.Identity(), scale, same_width(query_dim, key_dim))
 
 
 class General(Product):
@@ -130,9 +133,8 @@ class General(Product):
     """
 
     def __init__(self, query_dim: int, key_dim: int, scale: ScaleName = "none") -> None:
-        super().__init__()
-        self.query, self.key = nn.Identity(), nn.Linear(key_dim, query_dim, bias=False)
-        self.scale = Scale(scale, query_dim)
+        key = nn.Linear(key_dim, query_dim, bias=False)
+        super().__init__(nn.Identity(), key, scale, query_dim)
 
 
 class ScaledDot(Product):
@@ -140,24 +142,14 @@ class ScaledDot(Product):
 
     Args:
         dim: d, the width of the projections W_q q and W_k k.
-        project: False drops W_q and W_k, so that n must equal D and ``dim`` is ignored.
         scale: as for ``Dot``.
     """
 
     def __init__(
-        self,
-        query_dim: int,
-        key_dim: int,
-        dim: int = 512,
-        project: bool = True,
-        scale: ScaleName = "sqrt",
+        self, query_dim: int, key_dim: int, dim: int = 512, scale: ScaleName = "sqrt"
     ) -> None:
-        super().__init__()
-        if not project:
-            dim = self.same_width(query_dim, key_dim)
-        self.query = nn.Linear(query_dim, dim, bias=False) if project else nn.Identity()
-        self.key = nn.Linear(key_dim, dim, bias=False) if project else nn.Identity()
-        self.scale = Scale(scale, dim)
+        query, key = (nn.Linear(width, dim, bias=False) for width in (query_dim, key_dim))
+        super().__init__(query, key, scale, dim)
 
 
 class Location(Score):
@@ -176,8 +168,7 @@ class Location(Score):
         expected, given = self.positions.out_features, keys.shape[1]
         require(
             expected == given,
-            f"the Location score was made for {expected} positions and got {given}: set its option "
-            "positions to rows × columns of the encoder's grid",
+            f"the Location score has {expected} positions and the grid {given} cells: make them equal",
         )
         return keys
 
@@ -188,30 +179,22 @@ class Location(Score):
 class Distance(Score):
     """``e = 1 / (1 + ‖W q − U k‖)`` (the match score of ABCNN: Yin et al. 2016, §3).
 
-    Scores lie in (0, 1], so that a softmax over many positions is nearly uniform without a scale.
+    Scores lie in (0, 1], so that a softmax over many positions is nearly uniform.
 
     Args:
         dim: A, the width of the projections W q and U k.
-        scale: ``none`` as in the paper; ``learned`` multiplies by a learned number that starts at 1.
     """
 
-    def __init__(
-        self,
-        query_dim: int,
-        key_dim: int,
-        dim: int = 512,
-        scale: Literal["none", "learned"] = "none",
-    ) -> None:
+    def __init__(self, query_dim: int, key_dim: int, dim: int = 512) -> None:
         super().__init__()
         self.query = nn.Linear(query_dim, dim, bias=False)
         self.key = nn.Linear(key_dim, dim, bias=False)
-        self.scale = Scale(scale, dim)
 
     def forward(self, query: Queries, keys: PreparedKeys) -> Scores:
         """Subtract in at least float32: ‖q‖² + ‖k‖² − 2 qᵀk is inexact for vectors that are close."""
         query, keys = at_least_float32(self.query(query)), at_least_float32(keys)
         distance = torch.cdist(query, keys, compute_mode="donot_use_mm_for_euclid_dist")
-        return self.scale(1 / (1 + distance))
+        return 1 / (1 + distance)
 
 
 class Cosine(Score):
@@ -239,17 +222,3 @@ class Cosine(Score):
     def forward(self, query: Queries, keys: PreparedKeys) -> Scores:
         query = F.normalize(at_least_float32(self.query(query)), dim=-1)
         return self.temperature * (query @ keys.mT)
-
-
-class Scale(nn.Module):
-    """Multiply scores by 1, 1/√d, or a learned number that starts at 1."""
-
-    def __init__(self, name: ScaleName, dim: int) -> None:
-        super().__init__()
-        check_choice("scale", name, ScaleName)
-        self.factor: float | nn.Parameter = 1 / math.sqrt(dim) if name == "sqrt" else 1.0
-        if name == "learned":
-            self.factor = nn.Parameter(torch.ones(()))
-
-    def forward(self, values: Tensor) -> Tensor:
-        return values * self.factor

@@ -18,8 +18,8 @@ class Sentinel(nn.Module):
         β_t = exp(e_s) / (exp(e_s) + Σ_i exp(e_i))    e_s is the score of s_t
         ĉ_t = β_t s_t + (1 - β_t) ẑ_t
 
-    W_s gives the sentinel the width of an annotation, as in the authors' code; one score compares
-    the query with both.
+    W_s gives the sentinel the width of an annotation, as in the authors' code, so that one score
+    compares the query with both.
     """
 
     def __init__(self, input_dim: int, hidden: int, annotation_dim: int) -> None:

@@ -28,8 +28,7 @@ class TopDownDecoder(RecurrentDecoder):
         h²_t, c²_t = LSTM([ẑ_t; h¹_t], h²_{t-1}, c²_{t-1})                   the language LSTM, eq. 6
         p(y_t) = softmax(W_p h²_t)                                           eq. 7
 
-    Two MLPs of the mean annotation give h¹_0 and c¹_0, as in the other LSTM decoders; h²_0 = c²_0 = 0.
-    W_p is the product of the output layer and a projection to the width of an embedding.
+    h²_0 = c²_0 = 0. W_p is the product of the output layer and a projection to an embedding's width.
 
     Args:
         options: as for ``RecurrentDecoder``; both LSTMs have the width ``hidden``.

@@ -23,7 +23,7 @@ Cache = Float[Tensor, "B R P dd"]
 
 @dataclass(frozen=True)
 class TransformerState:
-    """The state of the decoder between two words, for every layer."""
+    """The state of every layer between two words."""
 
     cache: tuple[Cache, ...]  # self-attention keys and values of the P words so far
     keys: tuple[Keys, ...]  # of the cross-attention
@@ -36,11 +36,9 @@ class TransformerState:
 class Layer(nn.Module):
     """One block of the decoder with pre-norm (Xiong et al. 2020, arXiv 2002.04745)::
 
-        x = x + SelfAttention(LN(x))
-        x = x + CrossAttention(LN(x), annotations)
-        x = x + FFN(LN(x))            FFN(x) = W_2 max(0, W_1 x + b_1) + b_2
-
-    The arguments are those of ``TransformerDecoder``.
+    x = x + SelfAttention(LN(x))
+    x = x + CrossAttention(LN(x), annotations)
+    x = x + FFN(LN(x))            FFN(x) = W_2 max(0, W_1 x + b_1) + b_2
     """
 
     def __init__(
@@ -63,12 +61,9 @@ class Layer(nn.Module):
     ) -> tuple[Tensor, AttentionOutput, Tensor, Tensor]:
         """Transform N words, packed from T words of R captions of B images.
 
-        ``step`` is the index of each word in its caption, grouped by image. ``cache`` holds the
-        self-attention keys and values of the P words before.
-
-        Returns:
-            The words, the output of the cross-attention grouped by image, the self-attention weights
-            (B, R, T, h, P + T), and the cache including the words.
+        ``step`` is the index of each word in its caption, grouped by image. ``cache`` is that of the P
+        words before. Returns the words, the output of the cross-attention grouped by image, the
+        self-attention weights (B, R, T, h, P + T), and the cache including the words.
         """
         rows, length = packing.valid_mask.shape[:2], packing.valid_mask.shape[2]
         # The projections skip padding; self-attention takes every caption as one sequence.
@@ -167,11 +162,7 @@ class TransformerDecoder(WordDecoder):
     def _run_layers(
         self, tokens: Int[Tensor, "B R T"], state: TransformerState, packing: Packing
     ) -> tuple[Tensor, tuple[AttentionOutput, ...], tuple[Tensor, ...], TransformerState]:
-        """Read T more tokens of every row.
-
-        Returns packed logits; of every layer the output of the cross-attention grouped by image, and
-        the weights of earlier words; and the new state.
-        """
+        """Read T more tokens; return packed logits, two of every ``Layer``'s results, the new state."""
         dim, words = self.embedding.embedding_dim, state.cache[0].shape[2]
         positions = torch.arange(tokens.shape[-1], device=tokens.device) + words
         x = math.sqrt(dim) * self.embedding(tokens)

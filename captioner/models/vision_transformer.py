@@ -15,7 +15,6 @@ from captioner.models.registry import require
 from captioner.resources import encoder_weights
 
 DINOV2_SMALL = "dinov2_small"
-"""The network whose weights come with this package; it needs neither timm nor a download."""
 
 
 class PatchAttention(nn.Module):
@@ -55,12 +54,7 @@ class DINOv2Small(nn.Module):
     """The first ten of the twelve blocks of DINOv2's ViT-S/14 (Oquab et al. 2023, arXiv 2304.07193).
 
     Defined here, with the tensor names of timm, because importing timm takes longer than captioning a
-    photo. Patches of one object are most alike after the tenth block (docs/encoders.md), so the
-    package does not contain the last two.
-
-    Args:
-        image_size: side of the input in pixels; a multiple of 14.
-        depth: the number of blocks, up to 10.
+    photo. Patches of one object are most alike after the tenth block (docs/encoders.md).
     """
 
     patch, dim, heads, depth = 14, 384, 6, 10
@@ -90,17 +84,13 @@ class DINOv2Small(nn.Module):
 
 
 class TransformerBackbone(Backbone):
-    """A Vision Transformer up to the last of the requested blocks.
-
-    Its one feature map holds the patch vectors after every requested block, concatenated.
-    """
+    """A Vision Transformer; its feature map holds the outputs of several blocks, concatenated."""
 
     def __init__(self, image_size: int, patch: int, depth: int, layers: Sequence[int]) -> None:
         super().__init__()
         require(
             image_size % patch == 0,
-            f"encoder {self.name!r} reads patches of {patch} pixels: image_size must be a multiple "
-            f"of {patch}, got {image_size}",
+            f"image_size of encoder {self.name!r} must be a multiple of {patch}, got {image_size}",
         )
         require(
             len(layers) > 0 and all(1 <= layer <= depth for layer in layers),
@@ -109,7 +99,6 @@ class TransformerBackbone(Backbone):
         self.layers, self.side = tuple(layers), image_size // patch
 
     def forward(self, pixels: Tensor) -> list[Tensor]:
-        """Return the feature map (B, channels, rows, columns)."""
         vectors = torch.cat(self.patches(pixels), -1)
         return [torch.unflatten(vectors.transpose(1, 2), 2, (self.side, self.side))]
 

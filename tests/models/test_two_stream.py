@@ -36,6 +36,11 @@ VALUES = {
     "init_args": {"name": "efficientnet_lite0", "image_size": 64, "weights": None},
 }
 TREE = {"class_path": "TwoStreamEncoder", "init_args": {"keys": KEYS, "values": VALUES}}
+WITH_WEIGHTS = {"class_path": "ViTEncoder", "init_args": {"image_size": 56, "layers": [2]}}
+PACKAGED = {
+    "class_path": "TwoStreamEncoder",
+    "init_args": {"keys": WITH_WEIGHTS, "values": VALUES},
+}
 DECODER = {"class_path": "LuongDecoder", "init_args": {"hidden": 16, "embedding": 8}}
 
 
@@ -76,7 +81,7 @@ def test_every_stream_is_its_encoder(encoder):
     shrunk = F.interpolate(images.float(), (56, 56), mode="bilinear", antialias=True).round()
     torch.testing.assert_close(encoded.keys.vectors, encoder.keys(shrunk.byte()).vectors)
     assert (encoded.grid, encoded.keys.grid) == ((2, 2), (4, 4))
-    assert encoder.widths == {"in_dim": 1280, "key_dim": 384}
+    assert (encoder.out_dim, encoder.key_dim) == (1280, 384)
     assert encoder.preprocessing.height == 64
 
 
@@ -136,15 +141,9 @@ def test_a_model_without_added_keys_can_be_the_start_of_one_with_them(tmp_path):
     assert "do not fit" not in summary
     encoded = model.encoder(photos(64))
     assert torch.equal(model.neck(encoded).vectors, other.neck(encoded).vectors)
-
-
-def test_added_keys_are_not_dropped_silently(tmp_path):
-    other = captioner(neck={"class_path": "Projection", "init_args": {"dim": 16, "add_keys": True}})
-    checkpoint.save(other, tmp_path / "added", "# Added", Decoding())
-    model = captioner()
-    model.encoder.load_state_dict(other.encoder.state_dict())
+    checkpoint.save(model, tmp_path / "added", "# Added", Decoding())
     with pytest.raises(UsageError, match=r"neck of .*added.*, here missing.*init_mismatch"):
-        start_from(model, str(tmp_path / "added"))
+        start_from(other, str(tmp_path / "added"))  # the added keys are not dropped silently
 
 
 @pytest.mark.parametrize("name", sorted(set(names("neck")) - {"Identity"}))
@@ -157,20 +156,6 @@ def test_every_neck_takes_two_streams(name):
     assert result.vectors.shape == (2, expected[0] * expected[1], neck.out_dim)
     if result.keys is not None:
         assert result.keys.vectors.shape == result.vectors.shape
-
-
-@pytest.mark.parametrize("name", sorted(set(names("neck")) - {"Identity"}))
-def test_positions_tell_equal_regions_of_both_streams_apart(name):
-    torch.manual_seed(5)
-    tree = {"class_path": name, "init_args": {"dim": 16, "positions": 2}}
-    neck, given = build("neck", tree, in_dim=12, key_dim=16).eval(), annotations()
-    for parameter in neck.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
-    result = neck(given.map(torch.ones_like))
-    for stream in (result, result.keys):
-        if stream is not None:
-            distances = torch.cdist(stream.vectors[0], stream.vectors[0])
-            assert (distances + torch.eye(len(distances))).min() > 1e-3
 
 
 @pytest.fixture(scope="module")
@@ -281,9 +266,7 @@ def test_a_mirrored_image_has_mirrored_keys():
 
 
 def test_a_model_folder_keeps_two_streams(tmp_path):
-    packaged = copy.deepcopy(TREE)
-    packaged["init_args"]["keys"]["init_args"]["weights"] = "DEFAULT"
-    model = captioner(packaged)
+    model = captioner(PACKAGED)
     model.encoder.load_pretrained()
     checkpoint.save(model, tmp_path / "model", "# Two streams", Decoding())
     stored = checkpoint.load(tmp_path / "model").captioner
@@ -292,7 +275,7 @@ def test_a_model_folder_keeps_two_streams(tmp_path):
         expected, actual = model.neck(model.encoder(images)), stored.neck(stored.encoder(images))
     torch.testing.assert_close(actual.vectors, expected.vectors)
     torch.testing.assert_close(actual.keys.vectors, expected.keys.vectors)
-    tensors = checkpoint.load(tmp_path / "model").captioner.state_dict()
+    tensors = stored.state_dict()
     assert not any("encoder.keys" in name for name in tensors)  # they come with the package
     assert any("encoder.values.backbone" in name for name in tensors)
     caption = load(tmp_path / "model").caption(images[0].permute(1, 2, 0))
@@ -312,8 +295,7 @@ def test_a_model_folder_of_packaged_encoders_holds_neither(tmp_path):
 
 def test_a_fine_tuned_stream_is_taken_with_its_decoder(tmp_path):
     """The frozen stream must be the same; the trained one is copied."""
-    tuned = copy.deepcopy(TREE)
-    tuned["init_args"]["keys"]["init_args"] = {"image_size": 56, "layers": [2]}  # packaged weights
+    tuned = copy.deepcopy(PACKAGED)
     tuned["init_args"]["values"]["init_args"]["trainable"] = 1
     other = captioner(tuned)
     other.encoder.keys.load_pretrained()
@@ -325,44 +307,31 @@ def test_a_fine_tuned_stream_is_taken_with_its_decoder(tmp_path):
     start_from(model, str(tmp_path / "tuned"))
     for name, tensor in other.encoder.values.state_dict().items():
         assert torch.equal(model.encoder.values.state_dict()[name], tensor), name
-    frozen = copy.deepcopy(tuned)
-    frozen["init_args"]["values"]["init_args"]["trainable"] = False
-    with pytest.raises(
-        UsageError, match=r"--model\.encoder\.init_args\.values\.init_args\.trainable"
+    for stream, option, value, message in (
+        ("values", "trainable", False, "fine-tuned together with its decoder"),
+        ("keys", "layers", [1], r"encoder\.keys\.layers is \[2\], here \[1\]"),
+        ("values", "image_size", 96, r"encoder\.values\.image_size is 64, here 96"),
     ):
-        start_from(captioner(frozen), str(tmp_path / "tuned"))
-    shallower = copy.deepcopy(tuned)
-    shallower["init_args"]["keys"]["init_args"]["layers"] = [1]
-    with pytest.raises(UsageError, match=r"encoder\.keys\.layers is \[2\], here \[1\]"):
-        start_from(captioner(shallower), str(tmp_path / "tuned"))
-    larger = copy.deepcopy(tuned)
-    larger["init_args"]["values"]["init_args"]["image_size"] = 96
-    with pytest.raises(UsageError, match=r"encoder\.values\.image_size is 64, here 96"):
-        start_from(captioner(larger), str(tmp_path / "tuned"))
-    start_from(larger := captioner(larger), str(tmp_path / "tuned"), "skip")
+        tree = copy.deepcopy(tuned)
+        tree["init_args"][stream]["init_args"][option] = value
+        with pytest.raises(UsageError, match=message):
+            start_from(captioner(tree), str(tmp_path / "tuned"))
+    start_from(larger := captioner(tree), str(tmp_path / "tuned"), "skip")
     for name, tensor in other.encoder.values.state_dict().items():
         assert torch.equal(larger.encoder.values.state_dict()[name], tensor), name
-    of_keys = copy.deepcopy(tuned)
-    of_keys["init_args"]["values"] = of_keys["init_args"]["keys"]
-    for tree, others in (
-        (tuned["init_args"]["values"], "encoder is TwoStreamEncoder, here CNNEncoder"),
-        (frozen["init_args"]["values"], "encoder is TwoStreamEncoder, here CNNEncoder"),
-        (of_keys, "encoder.values is CNNEncoder, here ViTEncoder"),
-    ):
-        with pytest.raises(UsageError, match=others):
-            start_from(captioner(tree), str(tmp_path / "tuned"))
-        _, summary = start_from(captioner(tree), str(tmp_path / "tuned"), "skip")
-        assert "encoder." not in summary, "no weight of an encoder of another kind is taken"
+    alone = tuned["init_args"]["values"]
+    with pytest.raises(UsageError, match="encoder is TwoStreamEncoder, here CNNEncoder"):
+        start_from(captioner(alone), str(tmp_path / "tuned"))
+    _, summary = start_from(captioner(alone), str(tmp_path / "tuned"), "skip")
+    assert "encoder." not in summary, "no weight of an encoder of another kind is taken"
 
 
 def test_frozen_streams_of_other_weights_are_refused(tmp_path):
     """Frozen weights are not copied, so a stream without packaged weights must be equal, too."""
-    tree = copy.deepcopy(TREE)
-    tree["init_args"]["keys"]["init_args"] = {"image_size": 56, "layers": [2]}  # packaged weights
-    other = captioner(tree)
+    other = captioner(PACKAGED)
     other.encoder.keys.load_pretrained()
     checkpoint.save(other, tmp_path / "frozen", "# Frozen", Decoding())
-    equal = captioner(tree)
+    equal = captioner(PACKAGED)
     equal.encoder.values.load_state_dict(other.encoder.values.state_dict())
     start_from(equal, str(tmp_path / "frozen"))
     with torch.no_grad():
@@ -374,22 +343,14 @@ def test_frozen_streams_of_other_weights_are_refused(tmp_path):
 
 def test_a_trainable_encoder_must_start_from_the_weights_of_the_frozen_one(tmp_path):
     """The decoder was trained with a frozen encoder, whose weights come with the package."""
-    tree = {"class_path": "ViTEncoder", "init_args": {"image_size": 56, "layers": [1]}}
-    other = captioner_of_packaged(tree)
+    tree = copy.deepcopy(PACKAGED["init_args"]["keys"])
+    other = captioner(tree)
+    other.encoder.load_pretrained()
     checkpoint.save(other, tmp_path / "frozen", "# Frozen", Decoding())
     tree["init_args"]["trainable"] = True
-    start_from(captioner_of_packaged(tree), str(tmp_path / "frozen"))
+    tuned = captioner(tree)
+    tuned.encoder.load_state_dict(other.encoder.backbone.state_dict(prefix="backbone."))
+    start_from(tuned, str(tmp_path / "frozen"))
     tree["init_args"]["weights"] = None
     with pytest.raises(UsageError, match="another encoder: its weights differ"):
         start_from(captioner(tree), str(tmp_path / "frozen"))
-
-
-def captioner_of_packaged(tree):
-    config = {
-        "encoder": tree,
-        "neck": {"class_path": "Projection", "init_args": {"dim": 16}},
-        "decoder": DECODER,
-    }
-    model = Captioner.from_config(config, Vocabulary(("a", "dog", "cat")))
-    model.encoder.load_pretrained()
-    return model
