@@ -10,7 +10,8 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 
-from captioner import distributed
+from captioner import distributed, limits
 from captioner.data import entities
 from captioner.data.module import CaptionDataModule
 from captioner.data.records import TRAIN, VAL
@@ -138,6 +139,15 @@ class SaveConfig(SaveConfigCallback):
             write_text(Path(trainer.default_root_dir) / "config.yaml", text)
 
 
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Raise Lightning's errors about the values of options in one line."""
+    try:
+        yield
+    except (ValueError, MisconfigurationException) as error:
+        raise UsageError(joined(error, 2000)) from error
+
+
 class CLI(LightningCLI):
     """Builds the data, the task and the trainer from configuration files and options."""
 
@@ -173,6 +183,10 @@ class CLI(LightningCLI):
                 f"{joined(error, 2000)}{near} (see captioner {command} --help-all)"
             ) from error
 
+    def _set_seed(self) -> None:
+        with _refusing():
+            super()._set_seed()
+
     def _parse_ckpt_path(self) -> None:
         """Do nothing; Lightning's version lets the checkpoint override the command line."""
 
@@ -180,6 +194,8 @@ class CLI(LightningCLI):
         """Choose the precision, the run folder and the checkpoint."""
         self.started = time.time()
         options = self.config[self.subcommand]
+        for name in ("learning_rate", "encoder_learning_rate"):
+            limits.check(f"model.{name}", options.model[name], limits.RATE)
         trainer = options.trainer
         trainer.precision = supported(trainer.precision, trainer.accelerator)
         if self.choose is not None:
@@ -206,7 +222,8 @@ class CLI(LightningCLI):
         plugins = options.get("plugins") or []
         plugins = plugins if isinstance(plugins, list) else [plugins]
         kwargs["plugins"] = [*plugins, AtomicCheckpoints(folder)]
-        trainer = super().instantiate_trainer(**kwargs)
+        with _refusing():
+            trainer = super().instantiate_trainer(**kwargs)
         for callback in trainer.checkpoint_callbacks:
             if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
                 callback.dirpath = str(folder)
