@@ -142,10 +142,8 @@ def write_sidecars(options: argparse.Namespace) -> int:
         print(f"captioner: {notice}", file=sys.stderr)
     kept = f"{plural(done['kept'], 'photo')} left as {'it is' if done['kept'] == 1 else 'they are'}"
     print(f"{plural(done['written'], 'caption')} written, {kept}")
-    refused = (
-        f"captions could not be written {'into' if options.write == 'embed' else 'beside'} {{}}"
-    )
     status = report_failures(done["failed"], len(photos))
+    refused = "captions could not be written for {}"
     return max(status, report_failures(done["refused"], len(photos), what=refused))
 
 
@@ -155,8 +153,7 @@ def write_page(options: argparse.Namespace) -> int:
     photos = paths.find([folder])
     if len(photos) > MAX_PHOTOS:
         raise UsageError(
-            f"'{folder}' holds {len(photos):,} photos, and a page at most {MAX_PHOTOS:,}: give its "
-            "subfolders one by one"
+            f"a page holds at most {MAX_PHOTOS:,} photos, and '{folder}' has {len(photos):,}"
         )
     given = {k: v for k, v in vars(options).items() if k in ("existing", "prefix", "suffix")}
     sidecars, edited = Sidecars("html", **given), {}
@@ -207,9 +204,8 @@ def write_page(options: argparse.Namespace) -> int:
         if name in found
     ]
     write_text(folder / PAGE, signed(page(folder.resolve().name, shown)))
-    print(
-        f"{plural(len(shown), 'caption')}, {len(pending) - failed} of them new, in {folder / PAGE}"
-    )
+    new = len(pending) - failed
+    print(f"{plural(len(shown), 'caption')}, {new} of them new, in {folder / PAGE}")
     return report_failures(failed, len(photos))
 
 
@@ -218,8 +214,7 @@ def _page_folder(options: argparse.Namespace) -> Path:
     folder = Path(options.inputs[0])
     if len(options.inputs) != 1 or not folder.is_dir():
         raise UsageError(
-            f"--write html takes one folder of photos, got {' '.join(options.inputs)!r:.80}: give the "
-            "folder in which to write the page"
+            f"--write html takes one folder of photos, got {' '.join(options.inputs)!r:.80}"
         )
     if vars(options).get("existing") == "append":
         raise UsageError(

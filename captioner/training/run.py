@@ -195,7 +195,9 @@ class CLI(LightningCLI):
         self.started = time.time()
         options = self.config[self.subcommand]
         for name in ("learning_rate", "encoder_learning_rate"):
-            limits.check(f"model.{name}", options.model[name], limits.Number(0, whole=False, above=True))
+            limits.check(
+                f"model.{name}", options.model[name], limits.Number(0, whole=False, above=True)
+            )
         trainer = options.trainer
         trainer.precision = supported(trainer.precision, trainer.accelerator)
         if self.choose is not None:

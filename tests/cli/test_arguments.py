@@ -117,7 +117,6 @@ WRONG = [
     ("ground --data=folder --root=. --split=tset", "did you mean test?"),
     ("ground --scenes=4 --scene-options max_object=3", "did you mean max_objects?"),
     ("data check --data.name=coco --data.root=nowhere", "nowhere"),
-    ("configs nowhere/x", "the folder 'nowhere' does not exist"),
     ("fit --config=nowhere.yaml", "nowhere.yaml"),
     ("fit --config=configs/flickr8k.yaml", "data set 'flickr8k' needs its folder"),
     ("fit --config=configs/shapes.yaml --trainer.max_epoch=3", "mean --trainer.max_epochs?"),
