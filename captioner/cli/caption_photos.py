@@ -10,7 +10,6 @@ captioner caption holiday/ --output captions.jsonl --num-captions 5 --temperatur
 
 import argparse
 import importlib.util
-import os
 import warnings
 from pathlib import Path
 
@@ -103,21 +102,19 @@ def _destination(output: str | None, file_format: str | None) -> tuple[str, bool
     """Return the format, and whether it is written into a folder: a name without a known ending."""
     if output == "-":
         raise UsageError("cannot write '-': leave --output out to write to standard output")
-    name, suffix = output or ".txt", Path(output or "").suffix.lower()
-    folder_name = output is not None and (name.endswith(("/", os.sep)) or Path(name).is_dir())
-    only_file = file_format in WRITERS and file_format not in FOLDER_FORMATS
-    if folder_name or (output is not None and not suffix and not only_file):
-        if only_file:
-            raise UsageError(f"cannot write {file_format} into '{output}': give the name of a file")
-        return file_format or "jsonl", True
-    if output is not None and file_format is None and suffix not in SUFFIXES:
+    path = Path(output or "captions.txt")
+    no_suffix = not path.suffix and file_format in (None, *FOLDER_FORMATS)
+    is_folder = no_suffix or path.is_dir() or str(output).endswith("/")
+    chosen = file_format or ("jsonl" if is_folder else SUFFIXES.get(path.suffix.lower()))
+    if chosen is None:
         raise UsageError(
             f"cannot tell the format of '{output}': give --format, a name that ends with "
             f"{', '.join(SUFFIXES)}, or for a folder one that ends with /"
         )
-    if file_format == "parquet":
-        raise UsageError("parquet is written into a folder: give --output DIR/")
-    return file_format or SUFFIXES.get(suffix, "text"), False
+    if chosen not in (FOLDER_FORMATS if is_folder else WRITERS):
+        kind = "a folder" if is_folder else "a file"
+        raise UsageError(f"{chosen} is not written into {kind}: give another --output or --format")
+    return chosen, is_folder
 
 
 def _write_beside(options: argparse.Namespace) -> int:

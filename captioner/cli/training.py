@@ -2,13 +2,10 @@
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from captioner.cli.parser import Parser
 from captioner.errors import UsageError, did_you_mean
@@ -57,15 +54,6 @@ _SHORT_HELP = (
     ("help-all", "", "show all options", ""),
 )
 BEST, LAST, PREEMPTED = "checkpoints/best.ckpt", "checkpoints/last.ckpt", "hpc_ckpt_*.ckpt"
-# The options that a run cannot change when it is resumed; the second row only matters in ``fit``.
-_MODEL = (
-    "model.encoder.",
-    "model.neck.",
-    "model.decoder.",
-    "data.min_count",
-    "data.keep_vocabulary",
-)
-_LENGTH = ("trainer.max_epochs", "trainer.max_steps", "data.batch_size")
 
 
 def run(arguments: list[str]) -> int:
@@ -85,8 +73,8 @@ def run(arguments: list[str]) -> int:
         return 0
     chosen: list[Path] = []
 
-    def choose(options: Any, plain: Mapping[str, Any]) -> None:
-        chosen.append(choose_run(command, options, plain))
+    def choose(options: Any) -> None:
+        chosen.append(choose_run(command, options))
 
     try:
         run.main([command, *rest], choose)
@@ -124,15 +112,13 @@ def _shipped(argument: str) -> str:
     return f"{option}{equals}{shipped}" if shipped and not Path(value).exists() else argument
 
 
-def choose_run(command: str, options: Any, plain: Mapping[str, Any]) -> Path:
+def choose_run(command: str, options: Any) -> Path:
     """Choose the run folder and the checkpoint of a command, and put them into its parsed options.
 
-    ``plain`` are the same options as plain values, as ``config.yaml`` stores them. Returns the run
-    folder: by default ``runs/NAME`` for the last configuration file ``NAME.yaml``.
+    Returns the run folder: by default ``runs/NAME`` for the last configuration file ``NAME.yaml``.
 
     Raises:
-        UsageError: no such checkpoint; the folder holds a run already; or options differ from those
-            that the run began with.
+        UsageError: no such checkpoint; or the folder holds a run, or its ``config.yaml`` is an input.
     """
     files = list(map(str, options.config or ()))
     default = Path("runs") / (Path(files[-1]).stem if files else "run")
@@ -142,9 +128,12 @@ def choose_run(command: str, options: Any, plain: Mapping[str, Any]) -> Path:
         return root
     checkpoint = _checkpoint(command, options.ckpt_path, root)
     saved = root / "config.yaml"
-    if checkpoint is not None and root in checkpoint.parents:
-        _check_unchanged(root, plain, training=command == "fit")
-    elif command == "fit" and saved.exists() and any(saved.samefile(file) for file in files):
+    resumed = checkpoint is not None and root in checkpoint.parents
+    if (
+        command == "fit"
+        and not resumed
+        and any(map(saved.samefile, files if saved.exists() else ()))
+    ):
         raise UsageError(
             f"'{saved}' is an input, and the run would replace it: choose another folder with "
             "--trainer.default_root_dir DIR"
@@ -177,30 +166,3 @@ def _checkpoint(command: str, option: Any, root: Path) -> Path | None:
             "a file with --ckpt_path FILE"
         )
     return file
-
-
-def _check_unchanged(root: Path, plain: Mapping[str, Any], training: bool) -> None:
-    """Refuse options of model and data that differ from those in the configuration of the run."""
-    file = root / "config.yaml"
-    if not file.is_file():
-        return
-    saved, now = dict(_leaves(yaml.safe_load(file.read_text("utf-8")))), dict(_leaves(plain))
-    for name in now:
-        changed = now[name] != saved.get(name, now[name])
-        if changed and name.startswith(_MODEL + (_LENGTH if training else ())):
-            raise UsageError(
-                f"the run in '{root}' began with {name} {saved[name]}, got {now[name]}: resume it with "
-                f"--config {file} --ckpt_path last, or start a new run from its weights with "
-                f"--model.init_from {root} --trainer.default_root_dir DIR"
-            )
-
-
-def _leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values in a tree with their dotted names."""
-    if isinstance(tree, Mapping) and tree:
-        for key, value in tree.items():
-            if key == "class_path":  # with or without the module
-                value = str(value).rpartition(".")[2]
-            yield from _leaves(value, f"{name}.{key}" if name else key)
-    else:
-        yield name, tree

@@ -10,7 +10,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
@@ -18,7 +18,6 @@ from typing import Any
 
 import pytorch_lightning as pl
 import torch
-import yaml
 from jsonargparse import ArgumentError
 from jsonargparse.typing import NonNegativeInt
 from lightning_fabric.utilities.exceptions import MisconfigurationException
@@ -44,7 +43,7 @@ from captioner.training.precision import supported
 from captioner.training.results import model_card, write_result
 from captioner.training.task import CaptioningTask
 
-Choose = Callable[[Any, Mapping[str, Any]], None]
+Choose = Callable[[Any], None]
 _LOG = logging.getLogger(__name__)
 LAST = Path("checkpoints") / "last.ckpt"
 PREEMPTED = "hpc_ckpt_*.ckpt"  # saved by Lightning before SLURM ends a job
@@ -128,15 +127,15 @@ class Trainer(pl.Trainer):
 
 
 class SaveConfig(SaveConfigCallback):
-    """Writes the whole configuration into the run folder at the start of ``fit``."""
+    """Writes the whole configuration into the run folder when ``fit`` begins a run."""
 
     def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Write ``config.yaml``, without the checkpoint that the run was resumed from."""
-        if stage == "fit":
+        """Write ``config.yaml``; a resumed run keeps it."""
+        file = Path(trainer.default_root_dir) / "config.yaml"
+        if stage == "fit" and not (self.config.ckpt_path and file.exists()):
             config = self.config.clone()
             config.ckpt_path = None  # otherwise captioner test would test that checkpoint
-            text = self.parser.dump(config, skip_none=False)
-            write_text(Path(trainer.default_root_dir) / "config.yaml", text)
+            write_text(file, self.parser.dump(config, skip_none=False))
 
 
 @contextmanager
@@ -201,8 +200,7 @@ class CLI(LightningCLI):
         trainer = options.trainer
         trainer.precision = supported(trainer.precision, trainer.accelerator)
         if self.choose is not None:
-            text = self._parser(self.subcommand).dump(options, skip_none=False)
-            self.choose(options, yaml.safe_load(text))
+            self.choose(options)
         self.root = Path(trainer.default_root_dir)
 
     def instantiate_classes(self) -> None:
@@ -329,8 +327,8 @@ def main(arguments: list[str], choose: Choose | None = None) -> None:
 
     Args:
         arguments: the subcommand and its options.
-        choose: called with the parsed options, and the same as plain values, before anything is built;
-            it sets the run folder and the checkpoint.
+        choose: called with the parsed options before anything is built; it sets the run folder and the
+            checkpoint.
 
     Raises:
         UsageError: an unknown option, or a value that an option cannot have.

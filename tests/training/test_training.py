@@ -125,7 +125,11 @@ def test_options_override_the_checkpoint(checkpoint, run_folder, shapes_cache):
 @pytest.mark.parametrize(
     ("command", "options", "message"),
     [
-        ("fit", ["--ckpt_path=last", "--trainer.max_epochs=31"], "max_epochs 30, got 31"),
+        (
+            "fit",
+            ["--ckpt_path=last", "--model.decoder.init_args.hidden=32"],
+            "another model.decoder",
+        ),
         ("fit", [*ELSEWHERE, "--trainer.max_epochs=31"], "resume with the max_epochs and batch"),
         ("test", [*ELSEWHERE, "--data.min_count=40"], "another vocabulary"),
         ("test", [*ELSEWHERE, "--model.encoder.init_args.image_size=96"], "encoder"),
