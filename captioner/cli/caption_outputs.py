@@ -149,7 +149,16 @@ def write_sidecars(options: argparse.Namespace) -> int:
 
 def write_page(options: argparse.Namespace) -> int:
     """Write a page of the captions of a folder; what it shows is kept in shards beside it."""
-    folder = _page_folder(options)
+    folder = Path(options.inputs[0])
+    if len(options.inputs) != 1 or not folder.is_dir():
+        raise UsageError(
+            f"--write html takes one folder of photos, got {' '.join(options.inputs)!r:.80}"
+        )
+    if vars(options).get("existing") == "append":
+        raise UsageError(
+            "--existing append cannot be used with --write html: edit the page instead"
+        )
+    check_folder(folder)
     photos = paths.find([folder])
     if len(photos) > MAX_PHOTOS:
         raise UsageError(
@@ -157,12 +166,13 @@ def write_page(options: argparse.Namespace) -> int:
         )
     given = {k: v for k, v in vars(options).items() if k in ("existing", "prefix", "suffix")}
     sidecars, edited = Sidecars("html", **given), {}
-    if sidecars.existing != "overwrite":
-        check_page(folder / PAGE)
-    if sidecars.existing == "overwrite":
+    replaced = sidecars.existing == "overwrite"
+    if replaced:
         shutil.rmtree(folder / SHARDS, ignore_errors=True)
-    elif (folder / TABLE).is_file():
-        edited = _edited_captions(folder / TABLE)
+    else:
+        check_page(folder / PAGE)
+        if (folder / TABLE).is_file():
+            edited = _edited_captions(folder / TABLE)
     names = {encodable(photo.relative_to(folder).as_posix()): photo for photo in photos}
     failed = 0
     with (
@@ -190,7 +200,7 @@ def write_page(options: argparse.Namespace) -> int:
     def text(name: str) -> str:
         if name in edited:
             return "\n".join(edited[name])
-        words = "" if sidecars.existing == "overwrite" else sidecars.words(names[name])
+        words = "" if replaced else sidecars.words(names[name])
         return words or sidecars.text(found[name]["caption"])
 
     shown = [
@@ -207,24 +217,6 @@ def write_page(options: argparse.Namespace) -> int:
     new = len(pending) - failed
     print(f"{plural(len(shown), 'caption')}, {new} of them new, in {folder / PAGE}")
     return report_failures(failed, len(photos))
-
-
-def _page_folder(options: argparse.Namespace) -> Path:
-    """Return the folder of a page; UsageError if there is none, or if it holds a foreign page."""
-    folder = Path(options.inputs[0])
-    if len(options.inputs) != 1 or not folder.is_dir():
-        raise UsageError(
-            f"--write html takes one folder of photos, got {' '.join(options.inputs)!r:.80}"
-        )
-    if vars(options).get("existing") == "append":
-        raise UsageError(
-            "--existing append cannot be used with --write html: edit the page instead"
-        )
-    page = folder / PAGE
-    if page.exists() and not (folder / SHARDS).is_dir():  # they are written before the page
-        raise UsageError(f"'{page}' exists and is no page of captions: give it another name")
-    check_folder(folder)
-    return folder
 
 
 def _edited_captions(table: Path) -> dict[str, list[str]]:

