@@ -19,8 +19,8 @@ RESULTS = ROOT / "docs" / "results"
 CARDS = [folder / "README.md" for folder in resources.bundled_models().values()]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 README = (ROOT / "README.md").read_text("utf-8")
-ATTENTION, EXTENDING = (
-    (ROOT / "docs" / f"{name}.md").read_text("utf-8") for name in ("attention", "extending")
+ATTENTION, ARCHITECTURE = (
+    (ROOT / "docs" / f"{name}.md").read_text("utf-8") for name in ("attention", "architecture")
 )
 
 
@@ -104,8 +104,8 @@ def test_commands_and_files_exist():
             assert recorded or (ROOT / name).is_file(), f"{page.name} names {name}"
 
 
-@pytest.mark.parametrize("code", re.findall(r"(?<!-->\n)```python\n(.*?)```", EXTENDING, re.DOTALL))
-def test_the_examples_of_the_page_on_extending_run(code, monkeypatch):
+@pytest.mark.parametrize("code", re.findall(r"(?<!-->\n)```python\n(.*?)```", ARCHITECTURE, re.DOTALL))
+def test_the_examples_of_extensions_run(code, monkeypatch):
     monkeypatch.setattr(registry, "_TABLE", copy.deepcopy(registry._TABLE))
     exec(code, {"__name__": "example"})
 

@@ -148,8 +148,11 @@ class Shards:
             raise DataError(
                 f"'{file}' is not what captioner writes into such a folder; give another folder"
             ) from error
+        names = manifest["model"].get("name"), self.identity["model"]["name"]
         for what, there, now in found:
             if there != now:
+                if what == "model":  # by name; the same name can have other weights or settings
+                    there, now = (f"'{name}'" for name in names)
                 raise UsageError(
                     f"{self.advice}: '{self.folder}' holds captions of another {what} (there "
                     f"{_difference(there, now)}, now {_difference(now, there)})"
@@ -278,7 +281,7 @@ def _schema() -> Any:
 def _difference(value: Any, other: Any) -> str:
     """Return a value of a manifest in words; of a decoding, the options that differ."""
     if not isinstance(value, dict):
-        return f"{value!s:.12}"
+        return str(value)
     names = [name for name in {**value, **other} if value.get(name) != other.get(name)]
     return ", ".join(f"--{name.replace('_', '-')} {value.get(name)}" for name in names)
 

@@ -200,7 +200,12 @@ def write_page(options: argparse.Namespace) -> int:
     def text(name: str) -> str:
         if name in edited:
             return "\n".join(edited[name])
-        words = "" if replaced else sidecars.words(names[name])
+        words = ""
+        if not replaced:
+            try:
+                words = sidecars.words(names[name])
+            except (DataError, OSError) as error:  # the photo was captioned, so the page shows it
+                print(f"captioner: {error}", file=sys.stderr)
         return words or sidecars.text(found[name]["caption"])
 
     shown = [

@@ -134,7 +134,7 @@ def test_a_second_call_skips_finished_photos_and_retries_failed_ones_if_asked(
             "captions of another decoding (there --beam-size 2, now --beam-size 1)",
         ),
         (["--format=parquet"], "another format"),
-        (["--model=other", "--beam-size=1"], "another model (there "),
+        (["--model=other", "--beam-size=1"], "another model (there '"),
     ],
 )
 def test_captions_of_another_kind_are_not_mixed(
