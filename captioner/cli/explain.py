@@ -107,8 +107,7 @@ def run(options: argparse.Namespace) -> int:
             try:
                 if isinstance(photo, ImageError):
                     raise photo
-                given = options.caption is not None
-                caption = model.explain(photo, options.caption) if given else next(own)
+                caption = next(own) if options.caption is None else options.caption
                 if isinstance(caption, ImageError):
                     raise caption
                 caption = model.explain(photo, caption, options.method)
