@@ -104,7 +104,9 @@ def test_commands_and_files_exist():
             assert recorded or (ROOT / name).is_file(), f"{page.name} names {name}"
 
 
-@pytest.mark.parametrize("code", re.findall(r"(?<!-->\n)```python\n(.*?)```", ARCHITECTURE, re.DOTALL))
+@pytest.mark.parametrize(
+    "code", re.findall(r"(?<!-->\n)```python\n(.*?)```", ARCHITECTURE, re.DOTALL)
+)
 def test_the_examples_of_extensions_run(code, monkeypatch):
     monkeypatch.setattr(registry, "_TABLE", copy.deepcopy(registry._TABLE))
     exec(code, {"__name__": "example"})

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from captioner.photos.images import Photo
 
 ADVANCED = ("batch_size", "beam_size", "overwrite", "scale", "smoothing", "layer", "head", "sign")
-STYLE = ("opacity", "scale", "smoothing", "layer", "head", "look", "contours")
-STYLE += ("content_words", "sign")
+STYLE = (
+    *("opacity", "scale", "smoothing", "layer", "head", "look", "contours"),
+    *("content_words", "sign"),
+)
 DETAILED = {"png", "npz"}  # formats with layers and heads, or with the attention to earlier words
 
 
@@ -66,9 +68,7 @@ def _index(number: str) -> int:
 def run(options: argparse.Namespace) -> int:
     """Write the files and return the exit status: 1 if any photo could not be read, else 0."""
     if options.sign != "positive" and options.method not in SIGNED:
-        raise UsageError(
-            f"--sign is for methods with negative values: give --method {' or '.join(SIGNED)}"
-        )
+        raise UsageError(f"--sign needs --method {' or '.join(SIGNED)}")
     paths = find(options.inputs)
     bases = _output_bases(paths, options.output)
     suffixes = export.suffixes(options.formats)
