@@ -93,8 +93,8 @@ def run(options: argparse.Namespace) -> int:
         return outputs.write_folder(options, file_format)
     several = (options.num_captions or 1) > 1 and file_format != "jsonl"
     if several or (options.confidence and file_format in ("csv", "coco")):
-        wrong = "--num-captions" if several else "--confidence"
-        raise UsageError(f"{wrong} has no place in {file_format}: give --format jsonl")
+        option = "--num-captions" if several else "--confidence"
+        raise UsageError(f"{option} has no place in {file_format}: give --format jsonl")
     return outputs.write_file(options, file_format)
 
 
