@@ -114,6 +114,8 @@ WRONG = [
     ("caption --write=txt --prefix=\udcff x.png", "--prefix: expected text in UTF-8"),
     ("explain x.png --output=out --caption=\udcff", "--caption: expected text in UTF-8"),
     ("explain x.png --output=out --caption=!!!", "a sentence to explain has"),
+    ("explain https://a.example/dog.jpg --output=out", "is a web address: download the photo"),
+    ("explain x.png --output=x.png/out", "Not a directory"),
     ("ground --data=folder --root=. --split=tset", "did you mean test?"),
     ("ground --scenes=4 --scene-options max_object=3", "did you mean max_objects?"),
     ("data check --data.name=coco --data.root=nowhere", "nowhere"),
