@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterable
 from functools import cache
 
-NAME_LIMIT = 300
-"""Names of more characters are cut in the middle in messages."""
+NAME_LIMIT = 300  # longer names are cut in the middle in messages
 
 
 class CaptionerError(Exception):
@@ -46,11 +45,7 @@ class EvaluationError(CaptionerError):
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """Return a message about an unknown name that lists the known names, the most similar first.
-
-    >>> unknown("decoder", "LSTMDecode", ["TransformerDecoder", "LSTMDecoder"])
-    "unknown decoder 'LSTMDecode'; known: LSTMDecoder, TransformerDecoder"
-    """
+    """Return a message about an unknown name that lists the known names, the most similar first."""
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=8, cutoff=0.4)
     ordered = near + [n for n in names if n not in near]
@@ -59,11 +54,7 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return a question about the known name that is most similar, or nothing.
-
-    >>> did_you_mean("--modle", ["--model", "--device"])
-    ' (did you mean --model?)'
-    """
+    """Return a question about the most similar known name, ``(did you mean --model?)``, or nothing."""
     near = difflib.get_close_matches(name, list(known), 1, 0.6)
     return f" (did you mean {near[0]}?)" if near else ""
 
@@ -80,10 +71,7 @@ def printable(text: str, limit: int = 200) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return a message as one printable line with long names cut in the middle.
-
-    The message may contain names from hostile files, with terminal escapes or thousands of characters.
-    """
+    """Return a message as one printable line; names in it may come from hostile files."""
     shorter = re.sub(rf"\S{{{NAME_LIMIT},}}", lambda name: printable(name[0], NAME_LIMIT), text)
     return printable(shorter, limit=2000)
 
@@ -94,28 +82,17 @@ def joined(error: Exception, limit: int = 300) -> str:
 
 
 def os_error(error: OSError) -> str:
-    """Return an error of the file system without its number.
-
-    >>> os_error(PermissionError(13, "Permission denied", "a.txt"))
-    "'a.txt': Permission denied"
-    """
+    """Return an error of the file system without its number: ``'a.txt': Permission denied``."""
     reason = error.strerror or str(error)
     return one_line(reason if error.filename is None else f"'{error.filename}': {reason}")
 
 
 def plural(count: int, noun: str) -> str:
-    """Return a count and its noun, in the plural unless the count is 1.
-
-    >>> plural(1, "photo"), plural(1200, "photo")
-    ('1 photo', '1,200 photos')
-    """
+    """Return for example ``1 photo`` or ``1,200 photos``."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 @cache
 def notice(message: str) -> None:
-    """Say once what was left out or is missing, as a warning of the logger ``captioner``.
-
-    Python prints it to standard error, unless the program has set up its logging otherwise.
-    """
+    """Say once what was left out or is missing, as a warning of the logger ``captioner``."""
     logging.getLogger("captioner").warning("captioner: %s", one_line(message))

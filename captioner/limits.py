@@ -22,14 +22,6 @@ class Number:
         inside = number and not isinstance(value, bool) and self.low <= value <= self.high
         return bool(inside and not (self.above and value == self.low))
 
-    def parse(self, text: str) -> float | int | None:
-        """Return the number that a text names; None if it names no such number."""
-        try:
-            value = int(text) if self.whole else float(text)
-        except ValueError:
-            return None
-        return value if self.accepts(value) else None
-
     def __str__(self) -> str:
         kind = "a whole number" if self.whole else "a number"
         low, high = f"{self.low:,.10g}", f"{self.high:,.10g}"
@@ -44,15 +36,7 @@ def check(option: str, value: Any, expected: Number) -> None:
         raise UsageError(f"{option} must be {expected}, got {value!r:.40}")
 
 
-def check_lengths(least: int, most: int) -> None:
-    """Raise UsageError if the least number of words is larger than the largest."""
-    if least > most:
-        raise UsageError(f"min_length must be at most max_length, got {least} and {most}")
-
-
 SHARE = Number(0, 1, whole=False)
-RATE = Number(0, 1e6, whole=False, above=True)  # a learning rate
-TEMPERATURE = Number(1e-6, 1e6, whole=False)
 SUPERVISION = Number(0, 1e6, whole=False)  # the weight of mask supervision
 SEED = Number(0, 2**32 - 1)  # what numpy accepts
 # The options of a search.
@@ -96,12 +80,4 @@ SIGNED = {
     "integrated-gradients": {sign: sign for sign in ("positive", "negative", "absolute")},
     "occlusion": {"positive": "falls", "negative": "rises", "absolute": "falls and rises"},
 }
-NO_CAPTUM = (
-    "integrated-gradients needs captum, which is not installed: pip install 'captioner[captum]', or "
-    "choose another method"
-)
-NO_LAYERS = (
-    "rollout multiplies the attention of a Transformer's layers, and {0} has no such layers: choose "
-    "another method or model"
-)
 BATCH = Number(1, 512)  # images that are read and encoded together

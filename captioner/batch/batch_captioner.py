@@ -3,13 +3,16 @@
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from captioner.batch.inputs import Sources
 from captioner.batch.rows import Row, record
 from captioner.errors import ImageError
 from captioner.photos.images import Photo
 from captioner.predict.load import load
+
+if TYPE_CHECKING:
+    from captioner.batch.inputs import Sources
 
 FETCH_THREADS = 8
 """Concurrent downloads from an object store per process."""
@@ -40,7 +43,7 @@ class BatchCaptioner:
         self,
         model: str | None = None,
         device: str = "auto",
-        sources: Sources | None = None,
+        sources: "Sources | None" = None,
         confidence: bool = False,
         min_confidence: float | None = None,
         thumbnails: bool = False,
@@ -54,7 +57,7 @@ class BatchCaptioner:
         if needed:
             self.predictor.check_confidence(self.decoding)
         self.confidence = needed or (thumbnails and self.predictor.has_confidence(self.decoding))
-        self.sources = sources or Sources([])
+        self.sources = sources
 
     def __call__(self, names: Sequence[str]) -> list[Row]:
         """Return the row of each photo of a batch.
@@ -103,7 +106,7 @@ class BatchCaptioner:
     def _open(self, name: str) -> Any:
         """Return what ``captioner.photos.images.load`` reads, or the error of a photo."""
         if not self.thumbnails:
-            return self.sources.open(name)
+            return Path(name) if self.sources is None else self.sources.open(name)
         try:
             return Photo.read(name)  # decoded once for its caption and its page
         except ImageError as error:

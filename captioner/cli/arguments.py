@@ -40,7 +40,7 @@ def text(given: str) -> str:
 
 
 def add_inputs(parser: argparse.ArgumentParser, batch_size: int) -> None:
-    """Add the photos, the model and the search."""
+    """Add the photos, and the options of the model and the search."""
     parser.add_argument("inputs", nargs="+", metavar="INPUT", help="photo, folder or glob")
     add_model(parser)
     add_search(parser, batch_size)
@@ -65,19 +65,17 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 def add_search(parser: argparse.ArgumentParser, batch_size: int) -> None:
     """Add ``--beam-size`` and ``--batch-size``."""
     limit, add = DECODING["beam_size"], parser.add_argument
-    help_text = f"hypotheses kept per photo, up to {limit.high}; 1 is greedy search"
-    help_text += " (default: the model's own, usually 5)"
+    help_text = (
+        "hypotheses kept per photo; 1 is greedy search (default: the model's own, usually 5)"
+    )
     add("--beam-size", type=number(limit), metavar="N", help=help_text)
-    help_text = f"photos computed together, up to {BATCH.high}"
+    help_text = "photos computed together"
     add("--batch-size", type=number(BATCH), metavar="N", default=batch_size, help=help_text)
 
 
 def add_method(parser: argparse.ArgumentParser) -> None:
     """Add ``--method``."""
-    help_text = (
-        "how words are explained: by attention or, instead, by another method; gradients and "
-    )
-    help_text += "erased regions take seconds a photo"
+    help_text = "how words are explained; gradients and erased regions take seconds a photo"
     parser.add_argument("--method", choices=tuple(METHODS), default="attention", help=help_text)
 
 
@@ -94,10 +92,10 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         "diversity": "how much they avoid them, in nats per word (default: 0.5)",
     }
     group = parser.add_argument_group("several and varied captions")
-    ranges = DECODING | WORD_SAMPLING
     for name, help_text in texts.items():
-        option, metavar = f"--{name.replace('_', '-')}", "N" if ranges[name].whole else "X"
-        group.add_argument(option, type=number(ranges[name]), metavar=metavar, help=help_text)
+        limit = (DECODING | WORD_SAMPLING)[name]
+        option, metavar = f"--{name.replace('_', '-')}", "N" if limit.whole else "X"
+        group.add_argument(option, type=number(limit), metavar=metavar, help=help_text)
 
 
 def add_output(parser: argparse.ArgumentParser) -> None:

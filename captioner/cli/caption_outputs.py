@@ -142,30 +142,37 @@ def write_sidecars(options: argparse.Namespace) -> int:
         print(f"captioner: {notice}", file=sys.stderr)
     kept = f"{plural(done['kept'], 'photo')} left as {'it is' if done['kept'] == 1 else 'they are'}"
     print(f"{plural(done['written'], 'caption')} written, {kept}")
-    refused = (
-        f"captions could not be written {'into' if options.write == 'embed' else 'beside'} {{}}"
-    )
     status = report_failures(done["failed"], len(photos))
+    refused = "captions could not be written for {}"
     return max(status, report_failures(done["refused"], len(photos), what=refused))
 
 
 def write_page(options: argparse.Namespace) -> int:
     """Write a page of the captions of a folder; what it shows is kept in shards beside it."""
-    folder = _page_folder(options)
+    folder = Path(options.inputs[0])
+    if len(options.inputs) != 1 or not folder.is_dir():
+        raise UsageError(
+            f"--write html takes one folder of photos, got {' '.join(options.inputs)!r:.80}"
+        )
+    if vars(options).get("existing") == "append":
+        raise UsageError(
+            "--existing append cannot be used with --write html: edit the page instead"
+        )
+    check_folder(folder)
     photos = paths.find([folder])
     if len(photos) > MAX_PHOTOS:
         raise UsageError(
-            f"'{folder}' holds {len(photos):,} photos, and a page at most {MAX_PHOTOS:,}: give its "
-            "subfolders one by one"
+            f"a page holds at most {MAX_PHOTOS:,} photos, and '{folder}' has {len(photos):,}"
         )
     given = {k: v for k, v in vars(options).items() if k in ("existing", "prefix", "suffix")}
     sidecars, edited = Sidecars("html", **given), {}
-    if sidecars.existing != "overwrite":
-        check_page(folder / PAGE)
-    if sidecars.existing == "overwrite":
+    replaced = sidecars.existing == "overwrite"
+    if replaced:
         shutil.rmtree(folder / SHARDS, ignore_errors=True)
-    elif (folder / TABLE).is_file():
-        edited = _edited_captions(folder / TABLE)
+    else:
+        check_page(folder / PAGE)
+        if (folder / TABLE).is_file():
+            edited = _edited_captions(folder / TABLE)
     names = {encodable(photo.relative_to(folder).as_posix()): photo for photo in photos}
     failed = 0
     with (
@@ -194,7 +201,7 @@ def write_page(options: argparse.Namespace) -> int:
         if name in edited:
             return "\n".join(edited[name])
         words = ""
-        if sidecars.existing != "overwrite":
+        if not replaced:
             try:
                 words = sidecars.words(names[name])
             except (DataError, OSError) as error:  # the photo was captioned, so the page shows it
@@ -212,29 +219,9 @@ def write_page(options: argparse.Namespace) -> int:
         if name in found
     ]
     write_text(folder / PAGE, signed(page(folder.resolve().name, shown)))
-    print(
-        f"{plural(len(shown), 'caption')}, {len(pending) - failed} of them new, in {folder / PAGE}"
-    )
+    new = len(pending) - failed
+    print(f"{plural(len(shown), 'caption')}, {new} of them new, in {folder / PAGE}")
     return report_failures(failed, len(photos))
-
-
-def _page_folder(options: argparse.Namespace) -> Path:
-    """Return the folder of a page; UsageError if there is none, or if it holds a foreign page."""
-    folder = Path(options.inputs[0])
-    if len(options.inputs) != 1 or not folder.is_dir():
-        raise UsageError(
-            f"--write html takes one folder of photos, got {' '.join(options.inputs)!r:.80}: give the "
-            "folder in which to write the page"
-        )
-    if vars(options).get("existing") == "append":
-        raise UsageError(
-            "--existing append cannot be used with --write html: edit the page instead"
-        )
-    page = folder / PAGE
-    if page.exists() and not (folder / SHARDS).is_dir():  # they are written before the page
-        raise UsageError(f"'{page}' exists and is no page of captions: give it another name")
-    check_folder(folder)
-    return folder
 
 
 def _edited_captions(table: Path) -> dict[str, list[str]]:

@@ -10,21 +10,13 @@ captioner caption holiday/ --output captions.jsonl --num-captions 5 --temperatur
 
 import argparse
 import importlib.util
-import os
 import warnings
 from pathlib import Path
 
 from captioner.batch.inputs import INSTALL
 from captioner.batch.sidecars import EXISTING, FORMATS
 from captioner.cli import caption_outputs as outputs
-from captioner.cli.arguments import (
-    add_inputs,
-    add_overwrite,
-    add_sampling,
-    number,
-    positive,
-    text,
-)
+from captioner.cli.arguments import add_inputs, add_overwrite, add_sampling, number, positive, text
 from captioner.cli.writers import SUFFIXES, WRITERS
 from captioner.errors import UsageError
 from captioner.limits import SHARE
@@ -46,25 +38,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     about += f"{' '.join(FOLDER_FORMATS)} (default: jsonl)"
     choices = sorted({*WRITERS, *FOLDER_FORMATS})
     add("--format", choices=choices, default=argparse.SUPPRESS, help=about)
-    about = f"file to write, whose name ends with {' '.join(SUFFIXES)} (default: standard output); or a "
-    about += (
-        "folder, a name without such an ending, which gets shards and a manifest; the same call "
-    )
-    about += "resumes after an interruption"
+    about = f"file to write, with the ending {' '.join(SUFFIXES)} (default: standard output); or a "
+    about += "folder, without such an ending, for shards and a manifest; the same call resumes it"
     add("--output", metavar="FILE|DIR", help=about)
     add_overwrite(parser)
     group = parser.add_argument_group("confidence")
-    about = "add the probability that the caption is right, to text and JSON lines; only for the "
-    about += "model's own search, without --beam-size, --temperature and the like"
+    about = "add the probability that the caption is right, to text and JSON lines; only without "
+    about += "options of the search"
     group.add_argument("--confidence", action="store_true", help=about)
     about = "leave captions below this confidence empty; from 0 to 1"
     group.add_argument("--min-confidence", type=number(SHARE), metavar="X", help=about)
     beside = parser.add_argument_group("where the photos are", argument_default=argparse.SUPPRESS)
-    about = "txt: a text file beside each photo; xmp: an XMP file beside it; embed: XMP inside the "
-    about += (
-        "photo (JPEG, PNG, WebP or TIFF); html: captions.html in the folder, a page to check and "
-    )
-    about += "edit all captions. A photo that has such a caption keeps it"
+    about = "txt or xmp: a file beside each photo; embed: XMP inside the photo (JPEG, PNG, WebP or "
+    about += "TIFF); html: captions.html in the folder, a page to check and edit all captions"
     beside.add_argument("--write", choices=(*FORMATS, "html"), help=about)
     about = "for photos that have a caption: leave it, add a line, or replace it (default: skip)"
     beside.add_argument("--existing", choices=EXISTING, help=about)
@@ -73,10 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     folder = parser.add_argument_group("options for a folder", argument_default=argparse.SUPPRESS)
     about = "processes on this machine, or Ray Data on a cluster (default: local)"
     folder.add_argument("--engine", choices=("local", "ray"), help=about)
-    about = (
-        "processes that each load the model (default: one per CPU core; on a GPU, one; with Ray, "
-    )
-    about += "one per GPU)"
+    about = "processes that each load the model (default: one per CPU core, or per GPU)"
     folder.add_argument("--workers", type=positive, metavar="N", help=about)
     about = "records per shard; an interruption loses at most the unfinished one (default: 1000)"
     folder.add_argument("--shard-size", type=positive, metavar="N", help=about)
@@ -94,8 +77,7 @@ def run(options: argparse.Namespace) -> int:
     for name in options.inputs:
         if "://" in name and not is_folder:
             raise UsageError(
-                f"'{name}' is an address: download the photo and give the file; for photos in an object "
-                "store, give a folder with --output DIR/"
+                f"'{name}' is an address: download the photo, or give an object store and --output DIR/"
             )
     if options.diversity is not None and options.diverse_groups is None:
         raise UsageError("--diversity needs --diverse-groups: give both")
@@ -109,15 +91,10 @@ def run(options: argparse.Namespace) -> int:
             raise UsageError(f"{value} needs {package}: {INSTALL}")
     if is_folder:
         return outputs.write_folder(options, file_format)
-    if (options.num_captions or 1) > 1 and file_format != "jsonl":
-        raise UsageError(
-            "several captions per photo are written as JSON lines: give --format jsonl"
-        )
-    if options.confidence and file_format in ("csv", "coco"):
-        raise UsageError(
-            f"--confidence has no place in {file_format}: give --format text or jsonl, or only "
-            "--min-confidence"
-        )
+    several = (options.num_captions or 1) > 1 and file_format != "jsonl"
+    if several or (options.confidence and file_format in ("csv", "coco")):
+        option = "--num-captions" if several else "--confidence"
+        raise UsageError(f"{option} has no place in {file_format}: give --format jsonl")
     return outputs.write_file(options, file_format)
 
 
@@ -125,37 +102,29 @@ def _destination(output: str | None, file_format: str | None) -> tuple[str, bool
     """Return the format, and whether it is written into a folder: a name without a known ending."""
     if output == "-":
         raise UsageError("cannot write '-': leave --output out to write to standard output")
-    name, suffix = output or ".txt", Path(output or "").suffix.lower()
-    folder_name = output is not None and (name.endswith(("/", os.sep)) or Path(name).is_dir())
-    only_file = file_format in WRITERS and file_format not in FOLDER_FORMATS
-    if folder_name or (output is not None and not suffix and not only_file):
-        if only_file:
-            raise UsageError(
-                f"cannot write {file_format} into '{output}': a folder holds "
-                f"{' or '.join(FOLDER_FORMATS)}; give the name of a file"
-            )
-        return file_format or "jsonl", True
-    if output is not None and file_format is None and suffix not in SUFFIXES:
+    path = Path(output or "captions.txt")
+    no_suffix = not path.suffix and file_format in (None, *FOLDER_FORMATS)
+    is_folder = no_suffix or path.is_dir() or str(output).endswith("/")
+    chosen = file_format or ("jsonl" if is_folder else SUFFIXES.get(path.suffix.lower()))
+    if chosen is None:
         raise UsageError(
             f"cannot tell the format of '{output}': give --format, a name that ends with "
             f"{', '.join(SUFFIXES)}, or for a folder one that ends with /"
         )
-    if file_format == "parquet":
-        raise UsageError("parquet is written into a folder: give --output DIR/")
-    return file_format or SUFFIXES.get(suffix, "text"), False
+    if chosen not in (FOLDER_FORMATS if is_folder else WRITERS):
+        kind = "a folder" if is_folder else "a file"
+        raise UsageError(f"{chosen} is not written into {kind}: give another --output or --format")
+    return chosen, is_folder
 
 
 def _write_beside(options: argparse.Namespace) -> int:
     """Write the captions where the photos are; refuse the options of files of captions."""
-    names = ("engine", "format", "num_captions", "output", "overwrite", *sorted(FOLDER_OPTIONS))
-    for name in (name for name in names if vars(options).get(name)):
-        advice = "give --existing overwrite" if name == "overwrite" else "leave it out"
-        option = f"--{name.replace('_', '-')}"
-        raise UsageError(f"{option} cannot be used with --write {options.write}: {advice}")
-    if options.write == "html":
-        return outputs.write_page(options)
-    if options.confidence:
+    wrong = ["engine", "format", "num_captions", "output", "overwrite", *sorted(FOLDER_OPTIONS)]
+    if options.write != "html":
+        wrong.append("confidence")
+    for name in filter(vars(options).get, wrong):
         raise UsageError(
-            f"--confidence has no place in {options.write}: leave it out, or give --min-confidence"
+            f"--{name.replace('_', '-')} cannot be used with --write {options.write}: leave it out"
         )
-    return outputs.write_sidecars(options)
+    write = outputs.write_page if options.write == "html" else outputs.write_sidecars
+    return write(options)

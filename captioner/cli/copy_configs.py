@@ -10,7 +10,7 @@ from pathlib import Path
 
 from captioner.cli.arguments import add_overwrite
 from captioner.cli.outputs import check_files, check_folder
-from captioner.errors import UsageError, plural
+from captioner.errors import plural
 from captioner.resources import shipped_configs
 
 
@@ -27,8 +27,6 @@ def run(options: argparse.Namespace) -> int:
         print(*files, sep="\n")
         return 0
     target = Path(options.folder)
-    if not target.absolute().parent.is_dir():
-        raise UsageError(f"cannot make '{target}': the folder '{target.parent}' does not exist")
     check_folder(target)
     copies = {target.joinpath(*Path(name).parts[1:]): file for name, file in files.items()}
     check_files([copy for copy in copies if copy.exists()], options.overwrite, copies.values())

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 ADVANCED = ("batch_size", "beam_size", "overwrite", "scale", "smoothing", "layer", "head", "sign")
 STYLE = (
-    *("opacity", "scale", "smoothing", "layer", "head", "look", "contours", "content_words"),
-    "sign",
+    *("opacity", "scale", "smoothing", "layer", "head", "look", "contours"),
+    *("content_words", "sign"),
 )
 DETAILED = {"png", "npz"}  # formats with layers and heads, or with the attention to earlier words
 
@@ -40,12 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     names, default = export.names(), ["png", "html"]
     about = f"file formats: {' '.join(names)}"
     add("--formats", nargs="+", choices=names, default=default, metavar="FORMAT", help=about)
-    add(
-        "--caption",
-        type=text,
-        metavar="SENTENCE",
-        help="explain this sentence, not the model's caption",
-    )
+    about = "explain this sentence, not the model's caption"
+    add("--caption", type=text, metavar="SENTENCE", help=about)
     about = "opacity of the colours on the photo, 0 to 1"
     add("--opacity", type=number(SHARE), default=0.8, help=about)
     about = "glow: colour the regions that get more than an even share of attention; paper: a grey "
@@ -72,9 +68,7 @@ def _index(number: str) -> int:
 def run(options: argparse.Namespace) -> int:
     """Write the files and return the exit status: 1 if any photo could not be read, else 0."""
     if options.sign != "positive" and options.method not in SIGNED:
-        raise UsageError(
-            f"--sign is for methods with negative values: give --method {' or '.join(SIGNED)}"
-        )
+        raise UsageError(f"--sign needs --method {' or '.join(SIGNED)}")
     paths = find(options.inputs)
     bases = _output_bases(paths, options.output)
     suffixes = export.suffixes(options.formats)
@@ -113,22 +107,21 @@ def run(options: argparse.Namespace) -> int:
             try:
                 if isinstance(photo, ImageError):
                     raise photo
-                given = options.caption is not None
-                caption = model.explain(photo, options.caption) if given else next(own)
+                caption = next(own) if options.caption is None else options.caption
                 if isinstance(caption, ImageError):
                     raise caption
                 caption = model.explain(photo, caption, options.method)
                 # Render all files of a photo before writing the first.
-                rendered = {
-                    base + end: export.render(end, caption, photo, style) for end in suffixes
-                }
+                rendered = [export.render(end, caption, photo, style) for end in suffixes]
             except ImageError as error:
                 failed += 1
                 print(f"captioner: {error}", file=sys.stderr)
                 continue
-            written = {file: content for file, content in rendered.items() if content is not None}
-            for file, content in written.items():
-                write_bytes(Path(file), content)
+            written = []
+            for suffix, content in zip(suffixes, rendered, strict=True):
+                if content is not None:
+                    written.append(base + suffix)
+                    write_bytes(Path(written[-1]), content)
             row = (photo.path, caption.text, " ".join(written))
             print(*(printable(part, 4096) for part in row), sep="\t", flush=True)
     return report_failures(failed, len(paths))

@@ -32,17 +32,15 @@ def run(options: argparse.Namespace) -> int:
     read = (model_folder.find(source) or source).resolve()
     check_folder(folder, [read, *read.parents])
     if folder.is_dir() and any(folder.iterdir()) and not options.overwrite:
-        raise UsageError(
-            f"'{folder}' exists and is not empty: give another folder, or --overwrite to replace a model"
-        )
+        raise UsageError(f"'{folder}' exists and is not empty: give another folder, or --overwrite")
     from captioner.store import checkpoint
 
     stored = checkpoint.load(source)
-    card = checkpoint.read_card(source)
+    card = checkpoint.read_card(source) or f"# A captioner\n\nExported from {source.name}.\n"
     checkpoint.save(
         stored.captioner,
         options.folder,
-        card or f"# A captioner\n\nExported from {source.name}; not scored yet.\n",
+        card,
         stored.decoding,
         stored.supervision,
         options.half,

@@ -58,10 +58,8 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:  # for example a full disk or a read-only folder
         if debug:
             raise
-        print(
-            f"captioner: {os_error(error)}; check the path, its permissions and the disk",
-            file=sys.stderr,
-        )
+        advice = "check the path, its permissions and the disk"
+        print(f"captioner: {os_error(error)}; {advice}", file=sys.stderr)
         # Python flushes standard output again at exit, which would print a traceback.
         with suppress(OSError):
             sys.stdout.flush()

@@ -13,19 +13,13 @@ MODEL_FILES = (CONFIG, WEIGHTS, VOCABULARY, CARD)
 
 
 def check_files(files: Iterable[Path], overwrite: bool, inputs: Iterable[Path] = ()) -> None:
-    """Refuse files that exist, unless they may be replaced; check that the others can be written.
-
-    Raises:
-        UsageError: a file exists, is an input or is not a regular file; or its folder is missing or
-            cannot be written.
-    """
+    """Raise UsageError for a file that exists or is an input, or a folder that cannot be written."""
     files = list(files)
     existing = [file for file in files if file.exists()]
     identities = {_identity(file) for file in inputs if file.exists()} if existing else set()
     for file in existing:
         if not file.is_file():
-            kind = "a folder" if file.is_dir() else "not a regular file"
-            raise UsageError(f"cannot write '{file}': it is {kind}; give another name")
+            raise UsageError(f"cannot write '{file}': it is not a regular file; give another name")
         if _identity(file) in identities:  # also by way of a link
             raise UsageError(f"cannot write '{file}': it is an input; give another --output")
         if not overwrite:
@@ -37,11 +31,7 @@ def check_files(files: Iterable[Path], overwrite: bool, inputs: Iterable[Path] =
 
 
 def check_folder(folder: Path, inputs: Iterable[Path] = ()) -> None:
-    """Refuse a folder that is an input, or that cannot be made or written.
-
-    Raises:
-        UsageError: one of these.
-    """
+    """Raise UsageError for a folder that is an input, or that cannot be made or written."""
     if any(folder.is_dir() and path.is_dir() and folder.samefile(path) for path in inputs):
         raise UsageError(f"cannot write into '{folder}': it is an input; give another folder")
     parts = (folder, *folder.absolute().parents)
@@ -74,6 +64,5 @@ def _check_writable(folder: Path) -> None:
             pass
     except OSError as error:
         raise UsageError(
-            f"cannot write into '{folder}': {error.strerror}; check the path, its permissions and the "
-            "disk"
+            f"cannot write into '{folder}': {error.strerror}; check the path and its permissions"
         ) from error

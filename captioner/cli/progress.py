@@ -15,11 +15,16 @@ def _bar(**options: Any) -> "Progress":
     from rich.console import Console
 
     console = Console(stderr=True, soft_wrap=True)  # a caption that is copied has no line breaks
-    columns = [progress.TextColumn("{task.description}"), progress.BarColumn()]
-    columns += [progress.MofNCompleteColumn(), progress.TimeElapsedColumn()]
-    columns += [progress.TimeRemainingColumn()]
-    disable = not console.is_terminal
-    return progress.Progress(*columns, console=console, disable=disable, **options)
+    return progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.MofNCompleteColumn(),
+        progress.TimeElapsedColumn(),
+        progress.TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+        **options,
+    )
 
 
 @contextmanager
@@ -44,12 +49,10 @@ def loading() -> Iterator[None]:
 
 @contextmanager
 def captioning(count: Callable[[], int | None], done: int = 0) -> Iterator[Callable[..., None]]:
-    """Show a bar; yield ``advance(photos=1)``.
+    """Show a bar on which ``done`` photos are finished; yield ``advance(photos=1)``.
 
-    Args:
-        count: returns the number of photos, or None if it is unknown; runs in a thread, because
-            listing a library takes time.
-        done: photos that are finished already.
+    ``count`` returns the number of photos, or None if it is unknown. It runs in a thread, because
+    listing a library takes time.
     """
     # Captions that are printed to the terminal appear above the bar.
     with _bar(redirect_stdout=sys.stdout.isatty()) as bar:

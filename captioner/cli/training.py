@@ -2,13 +2,10 @@
 
 import re
 import sys
-from collections.abc import Iterator, Mapping
 from contextlib import redirect_stdout, suppress
 from io import StringIO
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from captioner.cli.parser import Parser
 from captioner.errors import UsageError, did_you_mean
@@ -35,7 +32,6 @@ EXAMPLES = {
     "validate": ("", "--ckpt_path last"),
     **dict.fromkeys(("test", "predict"), ("", "--data.test_split val")),
 }
-_SAVED = "--config runs/flickr8k/config.yaml"
 # The options in the short help: name, placeholder, help, and the commands that show it.
 _SHORT_HELP = (
     ("config", "FILE", "a YAML file; repeat it to combine files. Options replace its values", ""),
@@ -51,27 +47,13 @@ _SHORT_HELP = (
     ("trainer.max_epochs", "N", "number of epochs (default: 12)", "fit"),
     ("trainer.devices", "N", "number of GPUs or processes (default: 1)", "fit"),
     ("seed_everything", "SEED", "random seed (default: 1)", "fit"),
-    (
-        "ckpt_path",
-        "FILE",
-        "last: resume the run in the run folder; auto: resume or start it",
-        "fit",
-    ),
+    ("ckpt_path", "FILE", "last: resume the run in its folder; auto: resume or start it", "fit"),
     ("ckpt_path", "FILE", "best, last or a file (default: best)", "validate test predict"),
     ("verify", "true", "also check the whole cache and repair it", "prepare"),
     ("print_config", "[=FLAGS]", "print the whole configuration and exit", "fit"),
     ("help-all", "", "show all options", ""),
 )
 BEST, LAST, PREEMPTED = "checkpoints/best.ckpt", "checkpoints/last.ckpt", "hpc_ckpt_*.ckpt"
-_FIXED = (
-    "model.encoder.",
-    "model.neck.",
-    "model.decoder.",
-    "data.min_count",
-    "data.keep_vocabulary",
-)
-_FIXED_IN_FIT = ("trainer.max_epochs", "trainer.max_steps", "data.batch_size")
-"""The options that a run cannot change when it is resumed; the second row only matters in ``fit``."""
 
 
 def run(arguments: list[str]) -> int:
@@ -91,19 +73,16 @@ def run(arguments: list[str]) -> int:
         return 0
     chosen: list[Path] = []
 
-    def choose(options: Any, plain: Mapping[str, Any]) -> None:
-        chosen.append(choose_run(command, options, plain))
+    def choose(options: Any) -> None:
+        chosen.append(choose_run(command, options))
 
     try:
         run.main([command, *rest], choose)
     except KeyboardInterrupt:
-        if command != "fit" or not chosen:
-            raise
-        saved = (chosen[0] / LAST).is_file()
-        hint = (
-            "resume it with --ckpt_path last" if saved else "no epoch was finished; start it again"
-        )
-        raise KeyboardInterrupt(f": the run in '{chosen[0]}': {hint}") from None
+        if command == "fit" and chosen and (chosen[0] / LAST).is_file():
+            hint = f": resume the run in '{chosen[0]}' with --ckpt_path last"
+            raise KeyboardInterrupt(hint) from None
+        raise
     distributed.leave()
     return 0
 
@@ -112,7 +91,7 @@ def _parser(command: str) -> Parser:
     """Return the parser that prints the short help; LightningCLI parses the options."""
     from captioner.data.readers import READERS
 
-    saved = "" if command in ("fit", "prepare") else f"{_SAVED} "
+    saved = "" if command in ("fit", "prepare") else "--config runs/flickr8k/config.yaml "
     parser = Parser(
         prog=f"captioner {command}",
         usage=f"captioner {command} --config FILE [OPTION ...]",
@@ -133,20 +112,13 @@ def _shipped(argument: str) -> str:
     return f"{option}{equals}{shipped}" if shipped and not Path(value).exists() else argument
 
 
-def choose_run(command: str, options: Any, plain: Mapping[str, Any]) -> Path:
-    """Choose the run folder and the checkpoint of a command, and put them into its options.
+def choose_run(command: str, options: Any) -> Path:
+    """Choose the run folder and the checkpoint of a command, and put them into its parsed options.
 
-    Args:
-        command: ``fit``, ``test`` and so on.
-        options: the parsed options of the command.
-        plain: the same as plain values, as ``config.yaml`` stores them.
-
-    Returns:
-        The run folder; by default ``runs/NAME`` for the last configuration file ``NAME.yaml``.
+    Returns the run folder: by default ``runs/NAME`` for the last configuration file ``NAME.yaml``.
 
     Raises:
-        UsageError: no such checkpoint; the folder holds a run already; or options differ from those
-            that the run began with.
+        UsageError: no such checkpoint; or the folder holds a run, or its ``config.yaml`` is an input.
     """
     files = list(map(str, options.config or ()))
     default = Path("runs") / (Path(files[-1]).stem if files else "run")
@@ -156,9 +128,12 @@ def choose_run(command: str, options: Any, plain: Mapping[str, Any]) -> Path:
         return root
     checkpoint = _checkpoint(command, options.ckpt_path, root)
     saved = root / "config.yaml"
-    if checkpoint is not None and root in checkpoint.parents:
-        _check_unchanged(root, plain, training=command == "fit")
-    elif command == "fit" and saved.exists() and any(saved.samefile(file) for file in files):
+    resumed = checkpoint is not None and root in checkpoint.parents
+    if (
+        command == "fit"
+        and not resumed
+        and any(map(saved.samefile, files if saved.exists() else ()))
+    ):
         raise UsageError(
             f"'{saved}' is an input, and the run would replace it: choose another folder with "
             "--trainer.default_root_dir DIR"
@@ -177,8 +152,8 @@ def _checkpoint(command: str, option: Any, root: Path) -> Path | None:
         saved = [*root.glob(LAST), *root.glob(PREEMPTED)]
         if option is None and saved:
             raise UsageError(
-                f"'{root}' already holds a run: resume it with --ckpt_path last, choose "
-                "another folder with --trainer.default_root_dir DIR, or delete it"
+                f"'{root}' already holds a run: resume it with --ckpt_path last, or choose another "
+                "folder with --trainer.default_root_dir DIR"
             )
         if saved or option != "last":
             return max(saved, key=lambda file: file.stat().st_mtime, default=None)
@@ -187,36 +162,7 @@ def _checkpoint(command: str, option: Any, root: Path) -> Path | None:
     if not file.is_file():
         near = "" if option in named else did_you_mean(str(option), ("auto", "best", "last"))
         raise UsageError(
-            f"no checkpoint '{file}'{near}: train first with captioner fit, name the run folder with "
-            "--trainer.default_root_dir DIR, or give a file with --ckpt_path FILE"
+            f"no checkpoint '{file}'{near}: name the run folder with --trainer.default_root_dir DIR, or "
+            "a file with --ckpt_path FILE"
         )
     return file
-
-
-def _check_unchanged(root: Path, plain: Mapping[str, Any], training: bool) -> None:
-    """Refuse options of model and data that differ from those in the configuration of the run."""
-    file = root / "config.yaml"
-    if not file.is_file():
-        return
-    saved, now = dict(_leaves(yaml.safe_load(file.read_text("utf-8")))), dict(_leaves(plain))
-    for name in now:
-        changed = now[name] != saved.get(name, now[name])
-        if changed and name.startswith(_FIXED + (_FIXED_IN_FIT if training else ())):
-            advice = f"resume it with --config {file} --ckpt_path last"
-            if name.startswith(_FIXED_IN_FIT):
-                advice += f", or start a new run from its weights with --model.init_from {root}"
-            raise UsageError(
-                f"the run in '{root}' began with {name} {saved[name]}, got {now[name]}: {advice}, and "
-                "another folder for a new run: --trainer.default_root_dir DIR"
-            )
-
-
-def _leaves(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the values in a tree with their dotted names."""
-    if isinstance(tree, Mapping) and tree:
-        for key, value in tree.items():
-            if key == "class_path":  # with or without the module
-                value = str(value).rpartition(".")[2]
-            yield from _leaves(value, f"{name}.{key}" if name else key)
-    else:
-        yield name, tree

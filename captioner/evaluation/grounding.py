@@ -38,9 +38,9 @@ from captioner.evaluation.localisation import (
     spread,
 )
 from captioner.evaluation.named_objects import CaptionRecord, NamedObjects
-from captioner.language.alignment import to_photo, words_of
 from captioner.language.vocabulary import UNK, Tokenizer
 from captioner.models.captioner import Captioner
+from captioner.photos.geometry import to_photo, words_of
 from captioner.predict.adapter import Reading
 
 MAPS = {

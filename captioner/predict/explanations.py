@@ -16,7 +16,6 @@ from torch import Tensor
 
 from captioner.errors import UsageError
 from captioner.language.vocabulary import START
-from captioner.limits import NO_CAPTUM, NO_LAYERS
 from captioner.models.annotations import Annotations
 from captioner.models.decoder import Decoder
 from captioner.models.distributions import Sampling
@@ -92,7 +91,10 @@ def rollout(decoder: Decoder, annotations: Annotations, tokens: Int[Tensor, " n"
     """Return the attention rollout of a Transformer decoder; see ``attention_rollout``."""
     decoded = decoder(annotations, tokens[None, :-1], True, EXPECTATION)
     if decoded.layers is None or decoded.past_weights is None:
-        raise UsageError(NO_LAYERS.format(decoder.mechanism))
+        raise UsageError(
+            f"rollout needs a Transformer's layers, and {decoder.mechanism} has none: choose another "
+            "method or model"
+        )
     both = (decoded.past_weights, decoded.layers)
     return attention_rollout(*(part[0].permute(1, 2, 0, 3).unbind() for part in both))
 
@@ -137,7 +139,9 @@ def integrated_gradients(step: Step) -> Float[Tensor, " L"]:
     try:
         from captum.attr import IntegratedGradients
     except ImportError as error:
-        raise UsageError(NO_CAPTUM) from error
+        raise UsageError(
+            "integrated-gradients needs captum: pip install 'captioner[captum]'"
+        ) from error
     streams, baselines = _streams(step.annotations), _streams(step.annotations.flat())
     parts = IntegratedGradients(step.log_prob).attribute(streams, baselines, n_steps=POINTS)
     return torch.stack([part.sum(-1) for part in parts]).sum(0)[0]

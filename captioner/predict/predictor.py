@@ -20,7 +20,6 @@ from captioner.models.distributions import hard_attention, samples_locations
 from captioner.models.monte_carlo import over_paths
 from captioner.photos.geometry import Geometry
 from captioner.photos.images import Source, path_of
-from captioner.predict import explanations
 from captioner.predict.base_predictor import (
     BasePredictor,
     Results,
@@ -147,6 +146,8 @@ class Predictor(BasePredictor):
             )
         if method == "attention":
             return caption
+        from captioner.predict import explanations  # only `explain` needs it
+
         maps = explanations.explain(self.captioner.decoder, annotations, ids, method)
         return caption.with_maps(_on_grid(maps, geometry).numpy(), method)
 

@@ -20,7 +20,9 @@ class _Options:
         values = vars(self)
         for name, expected in self.ranges.items():
             limits.check(name, values[name], expected)
-        limits.check_lengths(values["min_length"], values["max_length"])
+        least, most = values["min_length"], values["max_length"]
+        if least > most:
+            raise UsageError(f"min_length must be at most max_length, got {least} and {most}")
 
     def with_options(self: Options, options: Mapping[str, Any]) -> Options:
         """Return a copy with some options changed; those that are None stay as they are.

@@ -9,14 +9,14 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
 import torch
-import yaml
 from jsonargparse import ArgumentError
 from jsonargparse.typing import NonNegativeInt
 from lightning_fabric.utilities.exceptions import MisconfigurationException
@@ -24,7 +24,7 @@ from pytorch_lightning.callbacks import ModelCheckpoint
 from pytorch_lightning.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from pytorch_lightning.loggers import CSVLogger, TensorBoardLogger
 
-from captioner import distributed
+from captioner import distributed, limits
 from captioner.data import entities
 from captioner.data.module import CaptionDataModule
 from captioner.data.records import TRAIN, VAL
@@ -41,7 +41,7 @@ from captioner.training.precision import supported
 from captioner.training.results import model_card, write_result
 from captioner.training.task import CaptioningTask, ModelOptions
 
-Choose = Callable[[Any, Mapping[str, Any]], None]
+Choose = Callable[[Any], None]
 _LOG = logging.getLogger(__name__)
 LAST = Path("checkpoints") / "last.ckpt"
 PREEMPTED = "hpc_ckpt_*.ckpt"  # saved by Lightning before SLURM ends a job
@@ -117,15 +117,24 @@ class Trainer(pl.Trainer):
 
 
 class SaveConfig(SaveConfigCallback):
-    """Writes the whole configuration into the run folder at the start of ``fit``."""
+    """Writes the whole configuration into the run folder when ``fit`` begins a run."""
 
     def save_config(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Write ``config.yaml``, without the checkpoint that the run was resumed from."""
-        if stage == "fit":
+        """Write ``config.yaml``; a resumed run keeps it."""
+        file = Path(trainer.default_root_dir) / "config.yaml"
+        if stage == "fit" and not (self.config.ckpt_path and file.exists()):
             config = self.config.clone()
             config.ckpt_path = None  # otherwise captioner test would test that checkpoint
-            text = self.parser.dump(config, skip_none=False)
-            write_text(Path(trainer.default_root_dir) / "config.yaml", text)
+            write_text(file, self.parser.dump(config, skip_none=False))
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """Raise Lightning's errors about the values of options in one line."""
+    try:
+        yield
+    except (ValueError, MisconfigurationException) as error:
+        raise UsageError(joined(error, 2000)) from error
 
 
 class CLI(LightningCLI):
@@ -161,6 +170,10 @@ class CLI(LightningCLI):
             message = f"{joined(error, 2000)}{near} (see captioner {sys.argv[1]} --help-all)"
             raise UsageError(message) from error
 
+    def _set_seed(self) -> None:
+        with _refusing():
+            super()._set_seed()
+
     def _parse_ckpt_path(self) -> None:
         """Do nothing; Lightning's version lets the checkpoint override the command line."""
 
@@ -168,11 +181,14 @@ class CLI(LightningCLI):
         """Choose the precision, the run folder and the checkpoint."""
         self.started = time.time()
         options = self.config[self.subcommand]
+        for name in ("learning_rate", "encoder_learning_rate"):
+            limits.check(
+                f"model.{name}", options.model[name], limits.Number(0, whole=False, above=True)
+            )
         trainer = options.trainer
         trainer.precision = supported(trainer.precision, trainer.accelerator)
         if self.choose is not None:
-            text = self._parser(self.subcommand).dump(options, skip_none=False)
-            self.choose(options, yaml.safe_load(text))
+            self.choose(options)
         self.root = Path(trainer.default_root_dir)
 
     def instantiate_classes(self) -> None:
@@ -194,7 +210,8 @@ class CLI(LightningCLI):
         plugins = options.get("plugins") or []
         plugins = plugins if isinstance(plugins, list) else [plugins]
         kwargs["plugins"] = [*plugins, AtomicCheckpoints(folder)]
-        trainer = super().instantiate_trainer(**kwargs)
+        with _refusing():
+            trainer = super().instantiate_trainer(**kwargs)
         for callback in trainer.checkpoint_callbacks:
             if isinstance(callback, ModelCheckpoint) and callback.dirpath is None:
                 callback.dirpath = str(folder)
@@ -297,8 +314,8 @@ def main(arguments: list[str], choose: Choose | None = None) -> None:
 
     Args:
         arguments: the subcommand and its options.
-        choose: sets the run folder and the checkpoint before anything is built. It is called with the
-            parsed options, and the same as plain values.
+        choose: called with the parsed options before anything is built; it sets the run folder and the
+            checkpoint.
 
     Raises:
         UsageError: an unknown option, or a value that an option cannot have.

@@ -297,7 +297,13 @@ class CaptioningTask(pl.LightningModule):
         checkpoint["supervision"] = self.supervision
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse a checkpoint with another vocabulary before its weights are loaded."""
+        """Refuse a checkpoint of another model or vocabulary before its weights are loaded."""
+        for part in PARTS:
+            if checkpoint["hyper_parameters"][part] != self.hparams[part]:
+                raise CheckpointError(
+                    f"the checkpoint was trained with another model.{part}: resume it with the "
+                    "config.yaml of its run, or start a new run with --model.init_from"
+                )
         self.supervision = checkpoint.get("supervision", 0.0)
         stored = Vocabulary(checkpoint["hyper_parameters"].get("words", []))
         expected = self.captioner.vocabulary

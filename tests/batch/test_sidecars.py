@@ -285,7 +285,7 @@ def test_a_photo_that_cannot_hold_a_caption_is_not_called_unreadable(
     assert [line.partition(":")[2].partition(":")[0][-4:] for line in refused] == [".bmp", ".gif"]
     [broken] = [line for line in lines if "broken.jpg" in line]
     assert "broken.jpg is not an image" in broken
-    assert "captioner: captions could not be written into 2 of 9 photos" in lines
+    assert "captioner: captions could not be written for 2 of 9 photos" in lines
     assert "captioner: 1 of 9 photos could not be read" in lines
 
 

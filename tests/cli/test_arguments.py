@@ -102,7 +102,7 @@ WRONG = [
     ("caption --device=gpu7 x.png", "device 'gpu7' cannot be used here"),
     ("caption --beam-size=0 x.png", "expected a whole number from 1 to 100, got '0'"),
     ("caption --format=jsno x.png", "did you mean jsonl?"),
-    ("caption --format=csv --output=empty x.png", "cannot write csv into 'empty'"),
+    ("caption --format=csv --output=empty x.png", "csv is not written into a folder"),
     ("caption --output=captions.md x.png", "cannot tell the format of 'captions.md'"),
     ("caption --output=no/out.txt x.png", "cannot write into 'no': No such file"),
     ("caption --output= x.png", "an argument is empty (output)"),
@@ -114,10 +114,11 @@ WRONG = [
     ("caption --write=txt --prefix=\udcff x.png", "--prefix: expected text in UTF-8"),
     ("explain x.png --output=out --caption=\udcff", "--caption: expected text in UTF-8"),
     ("explain x.png --output=out --caption=!!!", "a sentence to explain has"),
+    ("explain https://a.example/dog.jpg --output=out", "is a web address: download the photo"),
+    ("explain x.png --output=x.png/out", "Not a directory"),
     ("ground --data=folder --root=. --split=tset", "did you mean test?"),
     ("ground --scenes=4 --scene-options max_object=3", "did you mean max_objects?"),
     ("data check --data.name=coco --data.root=nowhere", "nowhere"),
-    ("configs nowhere/x", "the folder 'nowhere' does not exist"),
     ("fit --config=nowhere.yaml", "nowhere.yaml"),
     ("fit --config=configs/flickr8k.yaml", "data set 'flickr8k' needs its folder"),
     ("fit --config=configs/shapes.yaml --trainer.max_epoch=3", "mean --trainer.max_epochs?"),
@@ -140,43 +141,12 @@ def options_of_a_run(root, **options):
     return SimpleNamespace(config=[], ckpt_path=None, trainer=trainer, **options)
 
 
-SAVED = "data: {batch_size: 32}\nmodel: {decoder: {class_path: a.b.LSTM, init_args: {hidden: 8}}}\n"
-
-
-@pytest.mark.parametrize(
-    ("now", "message"),
-    [
-        ({"model": {"decoder": {"class_path": "LSTM", "init_args": {"hidden": 8}}}}, None),
-        (
-            {"model": {"decoder": {"class_path": "LSTM", "init_args": {"hidden": 9}}}},
-            "hidden 8, got 9",
-        ),
-        ({"model": {"decoder": {"class_path": "Luong"}}}, "class_path LSTM, got Luong"),
-        ({"data": {"batch_size": 16}}, "began with data.batch_size 32, got 16: resume it with"),
-    ],
-)
-def test_a_resumed_run_must_have_the_options_it_began_with(now, message, tmp_path):
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints" / "last.ckpt").touch()
-    (tmp_path / "config.yaml").write_text(SAVED)
-    options = options_of_a_run(tmp_path)
-    with pytest.raises(UsageError, match="already holds a run: resume it with --ckpt_path last"):
-        training.choose_run("fit", options, now)
-    options.ckpt_path = "last"
-    if message is None:
-        assert training.choose_run("fit", options, now) == tmp_path
-        assert options.ckpt_path == str(tmp_path / "checkpoints" / "last.ckpt")
-    else:
-        with pytest.raises(UsageError, match=re.escape(message)):
-            training.choose_run("fit", options, now)
-
-
 def test_a_run_does_not_replace_the_configuration_that_it_is_given(tmp_path):
-    (tmp_path / "config.yaml").write_text(SAVED)
+    (tmp_path / "config.yaml").write_text("data: {batch_size: 32}")
     options = options_of_a_run(tmp_path)
     options.config = [tmp_path / "config.yaml"]
     with pytest.raises(UsageError, match="is an input, and the run would replace it"):
-        training.choose_run("fit", options, {})
+        training.choose_run("fit", options)
 
 
 def test_the_newest_checkpoint_is_resumed(tmp_path):

@@ -139,15 +139,6 @@ def test_a_caption_has_weights_and_alternatives(images, model):
     assert all(other.text != caption.text for other in caption.alternatives)
 
 
-def test_an_image_can_be_a_path_bytes_a_stream_or_open(images, model):
-    path = images / "1.png"
-    expected = model.caption(path).text
-    with Image.open(path) as image, path.open("rb") as stream:
-        for source in (str(path), path.read_bytes(), stream, image):
-            assert model.caption(source).text == expected
-    assert model.caption([]) == []
-
-
 def test_output_appears_whole_or_not_at_all(images, run_folder, tmp_path, monkeypatch):
     output = tmp_path / "captions.jsonl"
     output.write_text('{"image": "precious"}')
@@ -170,11 +161,6 @@ def test_debug_shows_the_traceback():
         main(["caption", "nowhere.jpg", "--debug"])
 
 
-def test_models_lists_runs(run_folder, capsys):
-    assert main(["models", "--runs", str(run_folder.parent)]) == 0
-    assert f"{run_folder}  (your run)" in capsys.readouterr().out
-
-
 def test_configs_are_listed_and_copied(tmp_path, capsys):
     assert main(["configs"]) == 0
     listed = capsys.readouterr().out.split()
@@ -183,8 +169,6 @@ def test_configs_are_listed_and_copied(tmp_path, capsys):
     assert main(["configs", str(mine)]) == 0
     assert {f"configs/{file.relative_to(mine)}" for file in mine.rglob("*.yaml")} == set(listed)
     assert main(["configs", str(mine)]) == 2
-    assert main(["configs", str(tmp_path / "no" / "folder")]) == 2
-    assert not (tmp_path / "no").exists()
 
 
 def test_a_caption_appears_in_a_pipe_as_soon_as_it_is_made(images, tiny_folder):

@@ -162,7 +162,7 @@ def test_unusable_photos_are_left_out(root, run_folder, tmp_path, capsys):
     part = report["regimes"]["forced"]
     assert part["images"] == part["faithfulness"]["images"] == SCENES - 2
     errors = capsys.readouterr().err
-    assert f"{broken['file_name']} is text" in errors
+    assert f"{broken['file_name']} is not an image" in errors
     sizes = f"found {SIDE + 8} × {SIDE} pixels, expected {SIDE} × {SIDE + 8}"
     assert f"{rotated['file_name']}: {sizes}" in errors
     assert f"2 of {SCENES} photos left out" in errors
@@ -174,6 +174,7 @@ def test_unusable_photos_are_left_out(root, run_folder, tmp_path, capsys):
         ("data: {name: shapes, shapes: {image_size: 64, test: 9}}", 64),
         ("data: {name: shapes, shapes: {image_size: wide}}", 112),
         ("data: {name: coco}", 112),
+        ("- a list", 112),
         ("key: [", 112),
     ],
 )

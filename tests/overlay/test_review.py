@@ -231,7 +231,7 @@ def test_what_does_not_fit_is_refused(photos, tiny_folder, capsys, monkeypatch):
     (photos / "captions.html").unlink()
     with monkeypatch.context() as patched:
         patched.setattr(command, "MAX_PHOTOS", 4)
-        assert "holds 5 photos, and a page at most 4: give its subfolders" in refused()
+        assert "a page holds at most 4 photos" in refused()
     (photos / "broken.jpg").unlink()
     assert write(photos, tiny_folder) == 0
     where = f"give --existing overwrite to caption all photos again: '{photos / '.captions.html'}'"

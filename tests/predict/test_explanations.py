@@ -300,7 +300,7 @@ def test_the_command_explains_by_a_method(photo, tmp_path, monkeypatch, capsys):
     assert main([*command, "--layer", "1", "--method", "grad-cam"]) == 2
     assert "leave out layer and head" in capsys.readouterr().err
     assert main([*command, "--method", "grad-cam", "--sign", "negative"]) == 2
-    assert "--sign is for methods with negative values" in capsys.readouterr().err
+    assert "--sign needs --method" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("method", limits.METHODS)
