@@ -25,8 +25,7 @@ from captioner.files import remove_parts, write_bytes, write_text
 MANIFEST, LOCK = "manifest.json", ".lock"
 VERSION = 1
 PHOTOS = ("captioned", "empty", "failed")
-MAX_LISTED = 1000
-"""Largest number of failures that the manifest lists; the shards hold all of them."""
+MAX_LISTED = 1000  # failures in the manifest; the shards hold all of them
 
 
 class Shards:
@@ -55,9 +54,8 @@ class Shards:
         retry: bool = False,
         advice: str = "give another --output folder",
     ) -> None:
-        self.advice = advice
         self.folder, self.file_format, self.identity = folder, file_format, identity
-        self.shard_size, self.retry = shard_size, retry
+        self.shard_size, self.retry, self.advice = shard_size, retry, advice
         self.counts: Counter[str] = Counter()
         self.retried: list[str] = []
         self._failures: list[Row] = []
@@ -230,10 +228,7 @@ def refuse_foreign(folder: Path) -> None:
     names = [file.name for file in folder.iterdir()] if folder.exists() else []
     # A process that is killed at its start leaves hidden files.
     if MANIFEST not in names and not all(name.startswith(".") for name in names):
-        raise UsageError(
-            f"cannot write into '{folder}': it is not empty and holds no {MANIFEST}; give a new "
-            "folder, or the one of an earlier call"
-        )
+        raise UsageError(f"'{folder}' is not empty and holds no {MANIFEST}; give a new folder")
 
 
 @contextmanager
