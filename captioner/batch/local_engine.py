@@ -44,7 +44,7 @@ class LocalEngine(AbstractContextManager["LocalEngine"]):
     def __init__(
         self, options: dict[str, Any], count: int | None = None, timeout: float | None = None
     ) -> None:
-        self._timeout = TIMEOUT if timeout is None else timeout
+        self._timeout = timeout or TIMEOUT
         cores = _cores()
         self._options, self._threads = options, max(1, cores // (count or cores))
         self._workers: list[_Worker] = []

@@ -32,7 +32,7 @@ class Shards:
     """The shards of a folder, between the start and the end of ``opened``.
 
     Args:
-        folder: new, empty, or with captions of the same model and decoding.
+        folder: new, empty, or with captions of the same model and decoding; see ``refuse_foreign``.
         file_format: of the shards, ``jsonl`` or ``parquet``.
         identity: ``{"model": {"name", "sha256"}, "decoding": {…}}``.
         shard_size: records per shard; the last shard may have fewer.
@@ -146,11 +146,11 @@ class Shards:
             raise DataError(
                 f"'{file}' is not what captioner writes into such a folder; give another folder"
             ) from error
-        names = manifest["model"].get("name"), self.identity["model"]["name"]
         for what, there, now in found:
             if there != now:
                 if what == "model":  # by name; the same name can have other weights or settings
-                    there, now = (f"'{name}'" for name in names)
+                    there = f"'{manifest['model'].get('name')}'"
+                    now = f"'{self.identity['model']['name']}'"
                 raise UsageError(
                     f"{self.advice}: '{self.folder}' holds captions of another {what} (there "
                     f"{_difference(there, now)}, now {_difference(now, there)})"
@@ -236,7 +236,6 @@ def _lock(folder: Path) -> Iterator[None]:
     """Lock the folder against other processes of this machine."""
     from filelock import FileLock, Timeout  # slow to import
 
-    refuse_foreign(folder)
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK, timeout=0)
     try:
