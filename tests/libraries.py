@@ -94,4 +94,4 @@ def serve(connection, options, threads) -> None:
             if name == options.get("fails"):
                 connection.send(OSError(f"{name}: the disk failed"))
                 return
-        connection.send([{"image": name, "caption": "a dog"} for name in names])
+        connection.send(([{"image": name, "caption": "a dog"} for name in names], []))

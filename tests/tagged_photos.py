@@ -133,15 +133,8 @@ def tags(folder: Path) -> dict[str, dict[str, object]]:
     call = [program, "-j", "-G1", "-a", "-u", "-r", "-ext+", "xmp", "-charset", "utf8", str(folder)]
     found = json.loads(subprocess.run(call, capture_output=True, check=True).stdout)
     # What describes the file and its layout, such as "Extended WEBP"; XMPToolkit names the last writer.
-    system = (
-        "SourceFile",
-        "ExifTool",
-        "System",
-        "XMP-x:XMPToolkit",
-        "Composite",
-        "RIFF:WebP_Flags",
-        "File:FileType",
-    )
+    system = ("SourceFile", "ExifTool", "System", "XMP-x:XMPToolkit", "Composite")
+    system += ("RIFF:WebP_Flags", "File:FileType")
     return {
         entry["SourceFile"]: {k: v for k, v in entry.items() if not k.startswith(system)}
         for entry in found

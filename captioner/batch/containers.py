@@ -18,7 +18,6 @@ _EXTENSION = b"http://ns.adobe.com/xmp/extension/\0"  # of a packet that is too 
 _RAW = (b"Raw profile type xmp\0", b"Raw profile type APP1\0")  # ImageMagick's form in PNG
 _XMP_FLAG, _ALPHA_FLAG = 0x04, 0x10  # of the chunk VP8X
 _TIFF_TAG, _TIFF_BYTES = 700, 1  # the tag of XMP, and its type
-MAX_PACKET = 1 << 26  # bytes of a compressed packet
 
 
 def read_packets(content: bytes) -> list[bytes]:
@@ -27,10 +26,10 @@ def read_packets(content: bytes) -> list[bytes]:
     Raises:
         DataError: a damaged JPEG, PNG, WebP or TIFF file.
     """
-    convert = _format(content)
-    if convert is None:  # in other formats, such as HEIC and GIF, XMP is stored as it is
+    found = _converted(content, None)
+    if found is None:  # in other formats, such as HEIC and GIF, XMP is stored as it is
         return re.findall(rb"<x:xmpmeta.*?</x:xmpmeta>", content, re.DOTALL)
-    return _run(convert, content, None)[0]
+    return found[0]
 
 
 def replace_packet(content: bytes, packet: bytes) -> bytes:
@@ -39,32 +38,27 @@ def replace_packet(content: bytes, packet: bytes) -> bytes:
     Raises:
         DataError: another format, a damaged file, or a packet that is too large for the format.
     """
-    convert = _format(content)
-    if convert is None:
+    found = _converted(content, packet)
+    if found is None:
         raise DataError("captions are embedded in JPEG, PNG, WebP and TIFF only; use --write xmp")
-    packets, edited = _run(convert, content, packet)
+    packets, edited = found
     if len(packets) > 1:
         raise DataError("it has two XMP packets, which is not valid; use --write xmp")
     return edited
 
 
 _Found = tuple[list[bytes], bytes]
-_Convert = Callable[[bytes, bytes | None], _Found]
 
 
-def _format(content: bytes) -> _Convert | None:
+def _converted(content: bytes, packet: bytes | None) -> _Found | None:
+    """Return the packets in a file, and the file with another one; None for other formats."""
     for mark, convert in _FORMATS.items():
         if content.startswith(mark) and (mark != b"RIFF" or content[8:12] == b"WEBP"):
-            return convert
+            try:
+                return convert(content, packet)
+            except (struct.error, IndexError, ValueError, zlib.error) as error:
+                raise DataError(f"it is damaged ({error}); export it again") from error
     return None
-
-
-def _run(convert: _Convert, content: bytes, packet: bytes | None) -> _Found:
-    """Return the packets in a file, and the file with another one."""
-    try:
-        return convert(content, packet)
-    except (struct.error, IndexError, ValueError, zlib.error) as error:
-        raise DataError(f"it is damaged ({error}); export it again") from error
 
 
 def _jpeg(content: bytes, packet: bytes | None) -> _Found:
@@ -72,24 +66,23 @@ def _jpeg(content: bytes, packet: bytes | None) -> _Found:
     extension: dict[bytes, bytes] = {}
     while True:
         start = at
-        while (
-            content[at] != 0xFF or content[at + 1] == 0xFF
-        ):  # fill bytes, or bytes that do not belong
+        # Skip fill bytes, and bytes that do not belong here.
+        while content[at] != 0xFF or content[at + 1] == 0xFF:
             at += 1
         if content[at + 1] == 0xDA:  # start of scan
             at = start
             break
         end = at + 2 + struct.unpack_from(">H", content, at + 2)[0]
-        segment, whole, at = content[at:end], content[start:end], end
-        data = segment[4:]
-        if segment[1] == 0xE1 and data.startswith(_JPEG_NAMES):
+        kind, data, whole = content[at + 1], content[at + 4 : end], content[start:end]
+        at = end
+        if kind == 0xE1 and data.startswith(_JPEG_NAMES):
             old.append(data[len(_JPEG_NAME) :])
             if packet is not None and any(b"MPF\0" in other[4:12] for other in after):
                 # Offsets to the further images in the file are counted from this segment.
                 raise DataError(
                     "it holds further images, whose offsets depend on its XMP; use --write xmp"
                 )
-        elif not after and segment[1] in (0xE0, 0xE1) and not data.startswith(_EXTENSION):
+        elif not after and kind in (0xE0, 0xE1) and not data.startswith(_EXTENSION):
             before.append(whole)  # JFIF and EXIF stay in front
         else:
             after.append(whole)
@@ -113,16 +106,14 @@ def _png(content: bytes, packet: bytes | None) -> _Found:
         data, chunk = content[at + 8 : at + 8 + length], content[at : at + 12 + length]
         found = None
         if name == b"iTXt" and data.startswith(_PNG_NAME):
-            compressed, _, rest = data[len(_PNG_NAME)], *data[len(_PNG_NAME) + 2 :].split(b"\0", 1)
-            text = rest.split(b"\0", 1)[1]
-            found = _inflate(text) if compressed else text
+            # A flag of compression, its method, two texts that end with NUL, and the packet.
+            text = data[len(_PNG_NAME) + 2 :].split(b"\0", 2)[2]
+            found = zlib.decompress(text) if data[len(_PNG_NAME)] else text
         elif name in (b"tEXt", b"zTXt") and data.startswith(_RAW):
             text = data.split(b"\0", 1)[1]
-            found = raw_profile(_inflate(text[1:]) if name == b"zTXt" else text)
-            if not data.startswith(_RAW[0]) and not found.startswith(_JPEG_NAME):
-                found = None  # EXIF
-            else:
-                found = found.removeprefix(_JPEG_NAME)
+            profile = raw_profile(zlib.decompress(text[1:]) if name == b"zTXt" else text)
+            if data.startswith(_RAW[0]) or profile.startswith(_JPEG_NAME):  # otherwise, it is EXIF
+                found = profile.removeprefix(_JPEG_NAME)
         if found is None:
             pieces.append(chunk)
         else:
@@ -135,10 +126,6 @@ def _png(content: bytes, packet: bytes | None) -> _Found:
         new = struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
         pieces.insert(1, new)  # after the header
     return old, b"".join([content[:8], *pieces, content[at:]])
-
-
-def _inflate(data: bytes) -> bytes:
-    return zlib.decompressobj().decompress(data, MAX_PACKET)
 
 
 def raw_profile(text: bytes) -> bytes:
@@ -176,12 +163,11 @@ def _extended(name: bytes, data: bytes) -> bytes:
     flags = 0
     if name == b"VP8L":  # lossless: a mark, 14 bits each for the sides, and a bit for transparency
         (bits,) = struct.unpack_from("<I", data, 1)
-        width, height = (bits & 0x3FFF), (bits >> 14 & 0x3FFF)
+        sides = [bits & 0x3FFF, bits >> 14 & 0x3FFF]
         flags = _ALPHA_FLAG * (bits >> 28 & 1)
     else:  # lossy: a frame tag and a start code, then the sides and scales that are ignored
-        width, height = (side & 0x3FFF for side in struct.unpack_from("<HH", data, 6))
-        width, height = width - 1, height - 1
-    return bytes([flags, 0, 0, 0]) + width.to_bytes(3, "little") + height.to_bytes(3, "little")
+        sides = [(side & 0x3FFF) - 1 for side in struct.unpack_from("<HH", data, 6)]
+    return bytes([flags, 0, 0, 0]) + b"".join(side.to_bytes(3, "little") for side in sides)
 
 
 def _tiff(content: bytes, packet: bytes | None) -> _Found:
@@ -210,7 +196,7 @@ def _tiff(content: bytes, packet: bytes | None) -> _Found:
     return old, content[:4] + struct.pack(f"{order}I", end) + body
 
 
-_FORMATS: dict[bytes, _Convert] = {
+_FORMATS: dict[bytes, Callable[[bytes, bytes | None], _Found]] = {
     b"\xff\xd8\xff": _jpeg,
     b"\x89PNG\r\n\x1a\n": _png,
     b"RIFF": _webp,

@@ -95,7 +95,7 @@ class _Store:
         while pending:
             with self._store_errors():
                 found = self.filesystem.get_file_info(self._selector(pending.pop()))
-            entries = {entry.path: entry for entry in found if not entry.base_name.startswith(".")}
+            entries = {e.path: e for e in found if not paths.is_hidden(e.base_name)}
             for path in sorted(entries):
                 if entries[path].is_file and PurePosixPath(path).suffix.lower() in paths.SUFFIXES:
                     yield path

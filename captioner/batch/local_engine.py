@@ -5,6 +5,7 @@ because the search runs Python between small matrix products. If an image hangs 
 the batch is repeated one image at a time, and only that image fails.
 """
 
+import logging
 import os
 import signal
 import sys
@@ -12,10 +13,11 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from logging.handlers import BufferingHandler
 from math import ceil
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, cast
 
 from captioner.batch.rows import Row, record
 from captioner.errors import CaptionerError, ImageError
@@ -42,7 +44,7 @@ class LocalEngine(AbstractContextManager["LocalEngine"]):
     def __init__(
         self, options: dict[str, Any], count: int | None = None, timeout: float | None = None
     ) -> None:
-        self._timeout = TIMEOUT if timeout is None else timeout
+        self._timeout = timeout or TIMEOUT
         cores = _cores()
         self._options, self._threads = options, max(1, cores // (count or cores))
         self._workers: list[_Worker] = []
@@ -97,16 +99,16 @@ class LocalEngine(AbstractContextManager["LocalEngine"]):
                 return []
             if len(names) > 1:
                 return [row for name in names for row in self._caption([name])]
-            return [_failed(names[0], self._timeout if isinstance(error, TimeoutError) else None)]
-        rows: list[Row] = _raised(answer)
+            is_slow = isinstance(error, TimeoutError)
+            effect = f"takes more than {self._timeout:g} seconds" if is_slow else "ends the process"
+            message = f"{names[0]}: found a photo that {effect} when it is decoded"
+            advice = "convert it to JPEG or PNG with another program"
+            return [record(names[0], ImageError(f"{message}; {advice}"))]
+        rows, notices = _raised(answer)
+        for notice in notices:
+            logging.getLogger("captioner").handle(notice)
         self._idle.append(worker)
-        return rows
-
-
-def _failed(name: str, timeout: float | None) -> Row:
-    effect = f"takes more than {timeout:g} seconds" if timeout else "ends the process"
-    message = f"{name}: found a photo that {effect} when it is decoded; convert it to JPEG or PNG"
-    return record(name, ImageError(f"{message} with another program"))
+        return cast(list[Row], rows)
 
 
 class _Worker:
@@ -147,8 +149,10 @@ def _raised(answer: Any) -> Any:
 
 def _serve(connection: Connection, options: dict[str, Any], threads: int) -> None:
     """The main function of a worker; returns when the other end of the connection closes."""
-    # Image codecs print warnings about damaged files; errors are sent through the connection.
+    # Image codecs print warnings about damaged files; errors and notices are sent to the parent.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    notices = BufferingHandler(1000)
+    logging.getLogger("captioner").addHandler(notices)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends its workers
     try:
         import torch
@@ -161,7 +165,9 @@ def _serve(connection: Connection, options: dict[str, Any], threads: int) -> Non
         captioner = BatchCaptioner(**options)
         connection.send({"identity": captioner.identity, "device": captioner.predictor.device.type})
         while True:
-            connection.send(captioner(connection.recv()))
+            rows = captioner(connection.recv())
+            connection.send((rows, notices.buffer))
+            notices.flush()
     except (EOFError, BrokenPipeError):
         return
     except Exception as error:  # the parent raises it

@@ -25,15 +25,14 @@ from captioner.files import remove_parts, write_bytes, write_text
 MANIFEST, LOCK = "manifest.json", ".lock"
 VERSION = 1
 PHOTOS = ("captioned", "empty", "failed")
-MAX_LISTED = 1000
-"""Largest number of failures that the manifest lists; the shards hold all of them."""
+MAX_LISTED = 1000  # failures in the manifest; the shards hold all of them
 
 
 class Shards:
     """The shards of a folder, between the start and the end of ``opened``.
 
     Args:
-        folder: new, empty, or with captions of the same model and decoding.
+        folder: new, empty, or with captions of the same model and decoding; see ``refuse_foreign``.
         file_format: of the shards, ``jsonl`` or ``parquet``.
         identity: ``{"model": {"name", "sha256"}, "decoding": {…}}``.
         shard_size: records per shard; the last shard may have fewer.
@@ -55,9 +54,8 @@ class Shards:
         retry: bool = False,
         advice: str = "give another --output folder",
     ) -> None:
-        self.advice = advice
         self.folder, self.file_format, self.identity = folder, file_format, identity
-        self.shard_size, self.retry = shard_size, retry
+        self.shard_size, self.retry, self.advice = shard_size, retry, advice
         self.counts: Counter[str] = Counter()
         self.retried: list[str] = []
         self._failures: list[Row] = []
@@ -148,11 +146,11 @@ class Shards:
             raise DataError(
                 f"'{file}' is not what captioner writes into such a folder; give another folder"
             ) from error
-        names = manifest["model"].get("name"), self.identity["model"]["name"]
         for what, there, now in found:
             if there != now:
                 if what == "model":  # by name; the same name can have other weights or settings
-                    there, now = (f"'{name}'" for name in names)
+                    there = f"'{manifest['model'].get('name')}'"
+                    now = f"'{self.identity['model']['name']}'"
                 raise UsageError(
                     f"{self.advice}: '{self.folder}' holds captions of another {what} (there "
                     f"{_difference(there, now)}, now {_difference(now, there)})"
@@ -230,10 +228,7 @@ def refuse_foreign(folder: Path) -> None:
     names = [file.name for file in folder.iterdir()] if folder.exists() else []
     # A process that is killed at its start leaves hidden files.
     if MANIFEST not in names and not all(name.startswith(".") for name in names):
-        raise UsageError(
-            f"cannot write into '{folder}': it is not empty and holds no {MANIFEST}; give a new "
-            "folder, or the one of an earlier call"
-        )
+        raise UsageError(f"'{folder}' is not empty and holds no {MANIFEST}; give a new folder")
 
 
 @contextmanager
@@ -241,7 +236,6 @@ def _lock(folder: Path) -> Iterator[None]:
     """Lock the folder against other processes of this machine."""
     from filelock import FileLock, Timeout  # slow to import
 
-    refuse_foreign(folder)
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK, timeout=0)
     try:

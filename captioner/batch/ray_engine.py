@@ -17,10 +17,7 @@ from captioner.batch.batch_captioner import BatchCaptioner
 from captioner.batch.rows import Row
 from captioner.errors import CaptionerError, UsageError
 
-BLOCK = 8
-"""Batches per block. An actor receives one block at a time and loses at most one when it dies."""
-
-
+BLOCK = 8  # batches that an actor receives at a time, and loses at most when it dies
 _COLUMNS = (
     *("image", "caption", "words", "log_prob", "word_log_probs", "model", "confidence"),
     *("error", "captions", "log_probs"),
@@ -28,13 +25,13 @@ _COLUMNS = (
 
 
 class RayCaptioner(BatchCaptioner):
-    """A batch captioner for ``ray.data.Dataset.map_batches``, between columns.
+    """A batch captioner for ``ray.data.Dataset.map_batches``, from columns to columns.
 
     Names are bytes, because Arrow strings must be UTF-8.
     """
 
     def __call__(self, batch: Any) -> Any:
-        """Return the same columns for every batch; a row has None in those that it does not need."""
+        """Return the same columns for every batch, with None for what a row does not have."""
         rows = super().__call__([os.fsdecode(name) for name in batch["image"]])
         return {name: [row.get(name) for row in rows] for name in _COLUMNS}
 
@@ -109,7 +106,7 @@ class RayEngine(AbstractContextManager["RayEngine"]):
 
 
 def _start(ray: Any) -> None:
-    """Start Ray and hide what its C++ code writes to the standard error of the process."""
+    """Start Ray, and hide what its C++ code writes to standard error."""
     from ray.data import DataContext
 
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": "error"}

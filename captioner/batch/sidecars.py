@@ -24,10 +24,9 @@ from captioner.photos.paths import SUFFIXES
 
 EXISTING = ("skip", "append", "overwrite")
 FORMATS = ("txt", "xmp", "embed")
-PAGE, SHARDS, TABLE = "captions.html", ".captions.html", "captions.csv"
-"""The page to check captions in a folder of photos, the shards that it is made from, and the table that
-it saves."""
-MAX_PHOTOS = 2000  # of a page
+PAGE = "captions.html"  # to check the captions of a folder of photos; at most MAX_PHOTOS
+SHARDS, TABLE = ".captions.html", "captions.csv"  # what a page is made from, and what it saves
+MAX_PHOTOS = 2000
 SIGNATURE = len("<!--  -->\n") + 64
 _RAW = (".arw", ".cr2", ".cr3", ".dng", ".nef", ".orf", ".pef", ".raf", ".raw", ".rw2", ".srw")
 
@@ -85,7 +84,7 @@ class Sidecars:
         changed = False
         for file in self.targets(photo):
             content = file.read_bytes() if file.exists() else None
-            if content is not None and self._holds(file, new):
+            if content is not None and self._own_caption(file) == new:
                 continue
             with _naming(file):
                 data = _edited(file, content, new)
@@ -103,15 +102,14 @@ class Sidecars:
         if self.kind == "embed":
             return [photo]
         files = self._beside(photo)
-        return [file for file in files if self._holds(file)] or files[-1:]
+        return [file for file in files if self._own_caption(file) != ""] or files[-1:]
 
-    def _holds(self, file: Path, caption: str | None = None) -> bool:
-        """Return whether this package's fields of a file hold this caption, or any if it is None."""
+    def _own_caption(self, file: Path) -> str | None:
+        """Return what this package's fields of a file hold; None if it cannot be read."""
         try:
-            found = self._caption(file, others=False)
-        except DataError:  # it cannot be read, so something is there
-            return caption is None
-        return bool(found) if caption is None else found == caption
+            return self._caption(file, others=False)
+        except DataError:
+            return None
 
     def _caption(self, file: Path, others: bool = True) -> str:
         """Return the caption in a text file, an XMP file or, with or without ``others``, a photo."""
@@ -173,9 +171,8 @@ class Sidecars:
 
     def _share(self, file: Path, photos: list[str]) -> None:
         if file.suffix[1:].lower() == self.kind:
-            photos = sorted(photos)
-            made = f"{photos[0]}.{self.kind}"
-            owners = " or ".join(photos)
+            owners = " or ".join(sorted(photos))
+            made = f"{min(photos)}.{self.kind}"
             notice = f"'{file}' could belong to {owners}: captions are in {made} and the like"
             self.notices[notice] = None
 

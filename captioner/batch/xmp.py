@@ -7,8 +7,8 @@ programs have written stays as it is.
 
 import codecs
 import re
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from xml.etree.ElementTree import Element, TreeBuilder
 from xml.parsers import expat
 from xml.sax.saxutils import escape, quoteattr
 
@@ -24,8 +24,10 @@ _TAGS = {
     f"{_NAMESPACES['Iptc4xmpCore']} AltTextAccessibility": "Iptc4xmpCore:AltTextAccessibility",
 }
 _PHOTOSHOP = "http://ns.adobe.com/photoshop/1.0/ SidecarForExtension"
+_ALT = f"{_RDF} Alt"
 _LANG, _DEFAULT = "http://www.w3.org/XML/1998/namespace lang", "x-default"
 _SETTINGS = {_LANG, *(f"{_RDF} {name}" for name in ("about", "datatype", "ID", "parseType"))}
+_NAME = re.compile(rb"[^\s/>]+")
 _DECLARED = re.compile(r"(<\?xml\b[^>]*?\bencoding\s*=\s*[\"'])([\w.-]+)")
 _EMPTY = (
     '<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>\n'
@@ -47,8 +49,8 @@ def caption_of(packet: bytes) -> str:
         return ""
     lines: dict[str, None] = {}
     for part in sorted(_Packet(utf8(packet)).parts, key=lambda part: [*_TAGS].index(part.name)):
-        texts = [part.texts.get(_DEFAULT, ""), *part.texts.values()]
-        found = [next(filter(str.strip, texts), "")] if part.is_plain else part.pieces
+        texts = [part.texts[_DEFAULT]] if _DEFAULT in part.texts else [*part.texts.values()]
+        found = texts[:1] or part.pieces
         lines |= dict.fromkeys(line.strip() for text in found for line in text.splitlines())
     return "\n".join(filter(None, lines))
 
@@ -66,16 +68,14 @@ def with_caption(packet: bytes | None, caption: str) -> bytes:
     """
     packet = utf8(packet if packet and packet.strip() else _EMPTY)
     parsed = _Packet(packet)
-    if any(part.span is None for part in parsed.parts):
-        raise DataError("its XMP has the caption as an attribute, which is not valid")
     properties = ""
     for name, tag in _TAGS.items():
-        texts: dict[str, str] = {}
+        texts = {_DEFAULT: ""}
         for part in parsed.parts:
-            texts |= part.texts if part.name == name and part.is_plain else {}
+            texts |= part.texts if part.name == name else {}
         items = "".join(
             f"<rdf:li xml:lang={quoteattr(language)}>{escape(text)}</rdf:li>"
-            for language, text in ({_DEFAULT: ""} | texts | {_DEFAULT: caption}).items()
+            for language, text in (texts | {_DEFAULT: caption}).items()
         )
         properties += f"<{tag}><rdf:Alt>{items}</rdf:Alt></{tag}>"
     declared = "".join(f' xmlns:{prefix}="{uri}"' for prefix, uri in _NAMESPACES.items())
@@ -85,8 +85,9 @@ def with_caption(packet: bytes | None, caption: str) -> bytes:
     )
     edited = packet[: parsed.end] + added.encode() + packet[parsed.end :]
     for part in reversed(parsed.parts):  # they are before the added bytes
-        if part.span is not None:
-            edited = edited[: part.span[0]] + edited[part.span[1] :]
+        if part.span is None:
+            raise DataError("its XMP has the caption as an attribute, which is not valid")
+        edited = edited[: part.span[0]] + edited[part.span[1] :]
     if caption_of(edited) != caption:
         raise DataError("its XMP has a form that cannot be edited")
     return edited
@@ -99,8 +100,6 @@ def utf8(packet: bytes) -> bytes:
         codecs.BOM_UTF32_BE: "utf-32",
         codecs.BOM_UTF16_LE: "utf-16",
         codecs.BOM_UTF16_BE: "utf-16",
-        b"<\0\0\0": "utf-32-le",
-        b"\0\0\0<": "utf-32-be",
         b"<\0": "utf-16-le",
         b"\0<": "utf-16-be",
     }
@@ -122,23 +121,21 @@ class _Part:
 
     Attributes:
         name: of the property.
-        span: the first byte of its element, and the byte after it; None for an attribute.
-        texts: by language.
+        texts: by language; none if the property is neither a text nor an rdf:Alt of texts.
         pieces: all texts in it, in any form.
-        is_plain: whether it is a text, or an rdf:Alt with a text for each language.
+        span: the first byte of its element, and the byte after it; None for an attribute.
     """
 
     name: str
-    span: tuple[int, int] | None = None
-    texts: dict[str, str] = field(default_factory=dict)
-    pieces: list[str] = field(default_factory=list)
-    is_plain: bool = True
+    texts: dict[str, str]
+    pieces: list[str]
+    span: tuple[int, int] | None
 
 
 class _Packet:
     """Both properties of a packet in UTF-8, and where they are in its bytes.
 
-    A property is at the path rdf:RDF / rdf:Description / property, its texts at … / rdf:Alt / rdf:li.
+    A property is at the path rdf:RDF / rdf:Description / property, or an attribute of the description.
 
     Attributes:
         parts: the properties that hold captions, in the order of the packet.
@@ -151,82 +148,67 @@ class _Packet:
     """
 
     def __init__(self, packet: bytes) -> None:
-        self.parts: list[_Part] = []
-        self.end, self.about, self.extension = -1, "", ""
-        self._packet, self._path, self._start = packet, list[str](), 0
-        self._text, self._language = "", _DEFAULT
-        self._parser: Any = expat.ParserCreate(namespace_separator=" ")
-        self._parser.StartDoctypeDeclHandler = _refuse_doctype
-        self._parser.StartElementHandler = self._open
-        self._parser.EndElementHandler = self._close
-        self._parser.CharacterDataHandler = self._read
-        try:
-            self._parser.Parse(packet.rstrip(b"\0 \t\r\n"), True)
-        except expat.ExpatError as error:
-            raise DataError(f"its XMP cannot be read ({error})") from error
-        if self.end < 0:
+        root, places = _parsed(packet)
+        rdf = next(root.iter(f"{_RDF} RDF"), None)
+        if rdf is None:
             raise DataError("its XMP has no rdf:RDF element")
-
-    def _open(self, name: str, attributes: dict[str, str]) -> None:
-        if self._in_property():
-            self._finish_text()
-        if self._inside() == []:
-            self.about = attributes.get(f"{_RDF} about", self.about)
-            self.extension = attributes.get(_PHOTOSHOP, self.extension)
-            for tag in _TAGS.keys() & attributes.keys():
-                self.parts.append(_Part(tag, texts={_DEFAULT: attributes[tag]}))
-        self._path.append(name)
-        inside = self._inside() or []
-        if len(inside) == 2 and name in _TAGS:
-            self._start, self._language = self._parser.CurrentByteIndex, _DEFAULT
-            self.parts.append(_Part(name))
-        if self._in_property():
-            part, self._language = self.parts[-1], attributes.get(_LANG, _DEFAULT)
-            further = {key: value for key, value in attributes.items() if key != _LANG}
-            part.pieces += [text for key, text in further.items() if key not in _SETTINGS]
-            expected = [part.name, f"{_RDF} Alt", f"{_RDF} li"][: len(inside) - 1]
-            part.is_plain &= inside[1:] == expected and not further
-        self._text = ""
-
-    def _read(self, text: str) -> None:
-        self._text += text
-
-    def _close(self, name: str) -> None:
-        at, inside = self._parser.CurrentByteIndex, self._inside() or []
-        if self._in_property():
-            self._finish_text()
-            if len(inside) == 2:
-                # After an empty element, such as <dc:title/>, the parser is already past its end.
-                tag = re.split(rb"[\s/>]", self._packet[self._start + 1 : at], maxsplit=1)[0]
-                closes = self._packet.startswith(b"</" + tag, at)
-                end = self._packet.index(b">", at) + 1 if closes else at
-                self.parts[-1].span = self._start, end
-        elif len(inside) == 2 and name == _PHOTOSHOP:
-            self.extension = self._text
-        elif name == f"{_RDF} RDF":
-            self.end = at
-        self._path.pop()
-
-    def _finish_text(self) -> None:
-        """Keep the text since the last tag, if there is any, as a part of the current property."""
-        text, self._text = self._text, ""
-        if not text.strip():
-            return
-        part, inside = self.parts[-1], self._inside() or []
-        part.pieces.append(text.strip())
-        if len(inside) == 3 or self._language in part.texts:
-            part.is_plain = False
-        part.texts[self._language] = text if len(inside) == 4 else text.strip()
-
-    def _inside(self) -> list[str] | None:
-        """The path below rdf:RDF; None outside."""
-        root = f"{_RDF} RDF"
-        return self._path[self._path.index(root) + 1 :] if root in self._path else None
-
-    def _in_property(self) -> bool:
-        inside = self._inside() or []
-        return len(inside) > 1 and inside[1] in _TAGS
+        self.end = places[rdf][1]
+        self.about = self.extension = ""
+        self.parts: list[_Part] = []
+        for description in rdf:
+            self.about = description.get(f"{_RDF} about", self.about)
+            self.extension = description.get(_PHOTOSHOP, self.extension)
+            for name in _TAGS.keys() & description.keys():
+                text = description.attrib[name]
+                self.parts.append(_Part(name, {_DEFAULT: text}, [text], None))
+            for element in description:
+                if element.tag in _TAGS:
+                    begin, _, end = places[element]
+                    self.parts.append(_Part(element.tag, *_texts(element), (begin, end)))
+                elif element.tag == _PHOTOSHOP:
+                    self.extension = element.text or ""
 
 
-def _refuse_doctype(*_: object) -> None:
-    raise DataError("its XMP has a document type, which is not valid")
+def _parsed(packet: bytes) -> tuple[Element, dict[Element, tuple[int, int, int]]]:
+    """Return the root, and where each element begins, where its content ends, and where it ends."""
+    tree, begins = TreeBuilder(), list[int]()
+    places: dict[Element, tuple[int, int, int]] = {}
+    parser = expat.ParserCreate(namespace_separator=" ")
+
+    def start(name: str, attributes: dict[str, str]) -> None:
+        begins.append(parser.CurrentByteIndex)
+        tree.start(name, attributes)
+
+    def end(name: str) -> None:
+        begin, at = begins.pop(), parser.CurrentByteIndex
+        # After an empty element, such as <dc:title/>, the parser is already past its end.
+        tag = _NAME.search(packet, begin + 1)
+        closes = tag is not None and packet.startswith(b"</" + tag[0], at)
+        places[tree.end(name)] = begin, at, packet.index(b">", at) + 1 if closes else at
+
+    def refuse_doctype(*_: object) -> None:
+        raise DataError("its XMP has a document type, which is not valid")
+
+    parser.StartElementHandler = start
+    parser.EndElementHandler = end
+    parser.CharacterDataHandler = tree.data
+    parser.StartDoctypeDeclHandler = refuse_doctype
+    try:
+        parser.Parse(packet.rstrip(b"\0 \t\r\n"), True)
+    except expat.ExpatError as error:
+        raise DataError(f"its XMP cannot be read ({error})") from error
+    return tree.close(), places
+
+
+def _texts(element: Element) -> tuple[dict[str, str], list[str]]:
+    """Return the texts of a property by language, unless it has another form, and all texts in it."""
+    values = [
+        value for node in element.iter() for key, value in node.items() if key not in _SETTINGS
+    ]
+    pieces = [text.strip() for text in (*values, *element.itertext()) if text.strip()]
+    items = element[0] if [child.tag for child in element] == [_ALT] else [element]
+    texts = {
+        item.get(_LANG, _DEFAULT): item.text for item in items if item.text and item.text.strip()
+    }
+    is_plain = [text.strip() for text in texts.values()] == pieces
+    return (texts if is_plain else {}), pieces

@@ -38,9 +38,10 @@ from captioner.evaluation.localisation import (
     spread,
 )
 from captioner.evaluation.named_objects import CaptionRecord, NamedObjects
+from captioner.language.alignment import words_of
 from captioner.language.vocabulary import UNK, Tokenizer
 from captioner.models.captioner import Captioner
-from captioner.photos.geometry import to_photo, words_of
+from captioner.photos.geometry import to_photo
 from captioner.predict.adapter import Reading
 
 MAPS = {

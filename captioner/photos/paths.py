@@ -98,18 +98,19 @@ def _glob(pattern: Path) -> set[Path]:
         parts.pop()
     root = Path(pattern.anchor)
     found = set(root.glob(os.path.join(*parts))) if parts else {root}  # noqa: PTH118
-    named = [part for part in parts if _is_hidden(part)]
+    named = [part for part in parts if is_hidden(part)]
     return {
         path
         for path in found
         if all(
             any(fnmatchcase(name, part) for part in named)
-            for name in filter(_is_hidden, path.parts)
+            for name in filter(is_hidden, path.parts)
         )
     }
 
 
-def _is_hidden(name: str) -> bool:
+def is_hidden(name: str) -> bool:
+    """Return whether a file or folder of this name is left out when a folder is searched."""
     return name.startswith(".") or name.casefold() in PROGRAM_FOLDERS
 
 
@@ -140,6 +141,7 @@ def walk(
             continue
         seen.add((status.st_dev, status.st_ino))
         _, folders, files = found
+<<<<<<< HEAD
         for name in sorted(files):
             suffix = PurePath(name).suffix.lower()
             if suffix in suffixes and not _is_hidden(name):
@@ -151,5 +153,13 @@ def walk(
         subfolders = sorted(Path(current, name) for name in folders if not _is_hidden(name))
         # Path.is_symlink refuses the longest paths.
         linked = {path for path in subfolders if os.path.islink(path)}  # noqa: PTH114
+=======
+        yield current, [name for name in files if not is_hidden(name)]
+        left_out[""] += sum(name.casefold() in PROGRAM_FOLDERS for name in folders)
+        subfolders = sorted(Path(current, name) for name in folders if not is_hidden(name))
+        linked = set(
+            filter(os.path.islink, subfolders)
+        )  # Path.is_symlink refuses the longest paths
+>>>>>>> batch
         pending += [path for path in reversed(subfolders) if path not in linked]
         links += [p for p in sorted(linked) if not top.is_relative_to(os.path.realpath(p))]

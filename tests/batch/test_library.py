@@ -8,7 +8,6 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -262,6 +261,8 @@ def test_an_object_store_gives_the_captions_of_a_folder(photos, tiny_folder):
     folder, names = photos
     (folder / ".hidden").mkdir()
     (folder / ".hidden" / "a.jpg").touch()
+    (folder / "@eaDir").mkdir()
+    (folder / "@eaDir" / "a.jpg").touch()
     (folder / "notes.txt").touch()
     (folder / "odd name #1%.jpg").write_bytes(Path(names[0]).read_bytes())
     sources = copy.copy(Sources([f"file://{folder}"]))
@@ -302,20 +303,6 @@ def test_an_object_store_is_listed_folder_by_folder(photos):
     assert next(stream) == f"file://{names[0]}"
     (folder / "1" / "zzz.jpg").touch()
     assert list(stream)[-1] == f"file://{folder}/1/zzz.jpg"
-
-
-def test_an_error_of_several_lines_is_reported_in_one():
-    pytest.importorskip("pyarrow")
-    sources = Sources(["file:///photos"])
-    (store,) = sources.stores
-
-    def fail(*_: object) -> None:
-        raise OSError("no\n  network")
-
-    store.filesystem = SimpleNamespace(get_file_info=fail, open_input_file=fail)
-    with pytest.raises(UsageError, match="cannot be reached: no network; check"):
-        list(sources)
-    assert "cannot be fetched (no network); check" in str(sources.open("file:///photos/a.jpg"))
 
 
 @pytest.mark.parametrize(
@@ -364,14 +351,6 @@ def test_an_error_that_a_worker_reports_is_raised(monkeypatch):
         pytest.raises(OSError, match=r"a\.jpg: the disk failed"),
     ):
         list(engine.rows([["a.jpg"]]))
-
-
-def test_no_worker_starts_after_the_end(monkeypatch):
-    monkeypatch.setattr(local_engine, "_serve", libraries.serve)
-    with LocalEngine({}, count=1) as engine:
-        engine._idle.clear()
-    monkeypatch.setattr(engine, "_start_worker", None)
-    assert engine._caption(["a.jpg"]) == []
 
 
 def test_workers_end_when_their_parent_is_killed(monkeypatch):

@@ -1,10 +1,7 @@
 """Captions beside and inside photos, read back by ExifTool and the reader of folders."""
 
-import json
 import os
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +9,7 @@ import pytest
 from PIL import Image, ImageCms, PngImagePlugin
 
 import libraries
+import tagged_photos
 from captioner.batch import xmp
 from captioner.batch.sidecars import Sidecars
 from captioner.cli import caption_outputs as command
@@ -33,22 +31,11 @@ FOREIGN = """<?xpacket begin="\ufeff" id="W5M0MpCehiHzreSzNTczkc9d"?>
 FORMATS = {".jpg": "JPEG", ".png": "PNG", ".webp": "WEBP", ".tif": "TIFF"}
 
 
-@pytest.fixture(scope="module")
-def exiftool():
-    """Return a function that reads the tags of a file as ``{"XMP-dc:Description": …}``."""
-    program = shutil.which("exiftool")
-    if program is None:
-        pytest.skip("EXIFTOOL MISSING: apt install libimage-exiftool-perl")
-
-    def tags(file: Path) -> dict:
-        call = [program, "-j", "-G1", "-a", "-u", "-struct", "-charset", "utf8", str(file)]
-        [found] = json.loads(subprocess.run(call, capture_output=True, check=True).stdout)
-        # What names or describes the file, its size and its layout; XMPToolkit names the last writer.
-        system = ("SourceFile", "ExifTool", "System", "File:ExifByteOrder", "XMP-x:XMPToolkit")
-        layout = ("IFD0:StripOffsets", "RIFF:WebP_Flags", "Composite")
-        return {k: v for k, v in found.items() if not k.startswith((*system, *layout))}
-
-    return tags
+def tags(file: Path) -> dict:
+    """The tags of a file as ExifTool reads them, without those of its layout."""
+    [found] = tagged_photos.tags(file).values()
+    layout = ("File:ExifByteOrder", "IFD0:StripOffsets")
+    return {name: value for name, value in found.items() if name not in layout}
 
 
 def photo(file: Path, packet: str | None) -> Path:
@@ -82,14 +69,14 @@ def expected(old: dict) -> dict:
 
 @pytest.mark.parametrize("suffix", FORMATS)
 @pytest.mark.parametrize("packet", [None, FOREIGN])
-def test_embedding_changes_nothing_but_the_caption(suffix, packet, exiftool, tmp_path):
+def test_embedding_changes_nothing_but_the_caption(suffix, packet, tmp_path):
     file = photo(tmp_path / f"a{suffix}", packet)
     file.chmod(0o640)
     os.utime(file, (1e9, 1e9))
-    before, pixels = exiftool(file), np.asarray(Image.open(file))
+    before, pixels = tags(file), np.asarray(Image.open(file))
     old = captions(before)
     assert Sidecars("embed", "overwrite").write(file, TEXT)
-    after = exiftool(file)
+    after = tags(file)
     assert len(old) == (2 if packet and suffix != ".tif" else 0)
     assert captions(after) == expected(old)
     assert after == before
@@ -111,17 +98,17 @@ def test_an_empty_property_is_replaced_alone(empty):
 
 
 @pytest.mark.parametrize("packet", [None, FOREIGN])
-def test_only_the_bytes_of_the_caption_change_in_a_packet(packet, exiftool, tmp_path):
+def test_only_the_bytes_of_the_caption_change_in_a_packet(packet, tmp_path):
     file = tmp_path / "a.jpg.xmp"
     if packet:
         file.write_text(packet)
-        before = exiftool(file)
+        before = tags(file)
     assert Sidecars("xmp", "overwrite").write(tmp_path / "a.jpg", TEXT)
-    tags, edited = exiftool(file), file.read_text()
-    found = captions(tags)
+    after, edited = tags(file), file.read_text()
+    found = captions(after)
     assert found == expected(captions(before) if packet else {})
     if packet:
-        assert tags == before
+        assert after == before
         start, end = packet.index("<d:description>"), packet.index("</d:description>") + 16
         added = edited.index("<rdf:Description"), edited.index("</rdf:Description>\n") + 19
         assert edited[: added[0]] + edited[added[1] :] == packet[:start] + packet[end:]
@@ -208,17 +195,17 @@ def test_a_photo_with_two_packets_is_left_as_it_is(suffix, tmp_path):
     assert file.read_bytes() == twice
 
 
-def test_a_packet_with_a_damaged_name_is_not_hidden_behind_a_second_one(exiftool, tmp_path):
+def test_a_packet_with_a_damaged_name_is_not_hidden_behind_a_second_one(tmp_path):
     """A photo of COCO has such a packet. ExifTool would show its texts, not those of a new packet."""
     content = photo(tmp_path / "a.jpg", FOREIGN).read_bytes()
     file = tmp_path / "b.jpg"
     file.write_bytes(
         content.replace(b"http://ns.adobe.com/xap/1.0/\0", b"XMP\0://ns.adobe.com/xap/1.0/\0")
     )
-    before = exiftool(file)
+    before = tags(file)
     assert captions(before)["XMP-dc:Description"] == "old & mine"
     Sidecars("embed", "overwrite").write(file, TEXT)
-    after = exiftool(file)
+    after = tags(file)
     assert captions(after)["XMP-dc:Description"] == TEXT
     assert after == before
     assert b"XMP\0://" not in file.read_bytes()
@@ -334,16 +321,3 @@ def test_an_interruption_loses_and_repeats_nothing(
         for file, pixels in originals.items():
             assert np.array_equal(np.asarray(Image.open(file)), pixels)
     assert not list(photos[0].parent.rglob("*.part"))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--prefix", "x"], "--prefix needs --write KIND"),
-        (["--write", "txt", "--output", "x"], "--output cannot be used with --write txt"),
-        (["--write", "txt", "--format", "csv"], "--format cannot be used with --write txt"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(options, message, photos, capsys):
-    assert main(["caption", str(photos[0]), *options]) == 2
-    assert message in capsys.readouterr().err
