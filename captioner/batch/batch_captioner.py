@@ -11,18 +11,11 @@ from captioner.errors import ImageError
 from captioner.photos.images import Photo
 from captioner.predict.load import load
 
-<<<<<<< HEAD
 if TYPE_CHECKING:
     from captioner.batch.inputs import Sources
 
-FETCH_THREADS = 8
-"""Concurrent downloads from an object store per process."""
-PAGE_BATCH = 8
-"""Photos of a page that a process holds in memory, decoded in full size."""
-=======
 FETCH_THREADS = 8  # concurrent downloads from an object store per process
 PAGE_BATCH = 8  # photos of a page that a process holds in memory, decoded in full size
->>>>>>> batch
 
 
 class BatchCaptioner:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from glob import has_magic
-from pathlib import Path, PurePath
+from pathlib import Path
 
 from captioner.errors import UsageError, notice, plural
 
@@ -103,8 +103,7 @@ def _glob(pattern: Path) -> set[Path]:
         path
         for path in found
         if all(
-            any(fnmatchcase(name, part) for part in named)
-            for name in filter(is_hidden, path.parts)
+            any(fnmatchcase(name, part) for part in named) for name in filter(is_hidden, path.parts)
         )
     }
 
@@ -141,25 +140,16 @@ def walk(
             continue
         seen.add((status.st_dev, status.st_ino))
         _, folders, files = found
-<<<<<<< HEAD
         for name in sorted(files):
             suffix = PurePath(name).suffix.lower()
-            if suffix in suffixes and not _is_hidden(name):
+            if suffix in suffixes and not is_hidden(name):
                 yield Path(current, name)
-            elif left_out is not None and suffix not in COMPANIONS and not _is_hidden(name):
+            elif left_out is not None and suffix not in COMPANIONS and not is_hidden(name):
                 left_out[suffix or name] += 1
         if left_out is not None:
             left_out[""] += sum(name.casefold() in PROGRAM_FOLDERS for name in folders)
-        subfolders = sorted(Path(current, name) for name in folders if not _is_hidden(name))
+        subfolders = sorted(Path(current, name) for name in folders if not is_hidden(name))
         # Path.is_symlink refuses the longest paths.
         linked = {path for path in subfolders if os.path.islink(path)}  # noqa: PTH114
-=======
-        yield current, [name for name in files if not is_hidden(name)]
-        left_out[""] += sum(name.casefold() in PROGRAM_FOLDERS for name in folders)
-        subfolders = sorted(Path(current, name) for name in folders if not is_hidden(name))
-        linked = set(
-            filter(os.path.islink, subfolders)
-        )  # Path.is_symlink refuses the longest paths
->>>>>>> batch
         pending += [path for path in reversed(subfolders) if path not in linked]
         links += [p for p in sorted(linked) if not top.is_relative_to(os.path.realpath(p))]
