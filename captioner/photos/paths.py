@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from glob import has_magic
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from captioner.errors import UsageError, notice, plural
 
