@@ -134,7 +134,7 @@ def test_options_override_the_checkpoint(checkpoint, run_folder, shapes_cache):
         ("test", [*ELSEWHERE, "--data.min_count=40"], "another vocabulary"),
         ("test", [*ELSEWHERE, "--model.encoder.init_args.image_size=96"], "encoder"),
         ("fit", [*START, "--model.decoder.init_args.hidden=32"], "weights of the decoder of"),
-        ("test", ["--ckpt_path=junk"], "'junk' is not a checkpoint: give a .ckpt"),
+        ("test", ["--ckpt_path=junk"], "'junk' cannot be read as a checkpoint"),
         ("test", ["--trainer.default_root_dir=none"], "no checkpoint"),
     ],
 )
