@@ -232,7 +232,7 @@ class TwoStreamEncoder(Encoder):
         super().__init__()
         self.keys, self.values = keys(), values()
         require(
-            all(isinstance(encoder, BackboneEncoder) for encoder in self.streams),
+            all(isinstance(encoder, BackboneEncoder) for encoder in (self.keys, self.values)),
             "a stream of a TwoStreamEncoder is a CNNEncoder, a ViTEncoder or one like them",
         )
         self.out_dim, self.key_dim = self.values.out_dim, self.keys.out_dim
