@@ -55,6 +55,19 @@ def test_bundled_files_have_their_recorded_checksums():
     assert dict(zip(names, digests, strict=True)) == recorded
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_the_card_states_the_measured_scores(name):
+    card = (resources.bundled_models()[name] / "README.md").read_text("utf-8")
+    sections = ("Data", "Intended use and limits", "Scores", "Where it looks")
+    for section in (*sections, "Errors seen by eye", "How it was made"):
+        assert f"## {section}\n" in card
+    assert "Not measured yet" not in card
+    scores = json.loads((RESULTS / f"pretrained-{name}.json").read_text("utf-8"))["scores"]
+    assert f"| {scores['cider']:.1f} |" in card
+    for step in re.findall(r"training-([\w-]+)", card):
+        assert (RESULTS / f"training-{step}.json").is_file()
+
+
 def test_the_mean_of_models(tmp_path):
     folders = [runs.tiny_model(tmp_path / f"{n}", n) for n in (1, 2, 3)]
     ones = [checkpoint.load(folder).captioner for folder in folders]
