@@ -98,10 +98,7 @@ def test_every_problem_at_once(clean, capsys, tmp_path_factory):
     assert status == 1
     found = {problem["kind"]: problem["items"] for problem in report["problems"]}
     unreadable = found.pop("unreadable")
-    assert [item.split(" is ")[0] for item in unreadable] == [
-        f"{train}/bad.jpg",
-        f"{train}/cut.jpg",
-    ]
+    assert [item.split()[0] for item in unreadable] == [f"{train}/bad.jpg", f"{train}/cut.jpg"]
     assert found == {
         "missing": [f"{train}/gone.jpg"],
         "duplicate-id": ["1"],
@@ -141,10 +138,8 @@ def test_the_text_names_ten_of_each_kind(clean, capsys):
 
 
 def test_a_file_that_ends_its_decoder_is_named(clean, capsys, monkeypatch):
-    decode = data_check._decode
-
     def killed_by_b(path):
-        return os._exit(1) if path.endswith("b.jpg") else decode(path)
+        return os._exit(1) if path.endswith("b.jpg") else path.encode()
 
     monkeypatch.setattr(data_check, "_decode", killed_by_b)
     status, report = check(clean, capsys)
