@@ -7,6 +7,7 @@ calls it for convolutions, and if the first factor is in oneDNN's layout, ``Tens
 
 import platform
 from functools import cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +26,7 @@ IMAGES = 16  # torch does not give a convolution of fewer images to oneDNN
 
 
 class Linear(nn.Linear):
-    """``nn.Linear`` with a faster CPU matrix product."""
+    """``nn.Linear`` with a faster CPU matrix product; no double backward."""
 
     def forward(self, input: Tensor) -> Tensor:
         """Compute ``input @ weight.T + bias``."""
@@ -33,19 +34,18 @@ class Linear(nn.Linear):
 
 
 def linear(rows: Tensor, weight: Weight, bias: Tensor | None = None) -> Float[Tensor, "*rows n"]:
-    """Compute ``rows @ weight.T + bias``."""
+    """Compute ``rows @ weight.T + bias``, differentiable once."""
     if len(weight) < NARROW or not _use_onednn(rows, weight):
         return F.linear(rows, weight, bias)
     flat = rows.flatten(0, -2)
-    many = len(flat) >= MANY
-    trained = torch.is_grad_enabled() and weight.requires_grad
-    if trained and not many:  # oneDNN's gradient of the weight is slow
-        return F.linear(rows, weight, bias)
     padded = _pad(flat)
-    if many:
+    if len(flat) >= MANY:
         product = _convolved(padded, weight, bias)
     else:
-        product = F.linear(padded.to_mkldnn(), weight, bias).to_dense()
+        constant = None if bias is None else bias.detach()
+        product = F.linear(padded.to_mkldnn(), weight.detach(), constant).to_dense()
+        if torch.is_grad_enabled() and weight.requires_grad:
+            product = _WeightGradient.apply(product, padded.detach(), weight, bias)
     if len(padded) > len(flat):  # the gradient of a slice is a copy
         product = product[: len(flat)]
     return product.view(*rows.shape[:-1], -1)
@@ -55,6 +55,21 @@ def _convolved(rows: Rows, weight: Weight, bias: Tensor | None) -> Float[Tensor,
     """Compute the product as a 1 × 1 convolution; the rows are the pixels of ``IMAGES`` images."""
     images = rows.contiguous().view(IMAGES, -1, 1, rows.shape[1]).permute(0, 3, 1, 2)
     return F.conv2d(images, weight[:, :, None, None], bias).permute(0, 2, 3, 1).flatten(0, 2)
+
+
+class _WeightGradient(torch.autograd.Function):
+    """Return a product unchanged; compute the gradient of its weight and bias by ``outer``."""
+
+    @staticmethod
+    def forward(ctx: Any, product: Tensor, rows: Tensor, *_: Tensor | None) -> Tensor:
+        ctx.save_for_backward(rows)
+        return product.view_as(product)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        (rows,) = ctx.saved_tensors
+        return grad, None, outer(grad, rows), grad.sum(0) if ctx.needs_input_grad[3] else None
 
 
 def outer(grad: Float[Tensor, "m n"], rows: Rows) -> Float[Tensor, "n k"]:
