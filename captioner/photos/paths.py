@@ -109,8 +109,7 @@ def _glob(pattern: Path) -> set[Path]:
         path
         for path in found
         if all(
-            any(fnmatchcase(name, part) for part in named)
-            for name in filter(is_hidden, path.parts)
+            any(fnmatchcase(name, part) for part in named) for name in filter(is_hidden, path.parts)
         )
     }
 
