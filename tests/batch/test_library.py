@@ -66,9 +66,11 @@ def test_a_folder_has_the_captions_of_the_plain_command(photos, tiny_folder, tmp
 
 
 def test_many_photos_without_a_folder_use_all_cores_too(
-    photos, tiny_folder, tmp_path, monkeypatch, capsys
+    photos, tiny_folder, monkeypatch, capsys, caplog
 ):
-    """In the order of the names, though the processes finish in any order."""
+    """In the order of the names, though the processes finish in any order, and with their notices."""
+    cut = Path(photos[1][0])
+    cut.write_bytes(cut.read_bytes()[:-40])
     command = ["caption", str(photos[0]), "--model", str(tiny_folder), "--batch-size=1"]
     assert main(command) == 1
     expected = capsys.readouterr().out
@@ -85,6 +87,7 @@ def test_many_photos_without_a_folder_use_all_cores_too(
     assert main(command) == 1
     assert capsys.readouterr().out == expected
     assert len(workers) == 2
+    assert sum("is cut off" in record.getMessage() for record in caplog.records) == 2
 
 
 def test_captions_and_a_bar_appear_on_a_terminal(photos, tiny_folder):
