@@ -33,13 +33,13 @@ from captioner.errors import UsageError, did_you_mean, joined, plural
 from captioner.fast.malloc import keep_memory
 from captioner.files import write_text
 from captioner.models.monte_carlo import check_samples
-from captioner.photos.region_files import RegionFiles
 from captioner.predict.predictor import Predictor
 from captioner.store import checkpoint, model_folder
 from captioner.training.callbacks import AtomicCheckpoints
 from captioner.training.precision import supported
 from captioner.training.results import model_card, write_result
 from captioner.training.task import CaptioningTask, ModelOptions
+from captioner.training.trainer import Trainer
 
 Choose = Callable[[Any], None]
 _LOG = logging.getLogger(__name__)
@@ -74,46 +74,6 @@ DEFAULTS: dict[str, Any] = {
         _tree("captioner.training.callbacks.EMA"),
     ],
 }
-
-
-class Trainer(pl.Trainer):
-    """Lightning's trainer, which can also fill the annotation cache and stop."""
-
-    def prepare(
-        self, model: CaptioningTask, datamodule: CaptionDataModule, verify: bool = False
-    ) -> None:
-        """Fill the annotation cache ahead of training; several processes may share the work.
-
-        Args:
-            verify: also check the whole cache, and recompute annotations whose checksum is wrong.
-        """
-        encoder = model.captioner.encoder
-        preprocessing = encoder.preprocessing
-        if isinstance(preprocessing, RegionFiles) or not datamodule.caches(encoder.trainable):
-            raise UsageError(
-                "region features need no cache, nor does a trainable encoder or data.cache false: give "
-                "--data.cache images to cache the photos at the size of the encoder's input"
-            )
-        datamodule.check_crops(encoder.trainable)
-        encoder.load_pretrained()
-        device = self.strategy.root_device
-        cache, *crops = datamodule.fill_cache(encoder.to(device), device, verify)
-        if cache.grid is None:
-            content = f"{preprocessing.height} × {preprocessing.width} pixels"
-        else:
-            rows, columns = cache.grid
-            content = f"{rows} × {columns} annotation vectors of width {encoder.out_dim}"
-        if cache.key_grid:
-            rows, columns = cache.key_grid
-            content += f" and {rows} × {columns} keys of width {encoder.key_dim}"
-        if crops:
-            content += f", and {plural(len(crops), 'crop')} of each training photo"
-        gigabytes = sum(each.bytes for each in (cache, *crops)) / 1e9
-        left_out = len(set().union(*(each.failed for each in (cache, *crops))))
-        print(
-            f"{plural(len(datamodule.records), 'photo')} × {content}, {gigabytes:.2f} GB, {left_out} "
-            f"left out, in {datamodule.cache_dir}{', all checksums match' if verify else ''}"
-        )
 
 
 class SaveConfig(SaveConfigCallback):
