@@ -141,10 +141,9 @@ class CLI(LightningCLI):
         """Choose the precision, the run folder and the checkpoint."""
         self.started = time.time()
         options = self.config[self.subcommand]
-        for name in ("learning_rate", "encoder_learning_rate"):
-            limits.check(
-                f"model.{name}", options.model[name], limits.Number(0, whole=False, above=True)
-            )
+        for name, above in (("learning_rate", True), ("encoder_learning_rate", False)):
+            allowed = limits.Number(0, whole=False, above=above)
+            limits.check(f"model.{name}", options.model[name], allowed)
         trainer = options.trainer
         trainer.precision = supported(trainer.precision, trainer.accelerator)
         if self.choose is not None:

@@ -117,7 +117,10 @@ WRONG = [
     ("explain https://a.example/dog.jpg --output=out", "is a web address: download the photo"),
     ("explain x.png --output=x.png/out", "Not a directory"),
     ("ground --data=folder --root=. --split=tset", "did you mean test?"),
-    ("ground --scenes=4 --scene-options max_object=3", "did you mean max_objects?"),
+    (
+        "ground --scenes=4 --scene-options max_object=3",
+        "takes image_size=N, max_objects=N; got 'max_object=3'",
+    ),
     ("data check --data.name=coco --data.root=nowhere", "nowhere"),
     ("fit --config=nowhere.yaml", "nowhere.yaml"),
     ("fit --config=configs/flickr8k.yaml", "data set 'flickr8k' needs its folder"),

@@ -58,7 +58,7 @@ def test_tables_and_report(root, run_folder, tmp_path, capsys):
     [row] = [line for line in printed.splitlines() if line.startswith("| model  ")]
     assert "{value:.1f} [{low:.1f}, {high:.1f}]".format(**model) == row.split("|")[2].strip()
     # The same command gives the same report; its page has two sentences and six rows at most.
-    again = ground(run_folder, tmp_path / "report.json", *options)
+    again = ground(run_folder, tmp_path / "again.json", *options)
     assert again["regimes"] == report["regimes"]
     lines = capsys.readouterr().out.splitlines()
     assert part["verdict"] in lines[2]

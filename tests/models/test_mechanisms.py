@@ -101,17 +101,16 @@ def test_the_page_has_the_figures_of_the_runs(tmp_path):
         (folder / "results" / "harder.json").write_text(json.dumps(harder))
     output = tmp_path / "mechanisms.json"
     mechanisms_table.main(["collect", *map(str, runs), "--output", str(output)])
-    lines = results_page.mechanism_tables(json.loads(output.read_text())).splitlines()
+    tables = results_page.Tables({"mechanisms": json.loads(output.read_text())})
+    alone, supervised = (tables.mechanisms(masks).splitlines() for masks in (False, True))
     numbers = "2.00 M | 1.5 | 123.5 | 97.0 [96.0, 98.0] | 80.0 [79.0, 81.0] | 90.0 [89.0, 91.0]"
     rest = "40.0 [39.0, 41.0] | 1.50 [0.50, 2.50]"
     rest += " | 97.0 [96.0, 98.0] | 70.0 [69.0, 71.0] | 90.0 [89.0, 91.0] |"
-    alone = lines.index("Scenes: 9 scenes. Harder: 7 scenes.")
-    supervised = lines.index("### Attention supervised by masks, not comparable with the others")
-    assert f"| a: Additive × Soft | {numbers} | {rest}" in lines[alone:supervised]
-    [other] = [line for line in lines[alone:supervised] if line.startswith("| b:")]
+    assert f"| a: Additive × Soft | {numbers} | {rest}" in alone
+    [other] = [line for line in alone if line.startswith("| b:")]
     assert "| 123.5 | – | 80.0" in other
     assert other.endswith("| – | – | – |")
-    assert f"| c: Additive × Soft | {numbers} | {rest}" in lines[supervised:]
+    assert f"| c: Additive × Soft | {numbers} | {rest}" in supervised
 
 
 def test_the_table_of_designs_has_the_time_of_a_step(tmp_path, monkeypatch):

@@ -186,7 +186,9 @@ def test_rollout_equals_a_plain_loop():
             step[:size, target : target + mean.shape[1]] += mean / 2
             rolled = step @ rolled
     torch.testing.assert_close(maps, rolled[:size, size:].detach(), atol=1e-6, rtol=0)
-    with pytest.raises(UsageError, match=r"rollout multiplies .* LSTMDecoder.* choose another"):
+    with pytest.raises(
+        UsageError, match=r"rollout needs a Transformer's layers, and LSTMDecoder.* choose another"
+    ):
         explain(make("LSTM", SOFT), image, CAPTION, "rollout")
 
 

@@ -145,7 +145,7 @@ def test_options_that_do_not_fit(tiny):
     for part, options, message in (
         ("encoder", {"sizes": 3}, "unknown option"),
         ("encoder", {"image_size": "large"}, "CNNEncoder"),
-        ("decoder", {"vocab_size": 9}, "is determined by the other parts"),
+        ("decoder", {"vocab_size": 9}, "unknown option of LSTMDecoder 'vocab_size'"),
         ("decoder", {"hidden": 32}, "size mismatch for decoder."),
         ("decoder", {"hidden": None}, "cannot be built"),
         ("decoder", {"attention": {"class_path": 3}}, "a attention is described by"),

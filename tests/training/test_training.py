@@ -123,7 +123,7 @@ def test_test_and_predict(run_folder, shapes_cache, capsys, tmp_path):
         ("test", [*ELSEWHERE, "--data.min_count=40"], "another vocabulary"),
         ("test", [*ELSEWHERE, "--model.encoder.init_args.image_size=96"], "encoder"),
         ("fit", [*START, "--model.decoder.init_args.hidden=32"], "weights of the decoder of"),
-        ("test", ["--ckpt_path=junk"], "'junk' cannot be read as a checkpoint"),
+        ("test", ["--ckpt_path=junk"], "'junk' cannot be loaded: it is damaged"),
         ("test", ["--trainer.default_root_dir=none"], "no checkpoint"),
     ],
 )
