@@ -14,7 +14,8 @@ from captioner.data.readers import detect, read
 from captioner.errors import DataError
 from layouts import picture, write
 
-PAGE = Path(__file__).parents[2] / "docs" / "own-data.md"
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = DOCS / "own-data.md"
 TABLE = "image,caption,split\na.png,a dog,train\nb.png,a cat,val\n"
 LINES = '{"image": "a.png", "caption": "a dog"}\n{"image": "b.png", "caption": "a cat"}\n'
 
@@ -78,7 +79,7 @@ def test_tables_of_something_else_are_left_aside(tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_example_of_the_page(tmp_path, monkeypatch, capsys):
-    """Every command of the page, in order, on twelve photos and with few steps."""
+    """The commands of the pages, in order, on twelve photos and with few steps."""
     monkeypatch.chdir(tmp_path)
     for number in range(12):
         split = ("train", "val", "test")[number % 3]
@@ -86,8 +87,10 @@ def test_the_example_of_the_page(tmp_path, monkeypatch, capsys):
         if number != 3:
             file.with_suffix(".txt").write_text("a zebrafish and a dog\nmany zebrafish\n")
     picture(Path("photo.jpg"))
+    page = PAGE.read_text("utf-8").split("## How far can I trust")[0]
+    _, _, several = (DOCS / "library.md").read_text("utf-8").partition("## Several and varied")
     commands = [
-        shlex.split(line) for line in re.findall("^    captioner (.*)$", PAGE.read_text(), re.M)
+        shlex.split(line) for line in re.findall("^    captioner (.*)$", page + several, re.M)
     ]
     assert len(commands) > 8
     for command in commands:
@@ -104,5 +107,6 @@ def test_the_example_of_the_page(tmp_path, monkeypatch, capsys):
     assert "zebrafish" in captioner.load("runs/own").vocabulary.words
     assert list(Path("runs/own/overlays").glob("*.png"))
     assert (Path("runs/own/model/README.md")).is_file()
-    records = [json.loads(line) for line in Path("captions.jsonl").read_text().splitlines()]
-    assert [len(record["captions"]) for record in records] == [5] * 12
+    for file in map(Path, ("captions.jsonl", "sampled.jsonl", "diverse.jsonl")):
+        records = [json.loads(line) for line in file.read_text().splitlines()]
+        assert [len(record["captions"]) for record in records] == [5] * 12
